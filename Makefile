@@ -1,0 +1,32 @@
+# Everything a person or CI runs. `make setup` is done on demand by the other targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 8000
+STAMP := $(VENV)/.installed
+
+.PHONY: setup serve test check format
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml .ci/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+serve: setup  ## start the server with the demo model on PORT (default 8000)
+	@exec $(BIN)/spectra serve --port $(PORT)
+
+test: setup  ## all tests
+	$(BIN)/python -m pytest
+
+check: setup  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .

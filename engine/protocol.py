@@ -1,0 +1,161 @@
+"""What crosses the border between the engine and the speculators.
+
+The engine hands out request views and outcomes, speculators hand back branches. The types live at the bottom so that
+the decode loop receives speculators as instances and imports nothing upward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from engine.sampling.params import SamplingParams
+from engine.tree import FloatArray, IntArray, TokenTree
+
+
+class TokenBuffer:
+    """Committed tokens of one request: an append-only int32 array with room to grow."""
+
+    def __init__(self, tokens: Sequence[int], capacity: int = 0) -> None:
+        self._array = np.empty(max(capacity, 2 * len(tokens), 64), dtype=np.int32)
+        self._array[: len(tokens)] = tokens
+        self._length = len(tokens)
+
+    def __len__(self) -> int:
+        """Number of committed tokens."""
+        return self._length
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens; earlier views stay valid (they may point to the old array, whose values never change)."""
+        end = self._length + len(tokens)
+        if end > len(self._array):
+            grown = np.empty(2 * end, dtype=np.int32)
+            grown[: self._length] = self._array[: self._length]
+            self._array = grown
+        self._array[self._length : end] = tokens
+        self._length = end
+
+    @property
+    def view(self) -> IntArray:
+        """All committed tokens, ``[len]`` int32, without a copy; not to be written to."""
+        return self._array[: self._length]
+
+
+@dataclass(slots=True)
+class RequestView:
+    """What a speculator may know about a request.
+
+    The owner of the view (the speculator pool) appends committed tokens to ``context`` before it calls
+    ``observe``; speculators only read it.
+    """
+
+    request_id: int
+    context: TokenBuffer  # prompt + output so far; the last token is the root of the next tree
+    n_prompt: int  # tokens
+    params: SamplingParams
+    vocab_size: int
+    namespace: str = ""  # tenant; state learnt from one namespace never reaches another
+
+
+@dataclass(slots=True, frozen=True)
+class Branch:
+    """A drafted continuation of the context: a chain, or a tree when ``parents`` is given.
+
+    ``tokens`` ``[n]``; ``parents`` ``[n]`` indices into ``tokens`` (-1 is the root), parents first. A probe is never
+    accepted: the target's top ids behind its last node are read back. ``q`` ``[n, vocab]`` is the distribution each
+    token was *independently sampled* from; leave it out for anything chosen by rank, score or rule.
+    """
+
+    tokens: Sequence[int]
+    source: str
+    parents: Sequence[int] | None = None
+    probe: bool = False
+    q: FloatArray | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Needs:
+    """What a speculator wants read back from the target besides tokens; nothing costs nothing."""
+
+    probe_top_k: int = 0  # ids at the last node of every probe branch
+    node_top_k: int = 0  # ids at the root and every node, rejected ones too
+    prompt_top_k: int = 0  # ids at every prompt position
+    hidden_layer: int | None = None  # hidden state after this layer, for every committed position
+    heads: tuple[tuple[int, int], ...] = ()  # (layer, head): attention row of the last forwarded position
+
+    def merge(self, other: Needs) -> Needs:
+        """The smallest needs that cover both.
+
+        Raises:
+            ValueError: two different hidden layers are wanted.
+        """
+        layers = {layer for layer in (self.hidden_layer, other.hidden_layer) if layer is not None}
+        if len(layers) > 1:
+            raise ValueError(f"two speculators want hidden states of different layers: {sorted(layers)}")
+        return Needs(
+            probe_top_k=max(self.probe_top_k, other.probe_top_k),
+            node_top_k=max(self.node_top_k, other.node_top_k),
+            prompt_top_k=max(self.prompt_top_k, other.prompt_top_k),
+            hidden_layer=layers.pop() if layers else None,
+            heads=tuple(dict.fromkeys(self.heads + other.heads)),
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Artefacts:
+    """Inner states of the target for the positions that a step committed (PLD+)."""
+
+    hidden: FloatArray | None = None  # [n_new_positions, d], appended position by position from 0 on
+    attention: FloatArray | None = None  # [n_heads, n_positions]: last forwarded position over all cached ones
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """What the target made of one step's tree (or of a prompt chunk, then ``tree`` is empty).
+
+    ``tokens`` were committed: the accepted path and the bonus token; empty for a prompt chunk that is not the last.
+    """
+
+    tokens: Sequence[int]
+    tree: TokenTree
+    accepted: Sequence[int] = ()  # nodes of the accepted path, root first
+    top_ids: Mapping[int, Sequence[int]] = field(default_factory=dict)  # node (-1 root) -> ids, best first
+    prompt_top_ids: IntArray | None = None  # [chunk, k]
+    prompt_start: int = 0  # position of the chunk's first token
+    artefacts: Artefacts | None = None
+
+    def top_ids_after(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The target's best next ids behind the node reached by ``tokens``; empty if it was not scored."""
+        node = self.tree.find(tokens)
+        return () if node is None else self.top_ids.get(node, ())
+
+
+@runtime_checkable
+class Speculator(Protocol):
+    """A drafting method. One instance serves many requests; per-request state is keyed by ``request_id``."""
+
+    name: str
+    needs: Needs
+
+    def begin(self, request: RequestView) -> None:
+        """A request was admitted; its context is the prompt."""
+
+    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+        """Branches for the next step, best first, at most ``budget`` nodes together (probes count)."""
+
+    def observe(self, request: RequestView, outcome: Outcome) -> None:
+        """The target's answer; ``request.context`` already holds the committed tokens."""
+
+    def end(self, request: RequestView) -> None:
+        """Always called once, also on cancel and error: drop all state of the request."""
+
+
+@runtime_checkable
+class BatchSpeculator(Speculator, Protocol):
+    """A method that drafts for many requests in one go (a drafter with weights)."""
+
+    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        """``propose`` for several requests at once, in order."""

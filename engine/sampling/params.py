@@ -1,0 +1,45 @@
+"""Sampling parameters of one request, as the engine sees them (already checked at the edge)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the target's distribution becomes tokens; immutable, and small enough to travel with the request.
+
+    ``temperature`` 0 means greedy. ``top_k`` 0 means no limit. Penalties follow Hugging Face (repetition: prompt and
+    output) and OpenAI (presence, frequency: output only).
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0  # no stop id can be drawn before
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    seed: int = 0  # 64 bits, unsigned
+    choice: int = 0  # index among n answers to one request: part of the noise key
+    stop_ids: tuple[int, ...] = ()  # end the text; includes EOS unless the request ignores it
+    stop: tuple[str, ...] = ()  # strings that end the text, not returned
+    logprobs: int | None = None  # None: none; k: the drawn token's and the k best
+    verification: str = "coupled"  # or "rejection"
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the argmax decides."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether processing needs to know the tokens before a position."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether raw logits decide, but for temperature, top-k, top-p and min-p."""
+        return not (self.has_penalties or self.logit_bias or self.min_tokens)

@@ -1,0 +1,145 @@
+"""The token tree: everything a target scores in one step (METHODS.md, section 0).
+
+Vocabulary, used across the project:
+
+* **root**: the last committed token. It is forwarded together with the tree, in row 0, and is not a node.
+* **node**: one drafted token. Node ``i`` (0-based) occupies row ``i + 1`` of the forward.
+* **parent**: index of the node before it on its path, ``-1`` when that is the root.
+* **probe**: a node that is never accepted; only the target's next-token ids behind it are read back.
+* **source**: the speculator that proposed a node first.
+
+This module knows arrays and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = -1
+
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+class TokenTree:
+    """An immutable tree of drafted tokens; parents always precede their children.
+
+    Args:
+        tokens: token id of every node, ``[n_nodes]``.
+        parents: parent node of every node, ``ROOT`` for children of the root, ``[n_nodes]``.
+        sources: index into ``source_names`` of every node, ``[n_nodes]``; all 0 when omitted.
+        probe: whether a node is a probe, ``[n_nodes]``; none when omitted.
+        source_names: names of the speculators that drafted.
+        q: distribution each node's token was drawn from, ``[n_nodes, vocab]`` fp32, or ``None`` when all nodes
+            count as one-hot (deterministic) proposals. A row of zeros marks a single node as one-hot.
+
+    Raises:
+        ValueError: the arrays differ in length, a parent does not precede its child, a normal node hangs
+            below a probe.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        sources: Sequence[int] | None = None,
+        probe: Sequence[bool] | None = None,
+        source_names: Sequence[str] = ("draft",),
+        q: FloatArray | None = None,
+    ) -> None:
+        n = len(tokens)
+        self.tokens = list(tokens)
+        self.parents = list(parents)
+        self.sources = list(sources) if sources is not None else [0] * n
+        self.probe = list(probe) if probe is not None else [False] * n
+        self.source_names = tuple(source_names)
+        self.q = q
+        if not len(self.parents) == len(self.sources) == len(self.probe) == n:
+            raise ValueError(
+                f"{n} tokens, {len(self.parents)} parents, {len(self.sources)} sources, "
+                f"{len(self.probe)} probe flags: all must be equal"
+            )
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}; parents must precede their children")
+            if parent != ROOT and self.probe[parent] and not self.probe[node]:
+                raise ValueError(f"node {node} can be accepted but hangs below probe {parent}")
+
+    def __len__(self) -> int:
+        """Number of nodes; the root is not counted."""
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Depth of every node, ``[n_nodes]``; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """Children that may be accepted, in drafting order; entry ``i + 1`` is node ``i``'s, entry 0 the root's."""
+        children: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        for node, parent in enumerate(self.parents):
+            if not self.probe[node]:
+                children[parent + 1].append(node)
+        return children
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether every node's parent is the node before it: plain causal attention, no mask needed."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def ancestor_mask(self) -> BoolArray:
+        """``[n_nodes + 1, n_nodes + 1]``, rows and columns in forward order (row 0 the root).
+
+        Entry ``[i, j]`` says whether row ``i`` sees row ``j``: itself, its ancestors and the root.
+        """
+        n = len(self) + 1
+        mask = np.zeros((n, n), dtype=np.bool_)
+        mask[:, 0] = True
+        for node, parent in enumerate(self.parents):
+            row = node + 1
+            if parent != ROOT:
+                mask[row] = mask[parent + 1]
+            mask[row, row] = True
+        return mask
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from a child of the root down to ``node``."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    @cached_property
+    def _index(self) -> dict[tuple[int, int], int]:
+        index: dict[tuple[int, int], int] = {}
+        for node, edge in enumerate(zip(self.parents, self.tokens, strict=True)):
+            index.setdefault(edge, node)
+        return index
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Node reached by following ``tokens`` from the root (probes included), ``None`` when it is not there."""
+        node = ROOT
+        for token in tokens:
+            below = self._index.get((node, token))
+            if below is None:
+                return None
+            node = below
+        return node
+
+    def leaves(self) -> list[int]:
+        """Nodes without children of any kind."""
+        inner = set(self.parents)
+        return [node for node in range(len(self)) if node not in inner]
+
+
+EMPTY_TREE = TokenTree((), ())
