@@ -26,6 +26,7 @@ class _Builder:
         self.index: dict[tuple[int, int], int] = {}
         self.names: dict[str, int] = {}
         self.q: dict[int, FloatArray] = {}
+        self.probe_ends: set[int] = set()
         self.mixed: set[int] = set()  # parents whose children may not be tested against q
 
     def insert(self, branch: Branch) -> None:
@@ -42,6 +43,8 @@ class _Builder:
                 self._mark_cut(branch, i, nodes)
                 return
             nodes.append(node)
+        if branch.probe and nodes:
+            self.probe_ends.add(nodes[-1])
 
     def _place(self, token: int, parent: int, source: int, branch: Branch, i: int) -> int | None:
         known = self.index.get((parent, token))
@@ -94,6 +97,7 @@ class _Builder:
             self.probe,
             tuple(self.names) or ("draft",),
             self._kept_q(),
+            self.probe_ends,
         )
 
     def _kept_q(self) -> FloatArray | None:

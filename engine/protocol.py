@@ -159,3 +159,27 @@ class BatchSpeculator(Speculator, Protocol):
 
     def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """``propose`` for several requests at once, in order."""
+
+
+class DraftPool(Protocol):
+    """Speculators of all live requests behind one call per step; in this process or in an actor."""
+
+    def needs(self, method: str) -> Needs:
+        """What the target must read back for a method; raises UnknownMethodError."""
+
+    def begin(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        method: str,
+        vocab_size: int,
+        namespace: str = "",
+    ) -> None:
+        """A request was admitted."""
+
+    def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
+        """Learn from outcomes, then draft for every request in ``budgets``."""
+
+    def end(self, request_id: int) -> None:
+        """Drop a request; harmless when it is not live."""

@@ -13,7 +13,7 @@ This module knows arrays and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +37,7 @@ class TokenTree:
         source_names: names of the speculators that drafted.
         q: distribution each node's token was drawn from, ``[n_nodes, vocab]`` fp32, or ``None`` when all nodes
             count as one-hot (deterministic) proposals. A row of zeros marks a single node as one-hot.
+        probe_ends: last node of every probe branch (also where it was merged with a guess): read back there.
 
     Raises:
         ValueError: the arrays differ in length, a parent does not precede its child, a normal node hangs
@@ -51,6 +52,7 @@ class TokenTree:
         probe: Sequence[bool] | None = None,
         source_names: Sequence[str] = ("draft",),
         q: FloatArray | None = None,
+        probe_ends: Iterable[int] = (),
     ) -> None:
         n = len(tokens)
         self.tokens = list(tokens)
@@ -59,6 +61,7 @@ class TokenTree:
         self.probe = list(probe) if probe is not None else [False] * n
         self.source_names = tuple(source_names)
         self.q = q
+        self.probe_ends = frozenset(probe_ends)
         if not len(self.parents) == len(self.sources) == len(self.probe) == n:
             raise ValueError(
                 f"{n} tokens, {len(self.parents)} parents, {len(self.sources)} sources, "
@@ -135,11 +138,6 @@ class TokenTree:
                 return None
             node = below
         return node
-
-    def leaves(self) -> list[int]:
-        """Nodes without children of any kind."""
-        inner = set(self.parents)
-        return [node for node in range(len(self)) if node not in inner]
 
 
 EMPTY_TREE = TokenTree((), ())

@@ -1,0 +1,88 @@
+"""The attention function that Hugging Face layers call: writes keys and values, then attends segment by segment.
+
+Registered under ``NAME``. A stage passes its ``PackedStep`` as keyword argument ``packed`` through the layer, so no
+modeling file is forked and no ``Cache`` object is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from engine.attention.segment import Segment
+from engine.kv.arena import KVArena
+
+NAME = "spectra"
+
+
+@dataclass(slots=True)
+class CapturedQuery:
+    """Queries of chosen heads of one layer, kept until verification tells which row was the last accepted."""
+
+    query: Tensor  # [n_chosen, rows, head_dim]
+    n_heads: int  # query heads of the layer, chosen or not
+    scale: float
+    window: int | None
+
+
+@dataclass(slots=True)
+class PackedStep:
+    """A step as the layers see it: all sequences' rows in one batch entry, ``[1, n_rows, ..]``."""
+
+    arena: KVArena
+    segments: list[Segment]
+    write_start: int | None  # first arena row when all rows are contiguous
+    write_rows: Tensor | None  # int64 [n_rows] otherwise
+    capture_heads: dict[int, list[int]] = field(default_factory=dict)  # local layer -> heads
+    captured: dict[int, CapturedQuery] = field(default_factory=dict)  # filled by the hook
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Put this step's keys and values, ``[1, n_kv_heads, n_rows, head_dim]``, in their rows."""
+        keys, values = self.arena.layer(layer)
+        if self.write_start is not None:
+            end = self.write_start + key.shape[2]
+            keys[self.write_start : end] = key[0].transpose(0, 1)
+            values[self.write_start : end] = value[0].transpose(0, 1)
+        else:
+            assert self.write_rows is not None
+            keys.index_copy_(0, self.write_rows, key[0].transpose(0, 1))
+            values.index_copy_(0, self.write_rows, value[0].transpose(0, 1))
+        return keys, values
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    packed: PackedStep,
+    sliding_window: int | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Ragged tree attention.
+
+    ``query`` ``[1, n_heads, n_rows, head_dim]``, ``key`` and ``value`` ``[1, n_kv_heads, n_rows, head_dim]``, rotated;
+    returns ``[1, n_rows, n_heads, head_dim]``. ``attention_mask`` is unused: segments know who sees whom.
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = packed.write(layer, key, value)
+    heads = packed.capture_heads.get(layer)
+    if heads is not None:
+        packed.captured[layer] = CapturedQuery(query[0, heads], query.shape[1], scaling, sliding_window)
+    if len(packed.segments) == 1:
+        return packed.segments[0].attend(query, keys, values, scaling, sliding_window), None
+    outs = [
+        segment.attend(
+            query[:, :, segment.first_row : segment.first_row + segment.n], keys, values, scaling, sliding_window
+        )
+        for segment in packed.segments
+    ]
+    return torch.cat(outs, dim=1), None
+
+
+AttentionInterface.register(NAME, tree_attention)

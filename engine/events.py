@@ -1,0 +1,48 @@
+"""What a running request tells the world: one event per target step, and its figures on the last one.
+
+The engine (or the router in front of it) fills these; the edge turns them into text. They are msgspec structs, so that
+they cross processes cheaply. Nothing here knows text, HTTP or how tokens came about.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason an event may carry
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability (natural log) of one emitted token under the target, and the best alternatives there."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first, as many as the request asked for
+
+
+class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one choice cost. ``len(tokens) = 1 + sum(step_tokens)`` and ``target_forwards = len(step_tokens)``."""
+
+    prompt_tokens: int
+    target_forwards: int  # decode steps; the prefill, which yields the first token, is not one
+    drafted_tokens: int  # nodes scored, probes not counted
+    accepted_tokens: int  # drafted nodes on accepted paths, cut to what was emitted
+    step_tokens: list[int] = []  # tokens committed by each decode step, bonus included; at least 1 each
+    max_nodes_used: int = 0  # largest tree of any step, nodes
+    by_source: dict[str, tuple[int, int]] = {}  # speculator -> (drafted, accepted), tokens
+    seconds: float = 0.0  # from submission to the last token
+    preemptions: int = 0  # how often the sequence lost its KV blocks and was prefilled again
+
+
+class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that one target step committed for one choice. The first event of a choice comes from the prefill.
+
+    A stop id that ended the text is the last token of the last event, with ``finish_reason`` ``stop`` and
+    ``stop_reason`` set to it. Exactly one event, the last, has a ``finish_reason``; only that one carries ``stats``.
+    """
+
+    token_ids: list[int]
+    finish_reason: str | None = None  # STOP, LENGTH, ABORT
+    stop_reason: int | None = None  # the stop id, when one ended the text
+    logprobs: list[TokenLogprob] | None = None  # one per token, when the request asked for them
+    drafts: dict[str, tuple[int, int]] | None = None  # this step: speculator -> (drafted, accepted), tokens
+    stats: RequestStats | None = None

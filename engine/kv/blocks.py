@@ -1,0 +1,103 @@
+"""Who owns which block of the KV cache. Knows block numbers, never tensors.
+
+The scheduler allocates, the stages only follow: new block numbers travel with a step, so every stage of a pipeline
+has the same tables. A table is a list of blocks in text order, paged as in vLLM; but blocks are handed out so that a
+table stays *contiguous* whenever it can, because a contiguous table is read as a plain view, without a gather.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.errors import OutOfBlocksError
+
+
+class BlockAllocator:
+    """Fixed number of equal blocks; each belongs to at most one sequence.
+
+    Args:
+        n_blocks: blocks in the cache.
+        block_size: tokens per block.
+    """
+
+    def __init__(self, n_blocks: int, block_size: int) -> None:
+        self.n_blocks = n_blocks
+        self.block_size = block_size
+        self._free = np.ones(n_blocks, dtype=np.bool_)
+        self._n_free = n_blocks
+        self._tables: dict[int, list[int]] = {}
+
+    @property
+    def n_free(self) -> int:
+        """Blocks nobody owns."""
+        return self._n_free
+
+    @property
+    def owners(self) -> set[int]:
+        """Sequences that own at least one block."""
+        return set(self._tables)
+
+    def table(self, seq: int) -> list[int]:
+        """Blocks of a sequence in text order (a copy)."""
+        return list(self._tables.get(seq, ()))
+
+    def blocks_for(self, n_tokens: int) -> int:
+        """How many blocks hold ``n_tokens``."""
+        return -(-n_tokens // self.block_size)
+
+    def missing(self, seq: int, n_tokens: int) -> int:
+        """How many blocks ``seq`` still lacks to hold ``n_tokens``."""
+        return max(0, self.blocks_for(n_tokens) - len(self._tables.get(seq, ())))
+
+    def grow(self, seq: int, n_tokens: int) -> list[int]:
+        """Make room for ``n_tokens`` in all; returns the blocks that were added.
+
+        Raises:
+            OutOfBlocksError: too few are free; nothing was allocated then.
+        """
+        missing = self.missing(seq, n_tokens)
+        if missing == 0:
+            return []
+        if missing > self._n_free:
+            raise OutOfBlocksError(
+                f"sequence {seq} lacks {missing} blocks for {n_tokens} tokens, {self._n_free} are free"
+            )
+        table = self._tables.setdefault(seq, [])
+        added = []
+        for _ in range(missing):
+            block = self._next_block(table)
+            self._free[block] = False
+            table.append(block)
+            added.append(block)
+        self._n_free -= missing
+        return added
+
+    def release(self, seq: int) -> int:
+        """Free all blocks of a sequence; returns how many. Unknown sequences own none."""
+        table = self._tables.pop(seq, [])
+        self._free[table] = True
+        self._n_free += len(table)
+        return len(table)
+
+    def _next_block(self, table: list[int]) -> int:
+        """The block after the table's last if it is free, else the start of a new run."""
+        if table:
+            after = table[-1] + 1
+            if after < self.n_blocks and self._free[after]:
+                return after
+        return self._roomiest_start()
+
+    def _roomiest_start(self) -> int:
+        """Middle of the longest free run: whoever owns the blocks before it can go on growing, too."""
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], self._free, [False])).astype(np.int8)))
+        starts, ends = edges[::2], edges[1::2]
+        longest = int(np.argmax(ends - starts))
+        start, end = int(starts[longest]), int(ends[longest])
+        return start if start == 0 else (start + end) // 2
+
+    def check_integrity(self) -> None:
+        """Assert that every block is free or owned exactly once; for tests and debugging."""
+        owned = [block for table in self._tables.values() for block in table]
+        assert len(owned) == len(set(owned)), "a block has two owners"
+        assert not self._free[owned].any(), "an owned block is marked free"
+        assert int(self._free.sum()) == self._n_free == self.n_blocks - len(owned), "blocks leaked"

@@ -1,0 +1,136 @@
+"""A range of a model's layers, driven one by one, with what the first and the last stage add to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention.hook import NAME, PackedStep
+from engine.model.spec import ModelSpec
+
+
+@dataclass(slots=True, frozen=True)
+class LayerRange:
+    """Layers ``first`` to ``last - 1`` of ``n_layers``."""
+
+    first: int
+    last: int
+    n_layers: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this range begins with the embedding."""
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this range ends with norm and head."""
+        return self.last == self.n_layers
+
+    def __len__(self) -> int:
+        """Number of layers."""
+        return self.last - self.first
+
+
+def split_layers(n_layers: int, n_stages: int) -> list[LayerRange]:
+    """Even contiguous ranges; earlier stages take the remainder, for the last one has the head as well.
+
+    Raises:
+        ValueError: there are more stages than layers, or none.
+    """
+    if not 1 <= n_stages <= n_layers:
+        raise ValueError(f"stages must be between 1 and {n_layers} (the number of layers), not {n_stages}")
+    size, extra = divmod(n_layers, n_stages)
+    bounds = [0]
+    for stage in range(n_stages):
+        bounds.append(bounds[-1] + size + (stage < extra))
+    return [LayerRange(first, last, n_layers) for first, last in pairwise(bounds)]
+
+
+class RotaryTable:
+    """cos and sin of every position, taken from the model's own module once instead of at every step."""
+
+    def __init__(self, rotary: nn.Module, spec: ModelSpec, n_positions: int, dtype: torch.dtype, device: torch.device):
+        positions = torch.arange(n_positions, device=device)[None]
+        like = torch.empty(0, dtype=dtype, device=device)
+        kinds = sorted(set(spec.layer_types)) if spec.family == "gemma3_text" else [None]
+        self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        for kind in kinds:
+            cos, sin = rotary(like, positions) if kind is None else rotary(like, positions, kind)
+            self._tables[kind] = (cos[0], sin[0])
+
+    def at(self, positions: Tensor) -> dict[str | None, tuple[Tensor, Tensor]]:
+        """``positions`` int64 ``[n]`` -> per layer type (cos, sin), ``[1, n, head_dim]``."""
+        return {
+            kind: (cos.index_select(0, positions).unsqueeze(0), sin.index_select(0, positions).unsqueeze(0))
+            for kind, (cos, sin) in self._tables.items()
+        }
+
+
+class ModelShard:
+    """Layers of one stage. Owns weights, knows nothing of sequences.
+
+    Args:
+        model: a Hugging Face causal LM whose kept modules hold real weights; others may be on the meta device.
+        spec: of the whole model.
+        layers: the range this shard runs; its modules' ``layer_idx`` become local to the shard.
+        n_positions: longest text the shard will see, tokens.
+    """
+
+    def __init__(self, model: Any, spec: ModelSpec, layers: LayerRange, n_positions: int) -> None:
+        inner = model.model
+        self.spec = spec
+        self.range = layers
+        self.layers: list[nn.Module] = list(inner.layers[layers.first : layers.last])
+        weight = next(self.layers[0].parameters())
+        self.dtype, self.device = weight.dtype, weight.device
+        self._embed: nn.Module | None = inner.embed_tokens if layers.is_first else None
+        self._norm: nn.Module | None = inner.norm if layers.is_last else None
+        self._head: nn.Module | None = model.lm_head if layers.is_last else None
+        self._rotary = RotaryTable(inner.rotary_emb, spec, n_positions, self.dtype, self.device)
+        types = spec.layer_types[layers.first : layers.last]
+        self._types: list[str | None] = list(types) if spec.family == "gemma3_text" else [None] * len(layers)
+        model.eval()
+        for local, layer in enumerate(self.layers):
+            layer.self_attn.layer_idx = local  # type: ignore[union-attr]
+            layer.self_attn.config._attn_implementation = NAME  # type: ignore[union-attr]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids int64 ``[n]`` -> ``[1, n, hidden]``."""
+        assert self._embed is not None, "only the first stage embeds"
+        embedded: Tensor = self._embed(tokens.unsqueeze(0))
+        return embedded
+
+    def run(
+        self, hidden: Tensor, positions: Tensor, packed: PackedStep, tap: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run all layers of the range.
+
+        Args:
+            hidden: ``[1, n, hidden]``.
+            positions: int64 ``[n]``.
+            packed: who sees whom, and where keys and values go.
+            tap: local layer whose output is wanted as well.
+
+        Returns:
+            The last layer's output ``[1, n, hidden]`` and the tapped one's, if any.
+        """
+        rotary = self._rotary.at(positions)
+        tapped = None
+        for local, layer in enumerate(self.layers):
+            hidden = layer(hidden, position_embeddings=rotary[self._types[local]], packed=packed)
+            if local == tap:
+                tapped = hidden
+        return hidden, tapped
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[n, hidden]`` -> ``[n, vocab]``, soft-capped where the model does so."""
+        assert self._norm is not None, "only the last stage has a norm"
+        assert self._head is not None, "only the last stage has a head"
+        logits: Tensor = self._head(self._norm(hidden))
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

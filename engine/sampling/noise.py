@@ -1,0 +1,153 @@
+"""Counter-based randomness: every number is a pure function of its key, on every device.
+
+Two streams hang off one key ``(seed, choice, position)``; ``position`` is the absolute index in prompt + output of
+the token being drawn, so that a re-prefill, another speculator or another batch changes nothing:
+
+* ``gumbel``: one value per vocabulary id, for coupled verification (METHODS.md, section 3);
+* ``uniforms``: a few numbers for rejection sampling.
+
+The 64-bit key is mixed by splitmix64 (Steele, Lea, Flood 2014), the vocabulary id by triple32 (Wellons 2018), a
+32-bit permutation whose input is shifted by one half of the key and whose middle is flipped by the other. Integers
+are equal everywhere; NumPy computes them on a CPU (a few times faster there), int64 torch ops elsewhere. From
+integer to Gumbel everything is fp64 and only the result is rounded to fp32: two devices whose fp64 logarithms
+differ in the last bit then agree but for about one value in 2**28, by one fp32 step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+NoiseKey = tuple[int, int, int]  # seed (64 bit), choice, position
+
+_U64 = (1 << 64) - 1
+_U32 = (1 << 32) - 1
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_GOLDEN32 = 0x9E3779B9
+_TRIPLE32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))  # (xor-shift, multiplier), then a last shift
+_LAST_SHIFT = 14
+_GUMBEL_DOMAIN = 0x67756D62
+_UNIFORM_DOMAIN = 0x756E6966
+
+
+def _mix64(x: int) -> int:
+    """One splitmix64 output for state ``x``: a permutation of the 64-bit integers."""
+    x = (x + _GOLDEN64) & _U64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _U64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _U64
+    return x ^ (x >> 31)
+
+
+@lru_cache(maxsize=4096)
+def _request_key(seed: int, choice: int, domain: int) -> int:
+    return _mix64(_mix64(_mix64(seed & _U64) ^ (choice & _U64)) ^ domain)
+
+
+def _key(key: NoiseKey, domain: int) -> int:
+    """64 well-mixed bits of a noise key."""
+    seed, choice, position = key
+    return _mix64(_request_key(seed, choice, domain) ^ (position & _U64))
+
+
+@lru_cache(maxsize=8)
+def _counters(vocab: int) -> npt.NDArray[np.uint32]:
+    """``[vocab]`` uint32: the vocabulary ids, spread over the 32-bit range. Read only."""
+    counters = np.arange(vocab, dtype=np.uint32) * np.uint32(_GOLDEN32)
+    counters.flags.writeable = False
+    return counters
+
+
+def _bits_numpy(key: int, out: npt.NDArray[np.uint32], scratch: npt.NDArray[np.uint32]) -> None:
+    """Fill ``out`` ``[vocab]`` with the 32 random bits of every vocabulary id."""
+    np.add(_counters(len(out)), np.uint32(key & _U32), out=out)
+    for stage, (shift, factor) in enumerate(_TRIPLE32):
+        np.right_shift(out, np.uint32(shift), out=scratch)
+        np.bitwise_xor(out, scratch, out=out)
+        np.multiply(out, np.uint32(factor), out=out)
+        if stage == 0:
+            np.bitwise_xor(out, np.uint32(key >> 32), out=out)
+    np.right_shift(out, np.uint32(_LAST_SHIFT), out=scratch)
+    np.bitwise_xor(out, scratch, out=out)
+
+
+def _bits_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.Tensor:
+    """``[n, vocab]`` int64 holding the same 32 bits; masks stand in for the unsigned overflow."""
+    low = torch.tensor([key & _U32 for key in keys], device=device)[:, None]
+    high = torch.tensor([key >> 32 for key in keys], device=device)[:, None]
+    x = (torch.arange(vocab, device=device) * _GOLDEN32 + low) & _U32
+    for stage, (shift, factor) in enumerate(_TRIPLE32):
+        x = ((x ^ (x >> shift)) * factor).bitwise_and_(_U32)
+        if stage == 0:
+            x = x ^ high
+    return x ^ (x >> _LAST_SHIFT)
+
+
+def _gumbel_numpy(keys: Sequence[int], vocab: int) -> torch.Tensor:
+    noise = np.empty((len(keys), vocab), dtype=np.float32)
+    bits, scratch = np.empty((2, vocab), dtype=np.uint32)
+    u = np.empty(vocab, dtype=np.float64)
+    for key, row in zip(keys, noise, strict=True):
+        _bits_numpy(key, bits, scratch)
+        np.add(bits, 0.5, out=u)
+        np.multiply(u, 2.0**-32, out=u)
+        np.log(u, out=u)
+        np.negative(u, out=u)
+        np.log(u, out=u)
+        np.negative(u, out=u)
+        row[:] = u
+    return torch.from_numpy(noise)
+
+
+def _gumbel_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.Tensor:
+    u = _bits_torch(keys, vocab, device).double().add_(0.5).mul_(2.0**-32)
+    return u.log_().neg_().log_().neg_().float()
+
+
+def gumbel(keys: Sequence[NoiseKey], vocab: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Standard Gumbel noise, one row per key: ``-log(-log u)`` with ``u = (bits + 1/2) / 2**32``, never 0 or 1.
+
+    Args:
+        keys: ``(seed, choice, position)`` of every row, ``[n]``.
+        vocab: number of vocabulary ids; a longer vocabulary leaves the noise of the first ids unchanged.
+        device: where the noise is needed.
+
+    Returns:
+        ``[n, vocab]`` fp32 on ``device``, within (-3.14, 22.88).
+    """
+    device = torch.device(device)
+    mixed = [_key(key, _GUMBEL_DOMAIN) for key in keys]
+    return _gumbel_numpy(mixed, vocab) if device.type == "cpu" else _gumbel_torch(mixed, vocab, device)
+
+
+def uniforms(seed: int, choice: int, position: int, salt: int, n: int) -> list[float]:
+    """``n`` numbers in [0, 1) of 53 bits each, independent of ``gumbel`` and of every other salt."""
+    key = _mix64(_key((seed, choice, position), _UNIFORM_DOMAIN) ^ salt)
+    return [(_mix64(key + i * _GOLDEN64 & _U64) >> 11) * 2.0**-53 for i in range(n)]
+
+
+class KeyedRandom:
+    """The decisions of rejection sampling at one position (implements ``engine.verify.rules.Randomness``)."""
+
+    def __init__(self, key: NoiseKey, salt: int = 0) -> None:
+        self._key = key
+        self._salt = salt
+        self._used = 0
+
+    def _next(self) -> float:
+        self._used += 1
+        return uniforms(*self._key, salt=(self._salt << 32) + self._used, n=1)[0]
+
+    def accept(self, probability: float) -> bool:
+        """True with the given probability; always at 1, never at 0."""
+        return self._next() < probability
+
+    def draw(self, weights: npt.NDArray[Any]) -> int:
+        """An index with probability proportional to ``weights`` ``[vocab]``; never one of weight 0."""
+        cumulative = np.cumsum(weights, dtype=np.float64)
+        index = int(np.searchsorted(cumulative, self._next() * cumulative[-1], side="right"))
+        return index if index < len(weights) else int(np.flatnonzero(weights)[-1])  # rounding at the upper end

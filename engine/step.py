@@ -1,0 +1,146 @@
+"""Messages of the step path: what the scheduler asks of a target, and what the target answers.
+
+They are plain data, so that one code path serves a target in the same process and a pipeline behind channels. The
+accepted path of a step travels with the next one (``keep``), so compaction costs no round trip.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from engine.events import TokenLogprob
+from engine.protocol import Needs
+from engine.sampling.params import SamplingParams
+from engine.tree import FloatArray, IntArray, TokenTree
+
+
+class SequenceStart(msgspec.Struct, frozen=True):
+    """A sequence the target has not seen yet; arrives with its first chunk."""
+
+    seq: int
+    params: SamplingParams
+    n_prompt: int  # tokens before the first drawn one, for penalties
+    needs: Needs
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One sequence's share of a step: a chunk of known text (``tree`` is None), or the root and its tree.
+
+    ``tokens`` are the chunk, or the root alone. ``n_cached`` counts the committed tokens in the cache *after*
+    ``keep`` is applied. ``keep`` are the rows (0 the root, node + 1) of the sequence's previous tree that were
+    accepted, without the root. ``draw`` says whether the last token's successor is drawn (always for a tree).
+    """
+
+    seq: int
+    n_cached: int
+    tokens: list[int]
+    tree: TokenTree | None = None
+    keep: list[int] = []
+    new_blocks: list[int] = []
+    draw: bool = True
+    max_new: int = 1  # tokens the sequence may still emit
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A micro-batch. ``ends`` are applied first, then ``starts``, then the work."""
+
+    step_id: int
+    work: list[Work]
+    starts: list[SequenceStart] = []
+    ends: list[int] = []
+
+
+class WorkResult(msgspec.Struct, frozen=True):
+    """Answer to one ``Work``; arrays are there only if the sequence's needs ask for them."""
+
+    seq: int
+    tokens: list[int] = []  # accepted path + bonus token
+    accepted: list[int] = []  # nodes
+    logprobs: list[TokenLogprob] | None = None
+    top_ids: dict[int, list[int]] = {}  # node (-1 the root) -> ids
+    prompt_top_ids: IntArray | None = None  # [chunk, k]
+    hidden: FloatArray | None = None  # [n_new_positions, d]
+    attention: FloatArray | None = None  # [n_heads, n_positions]
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """Answers in the order of the step's work."""
+
+    step_id: int
+    results: list[WorkResult]
+    seconds: float  # time the target spent
+
+
+class _WireArray(msgspec.Struct, frozen=True, array_like=True):
+    """An fp32 or int32 array as it travels."""
+
+    dtype: Literal["<f4", "<i4"]
+    shape: tuple[int, ...]
+    raw: bytes
+
+    @classmethod
+    def pack(cls, array: np.ndarray) -> _WireArray:  # type: ignore[type-arg]
+        """From an array; any other dtype is a bug of the sender and refused by the receiver."""
+        return cls(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())  # type: ignore[arg-type]
+
+    def unpack(self) -> np.ndarray:  # type: ignore[type-arg]
+        """The array, read-only."""
+        return np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape)
+
+
+class _WireTree(msgspec.Struct, frozen=True, array_like=True):
+    """A token tree as it travels."""
+
+    tokens: list[int]
+    parents: list[int]
+    sources: list[int]
+    probe: list[bool]
+    source_names: list[str]
+    probe_ends: list[int]
+    q: _WireArray | None
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return _WireArray.pack(value)
+    if isinstance(value, TokenTree):
+        q = None if value.q is None else _WireArray.pack(value.q)
+        return _WireTree(
+            value.tokens, value.parents, value.sources, value.probe, list(value.source_names), list(value.probe_ends), q
+        )
+    raise TypeError(f"{type(value)} does not travel")
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is not TokenTree:
+        return msgspec.convert(value, _WireArray).unpack()
+    wire = msgspec.convert(value, _WireTree)
+    q = None if wire.q is None else wire.q.unpack()
+    return TokenTree(wire.tokens, wire.parents, wire.sources, wire.probe, wire.source_names, q, wire.probe_ends)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
+_STEP = msgspec.msgpack.Decoder(Step, dec_hook=_decode)
+_RESULT = msgspec.msgpack.Decoder(StepResult, dec_hook=_decode)
+
+
+def encode(message: Step | StepResult) -> bytes:
+    """Bytes of a message (msgpack; never pickle, which would run what a peer sends)."""
+    return _ENCODER.encode(message)
+
+
+def decode_step(raw: bytes) -> Step:
+    """The step in ``raw``.
+
+    Raises:
+        msgspec.ValidationError: it is not one.
+    """
+    return _STEP.decode(raw)
+
+
+def decode_result(raw: bytes) -> StepResult:
+    """The result in ``raw``; raises like ``decode_step``."""
+    return _RESULT.decode(raw)

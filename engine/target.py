@@ -1,0 +1,160 @@
+"""The target: something that scores steps. Here, all its stages run one after the other in this process.
+
+A pipeline behind channels offers the same ``step`` (see ``deployments``); the scheduler cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.artefacts import AttentionRows
+from engine.errors import ConfigError
+from engine.kv.arena import KVArena
+from engine.model.loader import load_shard, load_spec
+from engine.model.shard import LayerRange, ModelShard, split_layers
+from engine.model.spec import ModelSpec
+from engine.stage import Activations, Stage
+from engine.step import Step, StepResult, WorkResult
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """How to load and run a target."""
+
+    model: str  # directory or hub id
+    stages: int = 1
+    dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
+    device: str = "cpu"
+    kv_bytes: int = GIB  # over all stages
+    block_size: int = 64  # tokens
+    max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
+    reference: bool = False  # oracle attention
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What a scheduler needs to know of a target."""
+
+    spec: ModelSpec
+    n_blocks: int
+    block_size: int
+    max_model_len: int  # tokens, prompt + output
+
+
+class Target(Protocol):
+    """Scores steps, in order."""
+
+    info: TargetInfo
+
+    def step(self, step: Step) -> StepResult:
+        """Run one micro-batch through all stages."""
+
+
+def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
+    """The dtype to run in.
+
+    Raises:
+        ConfigError: ``name`` is none of the supported ones.
+    """
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name is None:
+        return torch.float32 if device == "cpu" else spec.dtype
+    if name not in known:
+        raise ConfigError(f"dtype is {name!r}; it must be one of {', '.join(known)}")
+    return known[name]
+
+
+def plan_cache(spec: ModelSpec, options: TargetOptions, dtype: torch.dtype) -> TargetInfo:
+    """How many blocks the memory budget buys, and the longest text that fits.
+
+    Raises:
+        ConfigError: the budget does not hold a single useful sequence, or ``max_model_len`` exceeds the model's.
+    """
+    size = options.block_size
+    per_block = KVArena.bytes_per_block(spec.n_layers, size, spec.n_kv_heads, spec.head_dim, dtype)
+    n_blocks = options.kv_bytes // per_block
+    if n_blocks < 4:
+        raise ConfigError(f"kv_bytes is {options.kv_bytes}: a block takes {per_block} bytes, at least 4 are needed")
+    if options.max_model_len is not None and not 1 <= options.max_model_len <= spec.max_positions:
+        raise ConfigError(
+            f"max_model_len is {options.max_model_len}; this model allows 1 to {spec.max_positions} tokens"
+        )
+    # One block is left for the tree behind the text.
+    fits = (n_blocks - 1) * size
+    return TargetInfo(spec, n_blocks, size, min(options.max_model_len or spec.max_positions, fits))
+
+
+class LocalTarget:
+    """A target whose stages live in this process."""
+
+    def __init__(self, info: TargetInfo, shards: Sequence[ModelShard], reference: bool = False) -> None:
+        self.info = info
+        self._stages = [Stage(shard, info.n_blocks, info.block_size, reference) for shard in shards]
+
+    @classmethod
+    def load(cls, options: TargetOptions, path: Path) -> LocalTarget:
+        """Load a checkpoint directory.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot be run.
+            ConfigError: an option is wrong.
+        """
+        spec = load_spec(path)
+        dtype = resolve_dtype(options.dtype, spec, options.device)
+        info = plan_cache(spec, options, dtype)
+        device = torch.device(options.device)
+        shards = [
+            load_shard(path, layers, dtype=dtype, device=device, n_positions=positions(info))
+            for layers in split_layers(spec.n_layers, options.stages)
+        ]
+        return cls(info, shards, options.reference)
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences any stage still holds state of."""
+        return max(stage.n_sequences for stage in self._stages)
+
+    def step(self, step: Step) -> StepResult:
+        """Run one micro-batch through all stages."""
+        began = time.perf_counter()
+        if not step.work:
+            for stage in self._stages:
+                stage.admit(step)
+            return StepResult(step.step_id, [], time.perf_counter() - began)
+        activations: Activations | None = None
+        for stage in self._stages:
+            activations = stage.forward(step, activations)
+        assert activations is not None
+        results = self._stages[-1].verify(activations)
+        rows: AttentionRows = {}
+        for stage in self._stages:
+            rows |= stage.attention(results)
+        if rows:
+            results = [attach_attention(result, rows) for result in results]
+        return StepResult(step.step_id, results, time.perf_counter() - began)
+
+
+def attach_attention(result: WorkResult, rows: AttentionRows) -> WorkResult:
+    """A result with its attention rows, in (layer, head) order as the needs list them."""
+    mine = [row for (seq, _, _), row in rows.items() if seq == result.seq]
+    return msgspec.structs.replace(result, attention=np.stack(mine)) if mine else result
+
+
+def positions(info: TargetInfo) -> int:
+    """Positions a stage must have rotary tables for: the longest text and the tree behind it."""
+    return info.max_model_len + 1024
+
+
+def whole_range(spec: ModelSpec) -> LayerRange:
+    """All layers in one stage."""
+    return LayerRange(0, spec.n_layers, spec.n_layers)

@@ -1,0 +1,152 @@
+"""From token ids to text while the ids are still arriving: incremental detokenisation and stop strings.
+
+Knows tokenizers and strings; knows nothing of requests, steps or HTTP. Text is handed out only once no later token can
+change it, so the pieces always add up to what decoding all ids at once gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+WINDOW = 16  # tokens decoded again with every push before the window moves on
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What incremental decoding must know of a tokenizer; computed once for each."""
+
+    special_ids: frozenset[int]  # ids that `skip_special_tokens` leaves out
+    byte_ids: frozenset[int]  # <0x00>..<0xFF> of a byte-fallback vocabulary
+
+
+@lru_cache(maxsize=8)
+def _profile(tokenizer: PreTrainedTokenizerFast) -> _Profile:
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+    byte_ids: list[int] = []
+    if backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__():
+        names = (f"<0x{value:02X}>" for value in range(256))
+        byte_ids = [i for i in map(backend.token_to_id, names) if i is not None]
+    return _Profile(special, frozenset(byte_ids))
+
+
+class Detokenizer:
+    """Text of one growing token sequence.
+
+    Decoders are not concatenative (leading spaces, characters made of several tokens), so every push decodes a short
+    window of recent tokens again and hands out what is new. A window starts where a character ended, and its first
+    token, already handed out, takes whatever a decoder does to the start of a text. The result is
+    ``tokenizer.decode(ids, clean_up_tokenization_spaces=False)``.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool = True) -> None:
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        profile = _profile(tokenizer)
+        self._skipped = profile.special_ids if skip_special_tokens else frozenset()
+        self._byte_ids = profile.byte_ids
+        self._window: list[int] = []
+        self._clean = 0  # tokens of the window before the last point where no character was open
+        self._sent = 0  # characters of the window's text already handed out
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Append tokens; returns the text that became certain, possibly empty."""
+        window = self._window
+        skipped = self._skipped
+        window.extend([i for i in token_ids if i not in skipped] if skipped else token_ids)
+        # A run of byte tokens becomes characters only if the whole run is valid UTF-8: wait for its end.
+        if not window or (self._byte_ids and window[-1] in self._byte_ids):
+            return ""
+        text = self._decode(window)
+        is_open = text.endswith(REPLACEMENT)  # perhaps the first bytes of a character; at most one mark stands for them
+        end = len(text) - is_open
+        new = text[self._sent : end]
+        self._sent = max(self._sent, end)
+        if not is_open:
+            self._move_on()
+        return new
+
+    def flush(self) -> str:
+        """The sequence is complete: the text held back until now. The object is empty afterwards."""
+        rest = self._decode(self._window)[self._sent :] if self._window else ""
+        self._window, self._clean, self._sent = [], 0, 0
+        return rest
+
+    def _move_on(self) -> None:
+        """No character is open: drop old tokens once there are many, and remember this point."""
+        if len(self._window) > WINDOW and self._clean:
+            tail = self._window[self._clean :]
+            text = self._decode(tail)
+            if text:  # an empty start would let the decoder treat the next token as the first of a text
+                self._window, self._sent = tail, len(text)
+        self._clean = len(self._window)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+
+class StopMatcher:
+    """Finds the first stop string in a growing text, independent of how the text is cut into pieces.
+
+    The match that is complete first wins, and among those the longest. ``matched`` is the string found, ``tokens`` how
+    many tokens had been pushed when it was complete.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise ValueError("a stop string is empty")
+        self._stops = tuple(stops)
+        self._held = ""  # a possible beginning of a stop string
+        self.matched: str | None = None
+        self.tokens = 0
+
+    def push(self, text: str, n_tokens: int = 1) -> str:
+        """Append text that came with ``n_tokens`` tokens; returns text that is certainly before any stop string.
+
+        Push token by token if ``tokens`` shall be exact. After a match everything is ignored.
+        """
+        if self.matched is not None:
+            return ""
+        self.tokens += n_tokens
+        if not text:
+            return ""
+        buffer = self._held + text
+        cut = self._find(buffer)
+        if cut is None:
+            cut = self._hold_from(buffer)
+            self._held = buffer[cut:]
+        else:
+            self._held = ""
+        return buffer[:cut]
+
+    def flush(self) -> str:
+        """The text is complete: what was held back, empty after a match."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _find(self, buffer: str) -> int | None:
+        """Start of the match in ``buffer``; sets ``matched``."""
+        best: tuple[int, int] | None = None  # (end, start)
+        for stop in self._stops:
+            start = buffer.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best):
+                best = (start + len(stop), start)
+                self.matched = stop
+        return None if best is None else best[1]
+
+    def _hold_from(self, buffer: str) -> int:
+        """Where the longest end of ``buffer`` begins that a stop string could begin with."""
+        hold = len(buffer)
+        for stop in self._stops:
+            start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
+            while 0 <= start < hold and not stop.startswith(buffer[start:]):
+                start = buffer.find(stop[0], start + 1)
+            if 0 <= start < hold:
+                hold = start
+        return hold

@@ -1,0 +1,132 @@
+"""Verification rules: what a target's distribution makes of the drafted children of one node (METHODS.md, section 3).
+
+Vocabulary:
+
+* **accepted**: a drafted node whose token was drawn from the target; the accepted nodes form a path from the root.
+* **bonus**: the token drawn at the last accepted node (or the root) that no child carries; every step has one,
+  unless the text ends on an accepted node.
+
+Pure functions over NumPy rows; randomness comes in as an object, so that tests can enumerate every outcome. The
+walks over whole trees at the end are the readable reference that ``engine.verify.batch`` is tested against.
+
+Sources: Algorithms 3 and 4 of SPECTRA (greedy; one-hot candidates, after SpecInfer); Leviathan et al. 2023 and
+Algorithm 1 of ParallelSpec (drafts with a distribution); Daliri et al. 2024 (coupled).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.tree import ROOT, TokenTree
+
+Row = npt.NDArray[Any]  # [vocab], fp64 where probabilities are meant
+Decision = tuple[int | None, int]  # (accepted child or None, its token or the bonus token)
+
+
+class Randomness(Protocol):
+    """Where a rule's random decisions come from."""
+
+    def accept(self, probability: float) -> bool:
+        """True with this probability."""
+
+    def draw(self, weights: Row) -> int:
+        """An index in proportion to ``weights`` ``[vocab]`` (not normalised, sum above 0); never one of weight 0."""
+
+
+def match(tree: TokenTree, node: int, token: int) -> int | None:
+    """The first child of ``node`` that carries ``token``; greedy and coupled verification are this and an argmax."""
+    for child in tree.children[node + 1]:
+        if tree.tokens[child] == token:
+            return child
+    return None
+
+
+def decide_rejection(p: Row, tree: TokenTree, node: int, random: Randomness) -> Decision:
+    """Accept one child of ``node`` or draw the bonus token, so that the token's distribution is exactly ``p``.
+
+    Children are tried in drafting order. One with a draft distribution ``q`` is accepted with ``min(1, p/q)``, and
+    its rejection leaves ``norm(max(0, p - q))``; a one-hot one is accepted with ``p``, and its rejection leaves
+    ``norm(p without it)`` (the same rule for a ``q`` of all mass on one token).
+
+    Args:
+        p: the target's distribution behind ``node``, ``[vocab]`` fp64, not changed; any positive sum will do.
+        tree: the drafted tree.
+        node: the accepted node, or ``ROOT``.
+        random: decides.
+    """
+    residual = p / p.sum()
+    for child in tree.children[node + 1]:
+        token = tree.tokens[child]
+        q = _draft_row(tree, child)
+        mass = 1.0 if q is None else float(q[token])
+        if residual[token] > 0.0 and random.accept(min(1.0, float(residual[token]) / mass)):
+            return child, token
+        residual = _reject(residual, token, q)
+    return None, random.draw(residual)
+
+
+def _draft_row(tree: TokenTree, child: int) -> Row | None:
+    """The distribution ``[vocab]`` that ``child`` was drawn from, ``None`` for a one-hot proposal.
+
+    A row that gives its own token no mass cannot have drawn it: the token then counts as one-hot.
+    """
+    if tree.q is None or not tree.q[child, tree.tokens[child]] > 0.0:
+        return None
+    row: Row = tree.q[child].astype(np.float64)
+    row /= row.sum()  # fp32 rows sum to 1 within 1e-7 only
+    return row
+
+
+def _reject(residual: Row, token: int, q: Row | None) -> Row:
+    """What is left of the target's distribution after ``token`` was rejected, ``[vocab]``, sums to 1."""
+    if q is None:
+        left = residual.copy()
+        left[token] = 0.0
+    else:
+        left = np.maximum(residual - q, 0.0)
+    total = left.sum()
+    # Nothing left means acceptance was certain up to rounding: what was there before is then as exact as can be.
+    return left / total if total > 0.0 else residual
+
+
+def walk(tree: TokenTree, decide: Callable[[int], Decision]) -> tuple[list[int], list[int]]:
+    """Follow decisions from the root until a bonus token: (accepted nodes, tokens including the bonus token)."""
+    accepted: list[int] = []
+    tokens: list[int] = []
+    child: int | None = ROOT
+    while child is not None:
+        child, token = decide(child)
+        tokens.append(token)
+        if child is not None:
+            accepted.append(child)
+    return accepted, tokens
+
+
+def walk_greedy(tree: TokenTree, scores: Row) -> tuple[list[int], list[int]]:
+    """Algorithm 3. ``scores`` ``[n_nodes + 1, vocab]`` in forward order; ties go to the lowest id."""
+
+    def decide(node: int) -> Decision:
+        token = int(scores[node + 1].argmax())
+        return match(tree, node, token), token
+
+    return walk(tree, decide)
+
+
+def walk_coupled(tree: TokenTree, scores: Row, noise: Sequence[Row]) -> tuple[list[int], list[int]]:
+    """``argmax(log p + gumbel)`` at every node; ``scores`` as above, ``noise[d]`` ``[vocab]`` for depth ``d``."""
+
+    def decide(node: int) -> Decision:
+        depth = 0 if node == ROOT else tree.depths[node]
+        token = int((scores[node + 1] + noise[depth]).argmax())
+        return match(tree, node, token), token
+
+    return walk(tree, decide)
+
+
+def walk_rejection(tree: TokenTree, p: Row, random: Randomness) -> tuple[list[int], list[int]]:
+    """Algorithm 4 and its form with draft distributions; ``p`` ``[n_nodes + 1, vocab]`` fp64 in forward order."""
+    return walk(tree, lambda node: decide_rejection(p[node + 1], tree, node, random))

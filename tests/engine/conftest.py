@@ -1,0 +1,129 @@
+"""Tiny models of every family, built in code: nothing is downloaded, nothing is shipped for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+torch.set_num_threads(1)
+
+VOCAB = 97
+WINDOW = 24  # tokens; prompts of the tests are longer
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,  # wide: logits of a tiny random model must not tie within fp32 noise
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def _llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**_COMMON, num_key_value_heads=2))
+
+
+def _mistral() -> Any:
+    return MistralForCausalLM(MistralConfig(**_COMMON, num_key_value_heads=1, head_dim=8, sliding_window=WINDOW))
+
+
+def _qwen2() -> Any:
+    config = Qwen2Config(
+        **_COMMON, num_key_value_heads=2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def _qwen3() -> Any:
+    return Qwen3ForCausalLM(Qwen3Config(**_COMMON, num_key_value_heads=4, head_dim=16, tie_word_embeddings=True))
+
+
+def _gemma3() -> Any:
+    config = Gemma3TextConfig(
+        **{**_COMMON, "initializer_range": 0.1},
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        final_logit_softcapping=30.0,
+        query_pre_attn_scalar=16,
+    )
+    return Gemma3ForCausalLM(config)
+
+
+_MAKERS: dict[str, Callable[[], Any]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma3": _gemma3,
+}
+FAMILIES = tuple(_MAKERS)
+
+
+@lru_cache
+def tiny_model(family: str) -> Any:
+    """A seeded fp32 model; the same object for a whole test session, never changed by tests."""
+    torch.manual_seed(7)
+    model = _MAKERS[family]()
+    # Hugging Face starts norms and biases at constants: random ones make a wrong norm or bias visible.
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            torch.nn.init.normal_(parameter, mean=0.0 if family == "gemma3" else 1.0, std=0.2)
+    return model.float().eval()
+
+
+@lru_cache
+def reference_tokens(family: str, prompt: tuple[int, ...], n: int, **kwargs: Any) -> list[int]:
+    """What Hugging Face ``generate`` writes greedily, EOS included."""
+    ids = torch.tensor([prompt])
+    out = tiny_model(family).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, **kwargs
+    )
+    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+def random_prompt(seed: int, n: int) -> list[int]:
+    """A prompt that repeats itself here and there, so that n-gram methods have something to find."""
+    generator = torch.Generator().manual_seed(seed)
+    motif = torch.randint(3, VOCAB, (7,), generator=generator).tolist()
+    tokens: list[int] = []
+    while len(tokens) < n:
+        tokens += torch.randint(3, VOCAB, (4,), generator=generator).tolist() + motif
+    return tokens[:n]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directory of a saved tiny model; made once per family."""
+    made: dict[str, Path] = {}
+
+    def save(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            tiny_model(family).save_pretrained(made[family])
+        return made[family]
+
+    return save
