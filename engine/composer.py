@@ -1,7 +1,17 @@
 """Merges branches of several speculators into one tree (METHODS.md, section 0).
 
-Branches come in priority order; shared prefixes share nodes; the first proposer of a node owns it. Guesses are
-inserted as far as the budget reaches, probes whole or not at all (a cut probe would predict the wrong position).
+Branches come in priority order; shared prefixes share nodes; the first to propose a node for acceptance owns it.
+Guesses are inserted as far as the budget reaches, probes whole or not at all (a cut probe would predict the wrong
+position).
+
+Draft distributions need care. Testing a sibling set against ``q`` is exact only if its tokens are what the drafter
+drew, and only if the choice between that test and Algorithm 4 does not depend on what it drew. So
+
+* repeated draws of one source stay separate nodes;
+* a set keeps ``q`` only if no other source so much as *tried* to place a child there, whether or not the token was the
+  same and whether or not the budget let it in;
+* draws neither share nodes with probes (their order and their share of the budget would depend on luck), nor does a
+  probe that passes change anything.
 """
 
 from __future__ import annotations
@@ -13,6 +23,8 @@ import numpy as np
 from engine.protocol import Branch
 from engine.tree import EMPTY_TREE, ROOT, FloatArray, TokenTree
 
+_RULE = -1  # proposer of everything that was not drawn from a distribution
+
 
 class _Builder:
     """Growing arrays of one tree."""
@@ -23,95 +35,82 @@ class _Builder:
         self.parents: list[int] = []
         self.sources: list[int] = []
         self.probe: list[bool] = []
-        self.index: dict[tuple[int, int], int] = {}
+        self.index: dict[tuple[int, int], int] = {}  # (parent, token) -> first such node, no probe if possible
         self.names: dict[str, int] = {}
         self.q: dict[int, FloatArray] = {}
         self.probe_ends: set[int] = set()
-        self.mixed: set[int] = set()  # parents whose children may not be tested against q
+        self.proposers: dict[int, set[int]] = {}  # parent -> who tried to place children to be accepted
 
     def insert(self, branch: Branch) -> None:
-        """Add one branch; stops at the budget."""
-        source = self.names.setdefault(branch.source, len(self.names))
+        """Add one branch; nodes beyond the budget are left out, and all below them."""
         if branch.probe and self._missing(branch) > self.budget - len(self.tokens):
             return
-        nodes: list[int] = []
-        parents = branch.parents if branch.parents is not None else range(-1, len(branch.tokens) - 1)
-        for i, (token, above) in enumerate(zip(branch.tokens, parents, strict=True)):
+        source = self.names.setdefault(branch.source, len(self.names))
+        nodes: list[int | None] = []
+        for i, (token, above) in enumerate(zip(branch.tokens, _parents(branch), strict=True)):
             parent = ROOT if above == ROOT else nodes[above]
-            node = self._place(int(token), parent, source, branch, i)
-            if node is None:
-                self._mark_cut(branch, i, nodes)
-                return
-            nodes.append(node)
-        if branch.probe and nodes:
+            if parent is None:
+                nodes.append(None)
+            elif branch.probe:
+                nodes.append(self._merge(int(token), parent, source, probe=True))
+            elif branch.q is None:
+                self.proposers.setdefault(parent, set()).add(_RULE)
+                nodes.append(self._merge(int(token), parent, source, probe=False))
+            else:
+                self.proposers.setdefault(parent, set()).add(source)
+                nodes.append(self._draw(int(token), parent, source, branch.q[i]))
+        if branch.probe and nodes and nodes[-1] is not None:
             self.probe_ends.add(nodes[-1])
 
-    def _place(self, token: int, parent: int, source: int, branch: Branch, i: int) -> int | None:
+    def _merge(self, token: int, parent: int, source: int, probe: bool) -> int | None:
+        """The node of this token below ``parent``, a new one if need be; ``None`` when there is no room."""
         known = self.index.get((parent, token))
-        sampled = branch.q is not None and not branch.probe
-        if known is not None and not (sampled and self._same_draw(known, source)):
-            if not branch.probe:
-                self.probe[known] = False
-            if known in self.q or sampled:
-                self.mixed.add(parent)
+        if known is None:
+            return self._append(token, parent, source, probe)
+        if self.probe[known] and not probe:
+            self.probe[known] = False
+            self.sources[known] = source
+        return known
+
+    def _draw(self, token: int, parent: int, source: int, q: FloatArray) -> int | None:
+        """Place one draw from ``q`` ``[vocab]``: on another proposer's node, or on a new one of its own."""
+        known = self.index.get((parent, token))
+        if known is not None and not self.probe[known] and not (known in self.q and self.sources[known] == source):
             return known
+        node = self._append(token, parent, source, probe=False)
+        if node is not None:
+            self.q[node] = q
+        return node
+
+    def _append(self, token: int, parent: int, source: int, probe: bool) -> int | None:
         if len(self.tokens) >= self.budget:
             return None
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
         self.sources.append(source)
-        self.probe.append(branch.probe)
-        self.index.setdefault((parent, token), node)
-        if sampled and branch.q is not None:
-            self.q[node] = branch.q[i]
+        self.probe.append(probe)
+        known = self.index.setdefault((parent, token), node)
+        if self.probe[known] and not probe:
+            self.index[parent, token] = node
         return node
 
-    def _same_draw(self, known: int, source: int) -> bool:
-        """Whether a repeated token is another independent draw of one source: duplicates are then kept."""
-        return known in self.q and self.sources[known] == source
-
     def _missing(self, branch: Branch) -> int:
-        """How many nodes a probe chain would add."""
-        node: int | None = ROOT
-        for i, token in enumerate(branch.tokens):
-            node = self.index.get((ROOT if node is None else node, int(token)))
-            if node is None:
-                return len(branch.tokens) - i
-        return 0
-
-    def _mark_cut(self, branch: Branch, i: int, nodes: list[int]) -> None:
-        """A sampled sibling was cut off: what is left of that sibling set is no independent sample."""
-        if branch.q is None or branch.parents is None:
-            return
-        for above in branch.parents[i:]:
-            if above < len(nodes):
-                self.mixed.add(ROOT if above == ROOT else nodes[above])
+        """How many nodes a probe branch would add."""
+        nodes: list[int | None] = []
+        for token, above in zip(branch.tokens, _parents(branch), strict=True):
+            parent = ROOT if above == ROOT else nodes[above]
+            nodes.append(None if parent is None else self.index.get((parent, int(token))))
+        return nodes.count(None)
 
     def build(self) -> TokenTree:
-        """The finished tree; ``q`` survives only where all siblings are draws of one source."""
-        return TokenTree(
-            self.tokens,
-            self.parents,
-            self.sources,
-            self.probe,
-            tuple(self.names) or ("draft",),
-            self._kept_q(),
-            self.probe_ends,
-        )
+        """The finished tree."""
+        names = tuple(self.names) or ("draft",)
+        return TokenTree(self.tokens, self.parents, self.sources, self.probe, names, self._kept_q(), self.probe_ends)
 
     def _kept_q(self) -> FloatArray | None:
-        if not self.q:
-            return None
-        owners: dict[int, set[int]] = {}
-        for node, parent in enumerate(self.parents):
-            if not self.probe[node]:
-                owners.setdefault(parent, set()).add(self.sources[node] if node in self.q else -1)
-        kept = {
-            node: row
-            for node, row in self.q.items()
-            if self.parents[node] not in self.mixed and len(owners[self.parents[node]]) == 1
-        }
+        """``[n_nodes, vocab]`` fp32, rows of zeros where Algorithm 4 applies; ``None`` if that is everywhere."""
+        kept = {node: row for node, row in self.q.items() if len(self.proposers[self.parents[node]]) == 1}
         if not kept:
             return None
         q = np.zeros((len(self.tokens), len(next(iter(kept.values())))), dtype=np.float32)
@@ -120,12 +119,16 @@ class _Builder:
         return q
 
 
+def _parents(branch: Branch) -> Sequence[int]:
+    """Parents within the branch; those of a chain when it names none."""
+    return branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
+
+
 def compose(branches: Sequence[Branch], budget: int) -> TokenTree:
     """One tree of at most ``budget`` nodes out of branches in priority order.
 
-    A child keeps its draft distribution only if all its siblings that can be accepted were drawn by the same source
-    and none was merged or cut; otherwise Algorithm 4 (one-hot) applies there, which is exact for any choice of
-    tokens that does not depend on the target's draw.
+    A child keeps its draft distribution only where the module's rules allow it; elsewhere Algorithm 4 (one-hot)
+    applies, which is exact for any choice of tokens that does not depend on the target's draw.
     """
     if not branches or budget <= 0:
         return EMPTY_TREE

@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from engine.composer import compose
+from engine.drafting import AUTOREGRESSIVE, apply_drafts, take_turn
 from engine.events import RequestStats, StepEvent, TokenLogprob
 from engine.protocol import DraftPool, Needs
 from engine.sampling.params import SamplingParams
-from engine.scheduler import Progress, Scheduler, SchedulerOptions
-from engine.sequence import Sequence, State
+from engine.scheduler import Scheduler, SchedulerOptions
+from engine.sequence import Sequence
 from engine.stats import StatsCounter
 from engine.target import Target
-from engine.tree import EMPTY_TREE
-
-AUTOREGRESSIVE = "autoregressive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,29 +97,13 @@ class Engine:
         result = self.target.step(step)
         sequences = [self._sequences[work.seq] for work in step.work]
         progress = self.scheduler.commit(step, result, sequences)
-        self._draft(progress)
+        turn = take_turn(progress, self.scheduler)
+        for sequence in turn.finished:
+            self._sequences.pop(sequence.seq, None)
+            self.pool.end(sequence.seq)
+        if not turn.is_empty:
+            apply_drafts(turn, self.pool.advance(turn.outcomes, turn.budgets), self.scheduler)
         return [(p.sequence.seq, p.event) for p in progress if p.event is not None]
-
-    def _draft(self, progress: Items[Progress]) -> None:
-        """Let the speculators see the outcomes and draft the next trees."""
-        outcomes, budgets = [], {}
-        for p in progress:
-            sequence = p.sequence
-            if sequence.state is State.FINISHED:
-                self._sequences.pop(sequence.seq, None)
-                self.pool.end(sequence.seq)
-            elif sequence.method == AUTOREGRESSIVE:
-                self.scheduler.set_tree(sequence, EMPTY_TREE)
-            else:
-                if p.outcome is not None:
-                    outcomes.append((sequence.seq, p.outcome))
-                if sequence.state is State.DRAFTING:
-                    budgets[sequence.seq] = sequence.budget
-        if not outcomes and not budgets:
-            return
-        drafts = self.pool.advance(outcomes, budgets)
-        for seq, budget in budgets.items():
-            self.scheduler.set_tree(self._sequences[seq], compose(drafts.get(seq, []), budget))
 
     def run(self, jobs: Items[Job], batch_size: int) -> Iterator[tuple[int, Completion]]:
         """Complete jobs, ``batch_size`` at a time; yields (index, completion) as they finish."""

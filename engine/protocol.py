@@ -183,3 +183,7 @@ class DraftPool(Protocol):
 
     def end(self, request_id: int) -> None:
         """Drop a request; harmless when it is not live."""
+
+    @property
+    def n_live(self) -> int:
+        """Requests that have begun and not ended."""

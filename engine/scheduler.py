@@ -7,6 +7,7 @@ sequence is in one of them at most.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []  # in order of arrival within a priority
         self._ends: list[int] = []  # sequences the target still holds and should forget
-        self._next_id = 0
+        self._live: dict[int, Sequence] = {}
 
     # -- entering and leaving ------------------------------------------------------------------------------------
 
@@ -67,12 +68,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any sequence is alive or the target has something to forget."""
-        return bool(self._waiting or self._running or self._ends)
+        return bool(self._live or self._ends)
 
-    @property
-    def live(self) -> list[Sequence]:
-        """Every sequence that is not finished."""
-        return [*self._running, *self._waiting]
+    def find(self, seq: int) -> Sequence:
+        """A sequence that is not finished, by its number."""
+        return self._live[seq]
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence.
@@ -85,8 +85,11 @@ class Scheduler:
         check_prompt(sequence, self.info)
         if len(self._waiting) >= self.options.max_waiting:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting already", retry_after=1.0)
-        self._waiting.append(sequence)
-        self._waiting.sort(key=lambda waiting: (waiting.priority, waiting.seq))
+        self._live[sequence.seq] = sequence
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=_turn)
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence; while a step with it is in flight, at that step's end."""
@@ -103,6 +106,7 @@ class Scheduler:
             self._running.remove(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+        self._live.pop(sequence.seq, None)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
@@ -191,8 +195,7 @@ class Scheduler:
         sequence.n_cached, sequence.keep, sequence.tree = 0, [], EMPTY_TREE
         sequence.state = State.WAITING
         sequence.stats.n_preempted += 1
-        self._waiting.append(sequence)
-        self._waiting.sort(key=lambda waiting: (waiting.priority, waiting.seq))
+        self._enqueue(sequence)
 
     def _add_chunks(self, work: list[Work], starts: list[SequenceStart], rows: int) -> None:
         """Prompt chunks of sequences that are being prefilled, then of waiting ones that fit."""
@@ -212,9 +215,7 @@ class Scheduler:
 
     def _enter(self, sequence: Sequence) -> None:
         sequence.state = State.PREFILLING
-        key = (sequence.priority, sequence.seq)
-        place = next((i for i, s in enumerate(self._running) if (s.priority, s.seq) > key), len(self._running))
-        self._running.insert(place, sequence)
+        insort(self._running, sequence, key=_turn)
 
     def _add_chunk(self, sequence: Sequence, work: list[Work], starts: list[SequenceStart], rows: int) -> int:
         first = sequence.n_cached
@@ -283,6 +284,11 @@ class Scheduler:
         if sequence.state is State.DRAFTING:
             sequence.tree = tree
             sequence.state = State.READY
+
+
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    """First by priority, then by arrival."""
+    return sequence.priority, sequence.seq
 
 
 def check_prompt(sequence: Sequence, info: TargetInfo) -> None:

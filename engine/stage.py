@@ -82,6 +82,12 @@ class Stage:
         """Sequences the stage holds state of."""
         return len(self._sequences)
 
+    def reset(self) -> None:
+        """Forget every sequence; the cache's contents become meaningless."""
+        self._tables.clear()
+        self._sequences.clear()
+        self._running = _Running()
+
     @torch.inference_mode()
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         """Run this stage's layers over a step; ``incoming`` is None on the first stage."""

@@ -6,7 +6,7 @@ accepted path of a step travels with the next one (``keep``), so compaction cost
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -67,11 +67,12 @@ class WorkResult(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Answers in the order of the step's work."""
+    """Answers in the order of the step's work; none, and ``error``, when the step could not be run."""
 
     step_id: int
     results: list[WorkResult]
-    seconds: float  # time the target spent
+    seconds: float  # time the last stage spent
+    error: str = ""
 
 
 class _WireArray(msgspec.Struct, frozen=True, array_like=True):
@@ -82,11 +83,11 @@ class _WireArray(msgspec.Struct, frozen=True, array_like=True):
     raw: bytes
 
     @classmethod
-    def pack(cls, array: np.ndarray) -> _WireArray:  # type: ignore[type-arg]
+    def pack(cls, array: IntArray | FloatArray) -> _WireArray:
         """From an array; any other dtype is a bug of the sender and refused by the receiver."""
         return cls(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())  # type: ignore[arg-type]
 
-    def unpack(self) -> np.ndarray:  # type: ignore[type-arg]
+    def unpack(self) -> Any:
         """The array, read-only."""
         return np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape)
 

@@ -23,7 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.tree import FloatArray
+
 NoiseKey = tuple[int, int, int]  # seed (64 bit), choice, position
+GUMBEL_RANGE = 26.02  # largest minus smallest value that can occur
 
 _U64 = (1 << 64) - 1
 _U32 = (1 << 32) - 1
@@ -62,17 +65,19 @@ def _counters(vocab: int) -> npt.NDArray[np.uint32]:
     return counters
 
 
-def _bits_numpy(key: int, out: npt.NDArray[np.uint32], scratch: npt.NDArray[np.uint32]) -> None:
-    """Fill ``out`` ``[vocab]`` with the 32 random bits of every vocabulary id."""
-    np.add(_counters(len(out)), np.uint32(key & _U32), out=out)
+def _bits_numpy(key: int, counters: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The 32 random bits of every counter, same shape."""
+    bits = counters + np.uint32(key & _U32)
+    scratch = np.empty_like(bits)
     for stage, (shift, factor) in enumerate(_TRIPLE32):
-        np.right_shift(out, np.uint32(shift), out=scratch)
-        np.bitwise_xor(out, scratch, out=out)
-        np.multiply(out, np.uint32(factor), out=out)
+        np.right_shift(bits, np.uint32(shift), out=scratch)
+        np.bitwise_xor(bits, scratch, out=bits)
+        np.multiply(bits, np.uint32(factor), out=bits)
         if stage == 0:
-            np.bitwise_xor(out, np.uint32(key >> 32), out=out)
-    np.right_shift(out, np.uint32(_LAST_SHIFT), out=scratch)
-    np.bitwise_xor(out, scratch, out=out)
+            np.bitwise_xor(bits, np.uint32(key >> 32), out=bits)
+    np.right_shift(bits, np.uint32(_LAST_SHIFT), out=scratch)
+    np.bitwise_xor(bits, scratch, out=bits)
+    return bits
 
 
 def _bits_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.Tensor:
@@ -87,20 +92,20 @@ def _bits_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.
     return x ^ (x >> _LAST_SHIFT)
 
 
-def _gumbel_numpy(keys: Sequence[int], vocab: int) -> torch.Tensor:
-    noise = np.empty((len(keys), vocab), dtype=np.float32)
-    bits, scratch = np.empty((2, vocab), dtype=np.uint32)
-    u = np.empty(vocab, dtype=np.float64)
-    for key, row in zip(keys, noise, strict=True):
-        _bits_numpy(key, bits, scratch)
-        np.add(bits, 0.5, out=u)
-        np.multiply(u, 2.0**-32, out=u)
-        np.log(u, out=u)
-        np.negative(u, out=u)
-        np.log(u, out=u)
-        np.negative(u, out=u)
-        row[:] = u
-    return torch.from_numpy(noise)
+def gumbel_row(key: NoiseKey, vocab: int, ids: npt.NDArray[np.intp] | None = None) -> FloatArray:
+    """One row of ``gumbel`` as NumPy array, ``[vocab]`` fp32, or its values at ``ids`` only, at their cost only."""
+    counters = _counters(vocab)
+    return _gumbel_numpy(_key(key, _GUMBEL_DOMAIN), counters if ids is None else counters[ids])
+
+
+def _gumbel_numpy(key: int, counters: npt.NDArray[np.uint32]) -> FloatArray:
+    u = _bits_numpy(key, counters) + 0.5  # fp64
+    u *= 2.0**-32
+    np.log(u, out=u)
+    np.negative(u, out=u)
+    np.log(u, out=u)
+    np.negative(u, out=u)
+    return u.astype(np.float32)
 
 
 def _gumbel_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.Tensor:
@@ -120,8 +125,9 @@ def gumbel(keys: Sequence[NoiseKey], vocab: int, device: torch.device | str = "c
         ``[n, vocab]`` fp32 on ``device``, within (-3.14, 22.88).
     """
     device = torch.device(device)
-    mixed = [_key(key, _GUMBEL_DOMAIN) for key in keys]
-    return _gumbel_numpy(mixed, vocab) if device.type == "cpu" else _gumbel_torch(mixed, vocab, device)
+    if device.type == "cpu":
+        return torch.from_numpy(np.stack([gumbel_row(key, vocab) for key in keys]))
+    return _gumbel_torch([_key(key, _GUMBEL_DOMAIN) for key in keys], vocab, device)
 
 
 def uniforms(seed: int, choice: int, position: int, salt: int, n: int) -> list[float]:

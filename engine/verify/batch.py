@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.sampling.noise import KeyedRandom, NoiseKey, gumbel
+from engine.sampling.draw import draw_tokens
+from engine.sampling.noise import KeyedRandom, NoiseKey
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import History, TokenLogprobs, is_shifted, logprobs, process
 from engine.tree import ROOT, TokenTree
@@ -130,7 +131,7 @@ def _decide(
     if len(rejecting) == len(active):
         decisions: list[tuple[int | None, int]] = [(None, -1)] * len(active)
     else:
-        tokens = _argmax(_add_noise(scores, active))
+        tokens = draw_tokens(scores, [_noise_key(item, walk) for item, walk in active])
         decisions = [
             (match(item.tree, node, token), token) for (item, _), node, token in zip(active, nodes, tokens, strict=True)
         ]
@@ -147,25 +148,13 @@ def _rejects(params: SamplingParams) -> bool:
     return params.verification == "rejection" and not params.is_greedy
 
 
+def _noise_key(item: WalkItem, walk: Walk) -> NoiseKey | None:
+    """Key of the next Gumbel row; none where no noise decides."""
+    return None if item.params.is_greedy or _rejects(item.params) else _key(item, walk)
+
+
 def _key(item: WalkItem, walk: Walk) -> NoiseKey:
     return item.params.seed, item.params.choice, item.n_context + len(walk.tokens)
-
-
-def _add_noise(scores: torch.Tensor, active: list[tuple[WalkItem, Walk]]) -> torch.Tensor:
-    """Scores plus Gumbel noise at coupled rows; greedy rows stay as they are."""
-    coupled = [i for i, (item, _) in enumerate(active) if not item.params.is_greedy and not _rejects(item.params)]
-    if not coupled:
-        return scores
-    noise = gumbel([_key(*active[i]) for i in coupled], scores.shape[-1], scores.device)
-    if len(coupled) == len(active):
-        return noise.add_(scores)
-    return scores.index_add(0, torch.tensor(coupled, device=scores.device), noise)
-
-
-def _argmax(scores: torch.Tensor) -> list[int]:
-    if scores.device.type == "cpu":
-        return scores.numpy().argmax(axis=-1).tolist()  # type: ignore[no-any-return]  # vectorised, torch's is not
-    return scores.argmax(dim=-1).tolist()
 
 
 def _add_logprobs(logits: torch.Tensor, pairs: list[tuple[WalkItem, Walk]]) -> None:

@@ -1,0 +1,75 @@
+"""Errors as OpenAI clients expect them, and which engine error becomes which status.
+
+Nothing of an unexpected exception reaches a client; it is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from engine import errors
+
+logger = logging.getLogger("spectra.api")
+
+
+class ApiError(Exception):
+    """An error that only exists at the edge."""
+
+    def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """One error, ready to be sent."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+    headers: dict[str, str] = {}
+
+    def body(self) -> bytes:
+        """OpenAI's error object as JSON."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        fields: dict[str, Any] = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": fields})
+
+    def response(self) -> Response:
+        """As a whole response."""
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+
+def model_not_found(name: str) -> ApiError:
+    """The 404 for a model this server does not have."""
+    message = f"the model {name[:128]!r} does not exist here; GET /v1/models lists what does"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def answer_for(error: BaseException) -> ErrorAnswer:
+    """What a client is told about ``error``; logs what it is not told."""
+    match error:
+        case ApiError():
+            return ErrorAnswer(error.status, error.message, error.param, error.code)
+        case errors.UnknownMethodError():
+            return ErrorAnswer(400, str(error), error.param or "speculative.method", "unknown_method")
+        case errors.PromptTooLongError():
+            return ErrorAnswer(400, str(error), error.param, "context_length_exceeded")
+        case errors.RequestError():
+            return ErrorAnswer(400, str(error), error.param, "invalid_request")
+        case errors.OverloadedError():
+            seconds = str(max(1, math.ceil(error.retry_after)))
+            return ErrorAnswer(429, str(error), None, "overloaded", {"Retry-After": seconds})
+        case errors.TargetLostError():
+            return ErrorAnswer(503, str(error), None, "target_lost", {"Retry-After": "1"})
+    logger.error("request failed", exc_info=error)
+    return ErrorAnswer(500, "internal error; the server's log has the details", None, "internal_error")

@@ -1,0 +1,209 @@
+"""The HTTP application: OpenAI's endpoints over a `Backend`. Runs under uvicorn and inside a Serve ingress alike.
+
+app = create_app(backend, tokenizer, Settings())
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Route
+from transformers import PreTrainedTokenizerFast
+
+from app.api.assembly import Choice, Piece
+from app.api.convert import Converter
+from app.api.errors import ErrorAnswer, answer_for, model_not_found
+from app.api.generation import Generation
+from app.api.logprobs import TokenTexts
+from app.api.parsing import parse, read_body
+from app.api.responses import Envelope, StreamWriter, whole_response
+from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.service import Backend, Health, Settings
+from app.api.streaming import ClientGone, EventStream, run_while_connected
+
+Handler = Callable[[Request], Awaitable[Response]]
+logger = logging.getLogger("spectra.api")
+CLIENT_CLOSED = 499  # nobody reads it; access logs do
+
+
+class Api:
+    """The endpoints. One instance per process; holds no state of requests."""
+
+    def __init__(self, backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings) -> None:
+        self._backend = backend
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._card = backend.model_card
+        self._converter = Converter(tokenizer, self._card, settings)
+        self._texts = TokenTexts(tokenizer)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        body = await read_body(request, self._settings.max_body_bytes)
+        return await self._generate(request, parse(ChatCompletionRequest, body))
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        body = await read_body(request, self._settings.max_body_bytes)
+        return await self._generate(request, parse(CompletionRequest, body))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: ids of a prompt, or of messages under the chat template."""
+        wanted = parse(TokenizeRequest, await read_body(request, self._settings.max_body_bytes))
+        self._check_model(wanted.model)
+        if wanted.messages is not None:
+            special = bool(wanted.add_special_tokens)
+            ids = await self._converter.encode_chat(
+                wanted.messages, add_generation_prompt=wanted.add_generation_prompt, add_special_tokens=special
+            )
+        else:
+            special = wanted.add_special_tokens is not False
+            ids = await self._converter.encode(wanted.prompt or "", add_special_tokens=special)
+        return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: text of ids, special tokens included."""
+        wanted = parse(DetokenizeRequest, await read_body(request, self._settings.max_body_bytes))
+        self._check_model(wanted.model)
+        self._converter.check_ids(wanted.tokens, "tokens")
+        return _json({"prompt": self._tokenizer.backend_tokenizer.decode(wanted.tokens, skip_special_tokens=False)})
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json(
+            {"object": "list", "data": [self._model_fields(n) for n in (self._card.name, *self._card.aliases)]}
+        )
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}; names may contain slashes."""
+        name = request.path_params["name"]
+        self._check_model(name)
+        return _json(self._model_fields(name))
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 only if a request sent now would be served."""
+        try:
+            health = await self._backend.health()
+        except Exception as error:
+            logger.warning("the backend does not answer", exc_info=error)
+            health = Health(ok=False, reason="the backend does not answer")
+        return _json(
+            {"status": "ok" if health.ok else "unavailable", "reason": health.reason, **health.detail},
+            200 if health.ok else 503,
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics for Prometheus."""
+        return Response(await self._backend.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return _json({"version": self._settings.version})
+
+    async def _generate(self, request: Request, wanted: ChatCompletionRequest | CompletionRequest) -> Response:
+        self._check_model(wanted.model)
+        jobs, seed = await self._converter.jobs(wanted)
+        is_chat = isinstance(wanted, ChatCompletionRequest)
+        envelope = Envelope(
+            id=("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex,
+            created=int(time.time()),
+            model=wanted.model,
+            seed=seed,
+            is_chat=is_chat,
+            system_fingerprint=self._card.fingerprint,
+            return_token_ids=wanted.return_token_ids,
+        )
+        choices = [Choice(job, self._tokenizer, self._card.eos_ids) for job in jobs]
+        generation = Generation(self._backend, envelope.id, choices)
+        if wanted.stream:
+            return EventStream(_events(generation, StreamWriter(envelope, choices, self._texts, wanted.include_usage)))
+        done = await run_while_connected(request.receive, _collect(generation))
+        return Response(whole_response(envelope, done, self._texts), media_type="application/json")
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._card.name and name not in self._card.aliases:
+            raise model_not_found(name)
+
+    def _model_fields(self, name: str) -> dict[str, object]:
+        card = self._card
+        return {
+            "id": name,
+            "object": "model",
+            "created": card.created,
+            "owned_by": card.owned_by,
+            "root": card.name,
+            "max_model_len": card.max_model_len,
+        }
+
+
+async def _events(generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.pieces()) as pieces:
+        async for choice, piece in pieces:
+            event = writer.event(choice, piece)
+            if event:
+                yield event
+    yield writer.end()
+
+
+async def _collect(generation: Generation) -> list[tuple[Choice, Piece]]:
+    """Every choice with its pieces joined."""
+    parts: dict[int, list[Piece]] = {choice.index: [] for choice in generation.choices}
+    async with aclosing(generation.pieces()) as pieces:
+        async for choice, piece in pieces:
+            parts[choice.index].append(piece)
+    return [(choice, Piece.join(parts[choice.index])) for choice in generation.choices]
+
+
+def _json(fields: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(fields), status, media_type="application/json")
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Every failure becomes an answer in OpenAI's form."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (ClientGone, ClientDisconnect):
+            return Response(status_code=CLIENT_CLOSED)
+        except Exception as error:
+            return answer_for(error).response()
+
+    return guarded
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).response()
+
+
+def create_app(backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings | None = None) -> FastAPI:
+    """The ASGI application for one backend. Call it where it runs: it is not meant to be pickled."""
+    api = Api(backend, tokenizer, settings or Settings())
+    app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(HTTPException, _http_error)
+    routes: list[tuple[str, str, Handler]] = [
+        ("POST", "/v1/chat/completions", api.chat_completions),
+        ("POST", "/v1/completions", api.completions),
+        ("POST", "/tokenize", api.tokenize),
+        ("POST", "/detokenize", api.detokenize),
+        ("GET", "/v1/models", api.models),
+        ("GET", "/v1/models/{name:path}", api.model),
+        ("GET", "/health", api.health),
+        ("GET", "/metrics", api.metrics),
+        ("GET", "/version", api.version),
+    ]
+    app.router.routes.extend(Route(path, _guarded(handler), methods=[method]) for method, path, handler in routes)
+    return app

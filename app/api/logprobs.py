@@ -1,0 +1,85 @@
+"""Log-probabilities in both of OpenAI's forms, and the text of single tokens that they are keyed by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from engine.events import TokenLogprob
+
+FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
+SPACE = "▁"  # how sentencepiece vocabularies spell a space
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: printable Latin-1 characters are their own
+    bytes, the other bytes count up from 256."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    table = {chr(value): value for value in range(256) if chr(value) in alphabet}
+    table.update({chr(256 + i): v for i, v in enumerate(v for v in range(256) if chr(v) not in table)})
+    return table
+
+
+class TokenTexts:
+    """Bytes and text of single tokens, remembered per id."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        decoder = b"" if self._backend.decoder is None else self._backend.decoder.__getstate__()
+        self._byte_of_char = _byte_of_char() if b"ByteLevel" in decoder else {}
+        self._has_byte_tokens = b"ByteFallback" in decoder
+        self._added: set[int] = set(self._backend.get_added_tokens_decoder())
+        self._known: dict[int, tuple[str, list[int]]] = {}
+
+    def __getitem__(self, token_id: int) -> tuple[str, list[int]]:
+        """Text and bytes; bytes that are no whole characters are written ``bytes:\\xe2\\x82``, as OpenAI does."""
+        found = self._known.get(token_id)
+        if found is None:
+            raw = self._bytes(token_id)
+            try:
+                text = raw.decode()
+            except UnicodeDecodeError:
+                text = "bytes:" + "".join(f"\\x{value:02x}" for value in raw)
+            found = self._known[token_id] = (text, list(raw))
+        return found
+
+    def _bytes(self, token_id: int) -> bytes:
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:  # the vocabulary is padded beyond the tokenizer's
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        if self._byte_of_char and all(c in self._byte_of_char for c in token):
+            return bytes(self._byte_of_char[c] for c in token)
+        if self._has_byte_tokens and len(token) == 6 and token.startswith("<0x"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace(SPACE, " ").encode()
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], texts: TokenTexts) -> dict[str, Any]:
+    """``choices[].logprobs`` of a chat completion."""
+    return {"content": [_chat_entry(entry, texts) for entry in entries], "refusal": None}
+
+
+def completion_logprobs(entries: Sequence[TokenLogprob], offsets: Sequence[int], texts: TokenTexts) -> dict[str, Any]:
+    """``choices[].logprobs`` of a text completion; the drawn token is always among the alternatives."""
+    tops = [{texts[i][0]: max(value, FLOOR) for i, value in (*e.top, (e.token_id, e.logprob))} for e in entries]
+    return {
+        "tokens": [texts[e.token_id][0] for e in entries],
+        "token_logprobs": [max(e.logprob, FLOOR) for e in entries],
+        "top_logprobs": tops,
+        "text_offset": list(offsets),
+    }
+
+
+def _chat_entry(entry: TokenLogprob, texts: TokenTexts) -> dict[str, Any]:
+    tops = [_token(i, value, texts) for i, value in entry.top]
+    return {**_token(entry.token_id, entry.logprob, texts), "top_logprobs": tops}
+
+
+def _token(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
+    text, raw = texts[token_id]
+    return {"token": text, "logprob": max(logprob, FLOOR), "bytes": raw}

@@ -1,0 +1,111 @@
+"""From the bytes of a body to a checked request, or an error that names field, value and what would be right."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from app.api.errors import ApiError
+from app.api.messages import Strict
+from engine.errors import RequestError
+
+Schema = TypeVar("Schema", bound=Strict)
+DRAIN_FACTOR = 16  # so much more than the limit is read (and thrown away) before the connection is given up
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, at most ``limit`` bytes.
+
+    What comes beyond the limit is read and dropped, because a client that is still sending would not see the answer.
+
+    Raises:
+        ApiError: 415 for anything but JSON, 413 for too much of it.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(
+            415,
+            f"Content-Type is {media_type or 'missing'}; it must be application/json",
+            code="unsupported_media_type",
+        )
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= limit:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+            if size > DRAIN_FACTOR * limit:
+                break
+    if size > limit:
+        raise ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+    return b"".join(chunks)
+
+
+def parse(schema: type[Schema], body: bytes) -> Schema:
+    """Decode and check ``body``. A null is an absent field, as OpenAI has it.
+
+    Raises:
+        RequestError: malformed JSON, an unknown or unsupported field, or a value out of range.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise RequestError("the body must be a JSON object")
+    try:
+        return schema.model_validate(_known_fields(schema, fields))
+    except ValidationError as error:
+        raise _request_error(error.errors(include_url=False)[0]) from None
+
+
+def _known_fields(schema: type[Strict], fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields the schema declares; refuses the others unless they ask for nothing."""
+    known = {}
+    for name, value in fields.items():
+        if name in schema.model_fields:
+            if value is not None:
+                known[name] = value
+        elif name not in schema.unsupported:
+            raise RequestError(f"unknown field {_shorten(name)}", name[:64])
+        elif value is not None and value not in schema.unsupported[name]:
+            raise RequestError(f"{name} is {_shorten(value)}; this server does not support it: leave it out", name)
+    return known
+
+
+def _request_error(details: ErrorDetails) -> RequestError:
+    param = ""
+    for part in details["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    kind, context = details["type"], details.get("ctx", {})
+    if not param:
+        return RequestError(details["msg"], details["msg"].partition(" ")[0])
+    if kind == "missing":
+        return RequestError(f"{param} is missing", param)
+    if kind == "extra_forbidden":
+        return RequestError(f"unknown field {param}", param)
+    if kind == "refused":
+        return RequestError(f"{param} {details['msg']}", param)
+    return RequestError(
+        f"{param} is {_shorten(details['input'])}; it {_expected(kind, context, details['msg'])}", param
+    )
+
+
+def _expected(kind: str, context: dict[str, Any], message: str) -> str:
+    """The rule that was broken, to follow "it"."""
+    bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+    words = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+    if kind in bounds:
+        return f"must be {words[bounds[kind]]} {context[bounds[kind]]}"
+    return message.replace("Input should", "must").replace("valid ", "")
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 64 else text[:60] + " ..."

@@ -1,0 +1,180 @@
+"""What clients get back: whole responses and stream chunks, for chat and text completions.
+
+The chunk of an ordinary step is glued together from prepared bytes, because it is written once per step of every
+stream; everything else is a dict that msgspec encodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from app.api.assembly import Choice, Piece
+from app.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from engine.events import RequestStats
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What all parts of one response share."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    seed: int
+    is_chat: bool
+    system_fingerprint: str | None = None
+    return_token_ids: bool = False
+
+    def fields(self, *, chunk: bool) -> dict[str, Any]:
+        """Top-level fields, before ``choices``."""
+        name = "chat.completion" if self.is_chat else "text_completion"
+        return {
+            "id": self.id,
+            "object": name + ".chunk" if chunk and self.is_chat else name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "seed": self.seed,
+        }
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    """Token counts; a prompt with several choices counts once."""
+    prompt = sum(len(c.job.prompt_ids) for c in choices if c.job.params.choice == 0)
+    completion = sum(c.n_tokens for c in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
+    """``metrics`` of a response, summed over its choices; empty when the backend did not say enough.
+
+    Every decode forward counts as a step, also one without drafts; the bonus token counts as accepted length.
+    """
+    every: list[RequestStats] = [stats for c in choices if (stats := c.final_stats()) is not None]
+    if len(every) < len(choices):
+        return {}
+    steps = sum(s.target_forwards for s in every)
+    drafted, accepted = sum(s.drafted_tokens for s in every), sum(s.accepted_tokens for s in every)
+    by_source: dict[str, dict[str, int]] = {}
+    for stats in every:
+        for name, (n_drafted, n_accepted) in stats.by_source.items():
+            counts = by_source.setdefault(name, {"drafted": 0, "accepted": 0})
+            counts["drafted"] += n_drafted
+            counts["accepted"] += n_accepted
+    figures = {
+        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+        "by_source": by_source,
+    }
+    return {"speculative_decoding": figures}
+
+
+def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: TokenTexts) -> dict[str, Any]:
+    """What a chunk's choice and a whole response's choice have in common: all but the text."""
+    fields: dict[str, Any] = {"index": choice.index, "logprobs": None}
+    if piece.logprobs is not None:
+        if envelope.is_chat:
+            fields["logprobs"] = chat_logprobs(piece.logprobs, texts)
+        else:
+            fields["logprobs"] = completion_logprobs(piece.logprobs, piece.offsets or (), texts)
+    fields["finish_reason"] = piece.finish_reason
+    fields["stop_reason"] = piece.stop_reason
+    if envelope.return_token_ids:
+        fields["token_ids"] = piece.token_ids
+    return fields
+
+
+def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], texts: TokenTexts) -> bytes:
+    """The response that is not a stream, as JSON; ``done`` holds every choice with all its pieces in one."""
+    fields = envelope.fields(chunk=False)
+    fields["choices"] = entries = []
+    for choice, piece in done:
+        entry = choice_fields(envelope, choice, piece, texts)
+        if envelope.is_chat:
+            entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+        else:
+            entry["text"] = piece.text
+        entries.append(entry)
+    choices = [choice for choice, _ in done]
+    fields["usage"] = usage(choices)
+    fields["metrics"] = speculative_metrics(choices)
+    _add_prompt_ids(fields, envelope, choices[0], entries)
+    return _encode(fields)
+
+
+class StreamWriter:
+    """Writes the server-sent events of one response."""
+
+    def __init__(self, envelope: Envelope, choices: Sequence[Choice], texts: TokenTexts, include_usage: bool) -> None:
+        self._envelope = envelope
+        self._choices = choices
+        self._texts = texts
+        self._include_usage = include_usage
+        self._open = len(choices)
+        self._started: set[int] = set()
+        self._is_plain = not envelope.return_token_ids and choices[0].job.params.logprobs is None
+        self._head = b"data: " + _encode(envelope.fields(chunk=True))[:-1] + b',"choices":[{"index":'
+        self._middle = b',"delta":{"content":' if envelope.is_chat else b',"text":'
+        self._tail = b',"logprobs":null,"finish_reason":null}]'
+        if envelope.is_chat:
+            self._tail = b"}" + self._tail
+        self._tail += b',"usage":null}\n\n' if include_usage else b"}\n\n"
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        """The chunk for one piece; empty if the step's text is held back and nothing else is to be said."""
+        if self._is_plain and piece.finish_reason is None and choice.index in self._started:
+            if not piece.text:
+                return b""
+            return b"%b%d%b%b%b" % (self._head, choice.index, self._middle, _encode(piece.text), self._tail)
+        return self._full_event(choice, piece)
+
+    def end(self) -> bytes:
+        """What follows the last choice's last chunk."""
+        if not self._include_usage:
+            return DONE
+        fields = self._envelope.fields(chunk=True)
+        fields |= {"choices": [], "usage": usage(self._choices), "metrics": speculative_metrics(self._choices)}
+        return _sse(fields) + DONE
+
+    def _full_event(self, choice: Choice, piece: Piece) -> bytes:
+        is_first = choice.index not in self._started
+        self._started.add(choice.index)
+        self._open -= piece.finish_reason is not None
+        entry = choice_fields(self._envelope, choice, piece, self._texts)
+        if self._envelope.is_chat:
+            role = {"role": "assistant"} if is_first else {}
+            entry["delta"] = role | {"content": piece.text}
+        else:
+            entry["text"] = piece.text
+        fields = self._envelope.fields(chunk=True) | {"choices": [entry]}
+        if self._include_usage:
+            fields["usage"] = None
+        elif not self._open:
+            fields["metrics"] = speculative_metrics(self._choices)
+        if is_first:
+            _add_prompt_ids(fields, self._envelope, choice, [entry])
+        return _sse(fields)
+
+
+def _add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, entries: list[dict[str, Any]]) -> None:
+    """Prompt ids where vLLM puts them: at the top for a chat, in every choice otherwise."""
+    if not envelope.return_token_ids:
+        return
+    if envelope.is_chat:
+        fields["prompt_token_ids"] = first.job.prompt_ids
+    else:
+        for entry in entries:
+            entry["prompt_token_ids"] = first.job.prompt_ids
+
+
+def _sse(fields: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(fields) + b"\n\n"

@@ -1,0 +1,214 @@
+"""What clients may send: OpenAI's request bodies, plus our extensions, checked field by field.
+
+Unknown fields are refused (`app.api.parsing` turns violations into OpenAI errors). Values are what the client wrote;
+`app.api.convert` maps them to the engine's types. Defaults are OpenAI's (temperature 1.0, top_p 1.0), except that a
+request without a token limit may use what fits into the context (see `Settings.default_max_tokens`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from app.api.messages import Message, Strict, refuse
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_LOGPROBS = 20
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class SpeculativeOptions(Strict):
+    """Extension: how this request is drafted for."""
+
+    method: str | None = None  # None: the server's default; several are joined with "+"
+    max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step
+    enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
+
+
+class StreamOptions(Strict):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(Strict):
+    """What chat and text completions share."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0  # no stop id or EOS before
+    temperature: Annotated[Finite, Field(ge=0.0, le=2.0)] = 1.0  # 0 is greedy
+    top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0  # 0 and -1: no limit
+    min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[Finite, Field(gt=0.0, le=10.0)] = 1.0
+    presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: dict[int, float] = Field(default_factory=dict)  # token id -> -100..100
+    stop: list[str] = Field(default_factory=list)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list, max_length=64)
+    ignore_eos: bool = False
+    seed: int | None = None  # any 64-bit integer; drawn and reported when missing
+    n: Annotated[int, Field(ge=1, le=16)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0  # lower goes first
+    verification: Literal["coupled", "rejection"] = "coupled"
+    speculative: SpeculativeOptions = SpeculativeOptions()
+    return_token_ids: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_list(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value
+        if not (isinstance(stops, list) and all(isinstance(s, str) for s in stops)):
+            raise refuse("must be a string or a list of strings")
+        if len(stops) > MAX_STOPS or not all(0 < len(s) <= MAX_STOP_CHARS for s in stops):
+            raise refuse(f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
+        return stops
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bias_by_id(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or len(value) > 1024:
+            raise refuse("must be an object of at most 1024 entries, token id to bias")
+        biases: dict[int, float] = {}
+        for key, bias in value.items():
+            if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
+                raise refuse(f"has the key {key!r}; keys must be token ids")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                raise refuse(f"gives token {key} the bias {bias!r}; it must be a number from -100 to 100")
+            biases[int(key)] = float(bias)
+        return biases
+
+    @field_validator("seed")
+    @classmethod
+    def _seed_range(cls, value: int | None) -> int | None:
+        if value is not None and not -(2**63) <= value < 2**64:
+            raise refuse("must be a 64-bit integer")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options needs stream to be true")
+        limit = self.token_limit
+        if limit is not None and self.min_tokens > limit:
+            raise refuse(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {limit}")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate, if the client said."""
+        return self.max_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        """Best alternatives to report per token; None: no logprobs at all."""
+        raise NotImplementedError
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),  # says nothing without tools
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+        "store": (False,),
+        "metadata": ({},),
+        "service_tier": ("auto", "default"),
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # the newer name of max_tokens
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @model_validator(mode="after")
+    def _chat_fits_together(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise refuse("top_logprobs needs logprobs to be true")
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise refuse("max_tokens and max_completion_tokens differ; give one")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate, if the client said."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        """Best alternatives to report per token; None: no logprobs at all."""
+        return self.top_logprobs if self.logprobs else None
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"echo": (False,), "suffix": ("",), "best_of": (1,)}
+
+    prompt: list[str | list[int]]  # after validation: one entry per prompt
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt_list(cls, value: Any) -> Any:
+        prompts = [value] if isinstance(value, str) or _is_ids(value) else value
+        if not (isinstance(prompts, list) and prompts):
+            raise refuse("must be a string, a list of strings, a list of token ids or a list of such lists")
+        if not (all(isinstance(p, str) for p in prompts) or all(_is_ids(p) for p in prompts)):
+            raise refuse("must be a string, a list of strings, a list of token ids or a list of such lists")
+        return prompts
+
+    @property
+    def logprob_count(self) -> int | None:
+        """Best alternatives to report per token; None: no logprobs at all."""
+        return self.logprobs
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(v) is int for v in value)
+
+
+class TokenizeRequest(Strict):
+    """Body of POST /tokenize: a prompt or messages, as vLLM takes it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if (self.prompt is None) == (not self.messages):
+            raise refuse("prompt must be given, or messages, but not both")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]

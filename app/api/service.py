@@ -1,0 +1,101 @@
+"""The seam between the edge and whatever runs requests: the `Backend` Protocol and the values it hands over.
+
+The edge owns text (templates, tokens to text, stop strings); a backend owns tokens. Knows no HTTP and no Ray.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+import msgspec
+
+from engine.events import StepEvent
+from engine.sampling.params import SamplingParams
+
+MEBI = 1024 * 1024
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model, filled by the backend once its target is loaded."""
+
+    name: str  # what clients write as `model`
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int  # ids below this are valid
+    eos_ids: tuple[int, ...] = ()  # from the model's generation config
+    created: int = 0  # seconds since 1970
+    owned_by: str = "spectra"
+    fingerprint: str | None = None  # changes with weights, dtype or software
+    aliases: tuple[str, ...] = ()  # further names clients may use
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a request sent now would be served."""
+
+    ok: bool
+    reason: str = ""  # why not
+    detail: dict[str, str | int | float | bool] = {}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and defaults of the edge, per process."""
+
+    version: str = "0.1.0"
+    max_body_bytes: int = 4 * MEBI
+    default_max_tokens: int = 1024  # when a request names none; less if the context is shorter
+    max_choices: int = 64  # prompts times n of one request
+    thread_chars: int = 16_384  # longer texts are tokenised in a thread, off the event loop
+
+
+class StepStream(Protocol):
+    """Step events of one choice. An async generator is one.
+
+    ``aclose`` cancels the request wherever it runs and returns once that is under way; it is always called, also after
+    the last event and on errors, and may be called twice.
+    """
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> StepEvent: ...
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
+        ...
+
+
+class Backend(Protocol):
+    """Runs token-level requests."""
+
+    @property
+    def model_card(self) -> ModelCard:
+        """The served model."""
+        ...
+
+    async def submit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        method: str | None,
+        max_nodes: int | None,
+        priority: int,
+        request_id: str,
+    ) -> StepStream:
+        """Start one choice. ``method`` and ``max_nodes`` None mean the backend's default; lower ``priority`` is first.
+
+        Errors may come from here or from the stream's first item; until then the client gets a proper status.
+
+        Raises:
+            UnknownMethodError: no such method, or not available here.
+            PromptTooLongError: does not fit context or KV cache.
+            OverloadedError: the waiting queue is full.
+            TargetLostError: the target died and is not back.
+        """
+        ...
+
+    async def health(self) -> Health:
+        """The truth about readiness; must not hang."""
+        ...
+
+    async def metrics_text(self) -> str:
+        """Prometheus exposition text, summed over replicas."""
+        ...

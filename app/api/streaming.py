@@ -1,0 +1,93 @@
+"""Sending answers while listening: server-sent events with little overhead, and work that ends when the client goes.
+
+Starlette's `StreamingResponse` fixes the status before the first item exists and, with some servers, notices a lost
+client only when it sends. Here the status follows the first event, and the client's going cancels at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.errors import answer_for
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):  # noqa: N818 - an event, not an error
+    """The client closed the connection before the answer was complete."""
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client is gone; the request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled (and has ended) when the client goes or the caller is cancelled.
+
+    Raises:
+        ClientGone: the client went first.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        watcher.cancel()
+        task.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends the server-sent events of a generator, one body message each; closes the generator in every case.
+
+    An error before the first event is answered with its own status; later it becomes an event, the last one.
+    """
+
+    media_type = "text/event-stream"
+    charset = "utf-8"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI side; returns once everything is sent or the client is gone."""
+        try:
+            await run_while_connected(receive, self._send_all(scope, receive, send))
+        except ClientGone:
+            return
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            try:
+                first = await anext(events)
+            except Exception as error:
+                await answer_for(error).response()(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            await self._send_rest(events, send)
+
+    async def _send_rest(self, events: AsyncGenerator[bytes, None], send: Send) -> None:
+        end = b""
+        try:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except OSError:  # how servers report a lost client on send
+            return
+        except Exception as error:
+            end = b"data: " + answer_for(error).body() + b"\n\n"
+        await send({"type": "http.response.body", "body": end, "more_body": False})

@@ -1,0 +1,94 @@
+"""What drafting costs: microseconds of propose + observe per request and step, on one core, without a model.
+
+The target is a hash (``speculators.testing_target``), the prompt is random text in its language, composing and scoring
+are not timed. The last line is one JSON document. Run: ``python -m benchmarks.drafting_cost``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from random import Random
+
+import numpy as np
+
+from engine.composer import compose
+from engine.protocol import Outcome, RequestView, TokenBuffer
+from engine.sampling.params import SamplingParams
+from engine.tree import EMPTY_TREE
+from speculators.registry import AVAILABLE, create
+from speculators.testing_target import HashTarget
+
+_VOCAB_SIZE = 32_000
+_SUCCESSORS = 40  # different tokens after one token: about as unpredictable as prose
+
+
+def main() -> None:
+    """Measure, print a table, then one JSON line."""
+    args = _arguments()
+    print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
+    results = []
+    for method in args.methods.split(","):
+        for context in (int(length) for length in args.contexts.split(",")):
+            row = measure(method, context, args.steps, args.budget)
+            results.append(row)
+            print(
+                f"{method:<24}{context:>8}{row['p50_us']:>9.1f}{row['p99_us']:>9.1f}"
+                f"{row['begin_us']:>10.0f}{row['nodes']:>7.1f}"
+            )
+    print(json.dumps({"benchmark": "drafting_cost", "budget": args.budget, "steps": args.steps, "results": results}))
+
+
+def measure(method: str, n_context: int, n_steps: int, budget: int) -> dict[str, float | int | str]:
+    """Decode ``n_steps`` steps behind a prompt of ``n_context`` tokens; times in microseconds."""
+    target = HashTarget(_VOCAB_SIZE, _SUCCESSORS)
+    speculator = create(method)
+    request = RequestView(0, TokenBuffer(_prompt(target, n_context)), n_context, SamplingParams(), _VOCAB_SIZE)
+    start = time.perf_counter()
+    speculator.begin(request)
+    begin = time.perf_counter() - start
+    seconds = []
+    outcome = Outcome((), EMPTY_TREE)
+    nodes = 0
+    for _ in range(n_steps):
+        start = time.perf_counter()
+        speculator.observe(request, outcome)
+        branches = speculator.propose(request, budget)
+        seconds.append(time.perf_counter() - start)
+        tree = compose(branches, budget)
+        outcome = target.score(request.context.view[-2:].tolist(), tree)
+        request.context.extend(outcome.tokens)
+        nodes += len(tree)
+    speculator.end(request)
+    p50, p99 = np.percentile(seconds, (50, 99)) * 1e6
+    return {
+        "method": method,
+        "context": n_context,
+        "p50_us": round(float(p50), 1),
+        "p99_us": round(float(p99), 1),
+        "begin_us": round(begin * 1e6, 1),
+        "nodes": round(nodes / n_steps, 1),
+    }
+
+
+def _prompt(target: HashTarget, n_tokens: int) -> list[int]:
+    """Text of the target's language that a random token interrupts now and then."""
+    rng = Random(0)
+    text = [rng.randrange(target.vocab_size)]
+    while len(text) < n_tokens:
+        text.append(rng.randrange(500) if rng.random() < 0.2 else target.next_token(text))
+    return text
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=",".join((*AVAILABLE, "pld+spectra-core")), help="comma-separated")
+    parser.add_argument("--contexts", default="256,1024,4096", help="prompt lengths in tokens, comma-separated")
+    parser.add_argument("--steps", type=int, default=1000, help="decode steps per measurement")
+    parser.add_argument("--budget", type=int, default=64, help="nodes per step")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

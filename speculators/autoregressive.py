@@ -1,0 +1,25 @@
+"""Plain decoding: drafts nothing, so that the baseline runs through the same loop as every other method."""
+
+from __future__ import annotations
+
+from engine.protocol import Branch, Needs, Outcome, RequestView
+
+
+class Autoregressive:
+    """The speculator that does not speculate: one token per target forward."""
+
+    name = "autoregressive"
+    needs = Needs()
+
+    def begin(self, request: RequestView) -> None:
+        """Nothing to remember."""
+
+    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+        """No branches, whatever the budget."""
+        return []
+
+    def observe(self, request: RequestView, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+    def end(self, request: RequestView) -> None:
+        """Nothing to drop."""

@@ -1,0 +1,118 @@
+"""The speculator pool: request views and the speculators that draft for them, behind one call per step.
+
+Plain and synchronous; whoever hosts it (the offline loop, an actor) serialises the calls. It knows nothing of where
+the target runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
+from engine.sampling.params import SamplingParams
+from speculators.guarded import Guarded
+from speculators.registry import Factory, SpeculatorOptions, create
+
+
+class SpeculatorPool:
+    """Owns the views of all live requests and one speculator per method, made when first asked for.
+
+    Args:
+        options: per-method settings.
+        extra: factories under further names, for tests.
+    """
+
+    def __init__(self, options: SpeculatorOptions | None = None, extra: Mapping[str, Factory] | None = None) -> None:
+        self._options = options or SpeculatorOptions()
+        self._extra = extra
+        self._speculators: dict[str, Guarded] = {}  # method -> its speculator
+        self._live: dict[int, tuple[RequestView, Guarded]] = {}  # request id -> its view and who drafts for it
+
+    @property
+    def n_live(self) -> int:
+        """Requests that have begun and not ended."""
+        return len(self._live)
+
+    def needs(self, method: str) -> Needs:
+        """What the target must read back for ``method``.
+
+        Raises:
+            UnknownMethodError: the method is unknown or not available yet.
+        """
+        return self._speculator(method).needs
+
+    def begin(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        method: str,
+        vocab_size: int,
+        namespace: str = "",
+    ) -> None:
+        """Admit a request; its context is the prompt.
+
+        Raises:
+            UnknownMethodError: the method is unknown or not available yet; nothing was kept.
+            ValueError: the id is live already.
+        """
+        if request_id in self._live:
+            raise ValueError(f"request {request_id} has begun already")
+        speculator = self._speculator(method)
+        context = TokenBuffer(prompt, capacity=len(prompt) + params.max_tokens)
+        view = RequestView(request_id, context, len(prompt), params, vocab_size, namespace)
+        self._live[request_id] = (view, speculator)
+        speculator.begin(view)
+
+    def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
+        """Commit outcomes, let the speculators learn, then draft for every request in ``budgets``.
+
+        Ids that are not live (cancelled meanwhile) are passed over and get no entry.
+
+        Args:
+            outcomes: (request id, outcome) in the order the target made them.
+            budgets: request id -> most nodes of its next tree; several parts of one method share it.
+
+        Returns:
+            request id -> branches in priority order, for ``engine.composer.compose``.
+        """
+        for request_id, outcome in outcomes:
+            live = self._live.get(request_id)
+            if live is not None:
+                view, speculator = live
+                view.context.extend(outcome.tokens)
+                speculator.observe(view, outcome)
+        return self._propose(budgets)
+
+    def end(self, request_id: int) -> None:
+        """Drop everything about a request; harmless when it is not live."""
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            view, speculator = live
+            speculator.end(view)
+
+    def reset(self) -> None:
+        """End all requests and forget the speculators: the state of a fresh pool."""
+        for request_id in list(self._live):
+            self.end(request_id)
+        self._speculators.clear()
+
+    def _speculator(self, method: str) -> Guarded:
+        known = self._speculators.get(method)
+        if known is None:
+            known = self._speculators[method] = Guarded(create(method, self._options, self._extra))
+        return known
+
+    def _propose(self, budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
+        """One batched call per method."""
+        groups: dict[Guarded, list[RequestView]] = {}
+        for request_id in budgets:
+            live = self._live.get(request_id)
+            if live is not None:
+                view, speculator = live
+                groups.setdefault(speculator, []).append(view)
+        drafts: dict[int, list[Branch]] = {}
+        for speculator, views in groups.items():
+            proposed = speculator.propose_batch(views, [budgets[view.request_id] for view in views])
+            drafts.update(zip((view.request_id for view in views), proposed, strict=True))
+        return drafts

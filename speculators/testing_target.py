@@ -1,0 +1,62 @@
+"""A target without a model: the next token is a hash of the last two. For tests and for measuring drafting cost.
+
+Deterministic, and repetitive enough (few successors per token) that n-gram methods find something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.protocol import Outcome
+from engine.tree import ROOT, TokenTree
+
+
+class HashTarget:
+    """An order-2 language over ``range(vocab_size)``.
+
+    Args:
+        vocab_size: at least ``top_k``.
+        n_successors: how many different tokens may follow a token; fewer repeat more.
+        top_k: ids read back per probe.
+    """
+
+    def __init__(self, vocab_size: int, n_successors: int = 3, top_k: int = 32) -> None:
+        assert vocab_size >= top_k
+        self.vocab_size = vocab_size
+        self._n_successors = n_successors
+        self._top_k = top_k
+
+    def next_token(self, context: Sequence[int]) -> int:
+        """The argmax behind ``context``."""
+        last = context[-1]
+        before = context[-2] if len(context) > 1 else 0
+        choice = (before * 2654435761 + last * 40503 >> 7) % self._n_successors
+        return (last * 7919 + choice * 104729 + 13) % self.vocab_size
+
+    def top_ids(self, context: Sequence[int]) -> list[int]:
+        """The ``top_k`` best next ids, best first, all different."""
+        best = self.next_token(context)
+        return [(best + i) % self.vocab_size for i in range(self._top_k)]
+
+    def generate(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
+        """Plain greedy decoding: what every method must reproduce."""
+        context = list(prompt)
+        for _ in range(n_tokens):
+            context.append(self.next_token(context))
+        return context[len(prompt) :]
+
+    def score(self, context: Sequence[int], tree: TokenTree) -> Outcome:
+        """One step: greedy verification (Algorithm 3) and the ids behind every probe."""
+        tail = list(context[-2:])
+        accepted: list[int] = []
+        tokens: list[int] = []
+        node = ROOT
+        while True:
+            best = self.next_token(tail + tokens)
+            tokens.append(best)
+            node = next((child for child in tree.children[node + 1] if tree.tokens[child] == best), ROOT)
+            if node == ROOT:
+                break
+            accepted.append(node)
+        top_ids = {node: self.top_ids(tail + [tree.tokens[i] for i in tree.path(node)]) for node in range(len(tree))}
+        return Outcome(tokens, tree, accepted, top_ids)

@@ -1,0 +1,198 @@
+"""A tiny tokenizer with a chat template, and a backend that generates for real: without a model, but step by step,
+with seeds, stop ids, limits, logprobs, failures and cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import uvicorn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from app.api.http import create_app
+from app.api.service import Health, ModelCard, Settings
+from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
+from engine.events import LENGTH, STOP, RequestStats, StepEvent, TokenLogprob
+from engine.sampling.params import SamplingParams
+
+SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Speculation drafts tokens and the target verifies them in one step.",
+    "Snow falls on the quiet town while the river keeps running.",
+]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m['content'] == 'refuse me' %}{{ raise_exception('no such turn') }}"
+    "{% endif %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+ANSWER = "The fox 🦊 drafts tokens: 日本語 and the river keeps running over the quiet town. STOP here, not later."
+MODEL = "tiny"
+STEPS = (1, 3, 1, 4, 2)  # tokens per step, over and over; the first is the prefill's
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(SENTENCES * 3, trainer=trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 1)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|bos|>", eos_token="<|end|>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+class ScriptedBackend:
+    """Answers with ``answer``, rotated by seed and choice, then EOS. Implements `app.api.service.Backend`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.answer = ANSWER
+        self.delay = 0.0  # seconds per step
+        self.fails_after: int | None = None  # steps until the target is lost
+        self.reports_drafts = True
+        self.is_healthy = True
+        self.is_full = False
+        self.running: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.seen: list[tuple[list[int], SamplingParams, dict[str, object]]] = []
+        self.model_card = ModelCard(
+            name=MODEL,
+            max_model_len=256,
+            vocab_size=len(tokenizer),
+            eos_ids=(2,),
+            created=7,
+            fingerprint="fp",
+            aliases=("org/alias",),
+        )
+
+    async def submit(
+        self, prompt_ids: list[int], params: SamplingParams, **options: object
+    ) -> AsyncIterator[StepEvent]:
+        self.seen.append((prompt_ids, params, options))
+        method = options["method"]
+        if method not in (None, "autoregressive", "pld", "lost"):
+            raise UnknownMethodError(f"unknown method {method!r}; known: autoregressive, pld")
+        if self.is_full:
+            raise OverloadedError("the queue is full", 1.5)
+        return self._steps(prompt_ids, params, str(options["request_id"]), method == "lost")
+
+    def ids_for(self, params: SamplingParams) -> list[int]:
+        ids = list(self.tokenizer.encode(self.answer, add_special_tokens=False))
+        shift = (params.seed + params.choice) % len(ids) if params.temperature else 0
+        return [*ids[shift:], *ids[:shift], 2]
+
+    async def _steps(
+        self, prompt_ids: list[int], params: SamplingParams, request_id: str, is_lost: bool
+    ) -> AsyncIterator[StepEvent]:
+        self.running.add(request_id)
+        finished = False
+        try:
+            if is_lost:
+                raise TargetLostError("the target is gone")
+            async for event in self._events(prompt_ids, params):
+                finished = event.finish_reason is not None
+                yield event
+        finally:
+            self.running.discard(request_id)
+            if not finished:
+                self.cancelled.add(request_id)
+
+    async def _events(self, prompt_ids: list[int], params: SamplingParams) -> AsyncIterator[StepEvent]:
+        ids, done, steps = self.ids_for(params), 0, []
+        while True:
+            if self.fails_after is not None and len(steps) >= self.fails_after:
+                raise TargetLostError("the target is gone")
+            await asyncio.sleep(self.delay)
+            batch, finish, reason = [], None, None
+            for token in ids[done : done + STEPS[len(steps) % len(STEPS)]] or [5]:
+                batch.append(token)
+                if token in params.stop_ids:
+                    finish, reason = STOP, token
+                elif done + len(batch) == params.max_tokens:
+                    finish = LENGTH
+                if finish:
+                    break
+            done += len(batch)
+            steps.append(len(batch))
+            yield StepEvent(
+                token_ids=batch,
+                finish_reason=finish,
+                stop_reason=reason,
+                logprobs=self._logprobs(batch, params.logprobs),
+                drafts={"pld": (4, len(batch) - 1)} if self.reports_drafts else None,
+                stats=self._stats(len(prompt_ids), steps[1:]) if finish else None,
+            )
+            if finish:
+                return
+
+    def _logprobs(self, ids: list[int], k: int | None) -> list[TokenLogprob] | None:
+        if k is None:
+            return None
+        tops = [tuple((t + j, -0.5 - j) for j in range(k)) for t in ids]
+        return [TokenLogprob(t, -0.5, top) for t, top in zip(ids, tops, strict=True)]
+
+    def _stats(self, n_prompt: int, steps: list[int]) -> RequestStats:
+        drafted, accepted = 4 * len(steps), sum(steps) - len(steps)
+        return RequestStats(
+            prompt_tokens=n_prompt,
+            target_forwards=len(steps),
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+            step_tokens=steps,
+            max_nodes_used=4,
+            by_source={"pld": (drafted, accepted)},
+        )
+
+    async def health(self) -> Health:
+        return Health(ok=self.is_healthy, reason="" if self.is_healthy else "no target", detail={"replicas": 1})
+
+    async def metrics_text(self) -> str:
+        return "vllm:spec_decode_num_drafts_total 3\n"
+
+
+@pytest.fixture
+def backend(tokenizer: PreTrainedTokenizerFast) -> ScriptedBackend:
+    return ScriptedBackend(tokenizer)
+
+
+@pytest.fixture
+def app(backend: ScriptedBackend, tokenizer: PreTrainedTokenizerFast) -> object:
+    return create_app(backend, tokenizer, Settings(version="9.9", default_max_tokens=200))
+
+
+@pytest.fixture
+async def client(app: object) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+        yield client
+
+
+@pytest.fixture
+def server(app: object) -> Iterator[str]:
+    """A real uvicorn on a free port; yields its base address."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not server.started:
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()

@@ -1,0 +1,164 @@
+"""What reaches the backend, and the small endpoints."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from app.api.http import create_app
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+
+async def post(client: httpx.AsyncClient, path: str, **fields) -> dict:
+    response = await client.post(path, json=fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_defaults_are_openais(client, backend) -> None:
+    await post(client, "/v1/chat/completions", **CHAT)
+    prompt, params, options = backend.seen[0]
+    assert backend.tokenizer.decode(prompt) == "<|bos|><|user|>hello<|end|><|assistant|>"
+    assert (params.temperature, params.top_p, params.top_k, params.logprobs) == (1.0, 1.0, 0, None)
+    assert params.stop_ids == (2,)
+    assert params.max_tokens == 200
+    assert (options["method"], options["max_nodes"], options["priority"]) == (None, None, 0)
+
+
+async def test_a_request_without_limit_gets_what_fits(client, backend) -> None:
+    await post(client, "/v1/completions", model="tiny", prompt=[5] * 240)
+    assert backend.seen[0][1].max_tokens == 16
+
+
+async def test_every_parameter_arrives(client, backend) -> None:
+    fields = {
+        "max_completion_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": -0.4,
+        "logit_bias": {"17": -100, "18": 2.5},
+        "stop": "zzz",
+        "stop_token_ids": [30, 31],
+        "ignore_eos": True,
+        "seed": 5,
+        "user": "someone",
+        "priority": -3,
+        "verification": "rejection",
+        "speculative": {"method": "pld", "max_nodes": 8},
+        "tools": [],
+        "response_format": {"type": "text"},
+        "logprobs": None,
+    }
+    await post(client, "/v1/chat/completions", **CHAT, **fields)
+    _, params, options = backend.seen[0]
+    assert (params.max_tokens, params.min_tokens, params.temperature, params.top_p) == (9, 2, 0.5, 0.9)
+    assert (params.top_k, params.min_p, params.repetition_penalty) == (7, 0.1, 1.2)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.3, -0.4)
+    assert params.logit_bias == {17: -100.0, 18: 2.5}
+    assert (params.stop, params.stop_ids, params.seed, params.verification) == (("zzz",), (30, 31), 5, "rejection")
+    assert (options["method"], options["max_nodes"], options["priority"]) == ("pld", 8, -3)
+
+
+async def test_disabled_speculation_is_the_autoregressive_method(client, backend) -> None:
+    await post(client, "/v1/chat/completions", **CHAT, speculative={"enabled": False, "method": "pld", "max_nodes": 3})
+    assert (backend.seen[0][2]["method"], backend.seen[0][2]["max_nodes"]) == ("autoregressive", None)
+
+
+async def test_choices_differ_in_nothing_but_their_number(client, backend) -> None:
+    await post(client, "/v1/chat/completions", **CHAT, n=3)
+    params = [p for _, p, _ in backend.seen]
+    assert sorted(p.choice for p in params) == [0, 1, 2]
+    assert len({p.seed for p in params}) == 1
+    assert len({str(options["request_id"]) for _, _, options in backend.seen}) == 3
+
+
+async def test_text_parts_and_replayed_answers_are_taken(client, backend) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    replayed = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": []}
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}, replayed]
+    await post(client, "/v1/chat/completions", model="tiny", messages=messages)
+    text = backend.tokenizer.decode(backend.seen[0][0])
+    assert text == "<|bos|><|system|>be brief<|end|><|user|>a\nb<|end|><|assistant|>hi<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("hello", 1), (["a", "b"], 2), ([5, 6, 7], 1), ([[5], [6, 7]], 2)],
+)
+async def test_completions_take_every_form_of_prompt(client, backend, prompt: object, expected: int) -> None:
+    answer = await post(client, "/v1/completions", model="tiny", prompt=prompt, max_tokens=2)
+    assert len(answer["choices"]) == expected
+    prompts = [ids for ids, _, _ in backend.seen]
+    if isinstance(prompt, str):
+        assert prompts[0][0] == 1  # the tokenizer's own special tokens
+    elif prompt == [5, 6, 7]:
+        assert prompts == [[5, 6, 7]]
+
+
+async def test_long_texts_are_tokenised_like_short_ones(client, backend) -> None:
+    text = "fox " * 5000
+    answer = await post(client, "/tokenize", prompt=text)
+    assert answer["tokens"] == backend.tokenizer.encode(text)
+
+
+async def test_a_tokenizers_own_truncation_never_cuts_a_prompt(backend) -> None:
+    backend.tokenizer.backend_tokenizer.enable_truncation(4)
+    app = create_app(backend, backend.tokenizer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
+        assert (await post(client, "/tokenize", prompt="fox " * 20))["count"] > 20
+
+
+async def test_a_stop_id_is_reported_and_is_no_text(client, backend) -> None:
+    ids = backend.tokenizer.encode(backend.answer, add_special_tokens=False)
+    answer = await post(
+        client, "/v1/completions", model="tiny", prompt="x", temperature=0, stop_token_ids=[ids[4]], ignore_eos=True
+    )
+    choice = answer["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[4])
+    assert choice["text"] == backend.tokenizer.decode(ids[: ids.index(ids[4])])
+    assert answer["usage"]["completion_tokens"] == ids.index(ids[4]) + 1
+
+
+async def test_a_limit_in_mid_character_ends_in_a_replacement_mark(client, backend) -> None:
+    backend.answer = "ab🦊"
+    answer = await post(client, "/v1/completions", model="tiny", prompt="x", temperature=0, max_tokens=4)
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab\ufffd", "length")
+
+
+async def test_metrics_are_left_out_when_nobody_counted_the_drafts(client, backend) -> None:
+    backend.reports_drafts = False
+    fields = {"model": "tiny", "prompt": "x", "temperature": 0}
+    assert (await post(client, "/v1/completions", **fields, stop="STOP"))["metrics"] == {}
+    assert (await post(client, "/v1/completions", **fields))["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+
+
+async def test_tokenize_and_detokenize_are_inverse(client, backend) -> None:
+    plain = await post(client, "/tokenize", model="tiny", prompt="quick fox")
+    assert (plain["count"], plain["max_model_len"], plain["tokens"][0]) == (len(plain["tokens"]), 256, 1)
+    bare = await post(client, "/tokenize", prompt="quick fox", add_special_tokens=False)
+    assert bare["tokens"] == plain["tokens"][1:]
+    chat = await post(client, "/tokenize", messages=CHAT["messages"])
+    assert backend.tokenizer.decode(chat["tokens"]) == "<|bos|><|user|>hello<|end|><|assistant|>"
+    assert (await post(client, "/detokenize", tokens=plain["tokens"])) == {"prompt": "<|bos|>quick fox"}
+
+
+async def test_health_tells_the_truth(client, backend) -> None:
+    assert (await client.get("/health")).status_code == 200
+    backend.is_healthy = False
+    response = await client.get("/health")
+    assert (response.status_code, response.json()["reason"]) == (503, "no target")
+    backend.health = None  # cannot even be asked
+    assert (await client.get("/health")).status_code == 503
+
+
+async def test_version_and_metrics(client) -> None:
+    assert (await client.get("/version")).json() == {"version": "9.9"}
+    response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "vllm:spec_decode_num_drafts_total 3" in response.text

@@ -1,0 +1,144 @@
+"""Composition: what survives the merge of branches, and who owns it. (Exactness of q: test_verify_exact.py.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.composer import compose
+from engine.protocol import Branch
+from engine.tree import EMPTY_TREE, ROOT, TokenTree
+
+VOCAB = 4
+
+
+@st.composite
+def branches(draw: st.DrawFn) -> Branch:
+    kind = draw(st.sampled_from(["guess", "guess", "tree", "probe", "sampled"]))
+    n = draw(st.integers(0, 5))
+    tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=n, max_size=n))
+    source = draw(st.sampled_from("abc"))
+    parents = [draw(st.integers(ROOT, i - 1)) for i in range(n)] if kind == "tree" else None
+    q = np.full((n, VOCAB), 1 / VOCAB, dtype=np.float32) if kind == "sampled" else None
+    return Branch(tokens, source, parents, kind == "probe", q)
+
+
+BRANCHES = st.lists(branches(), max_size=8)
+BUDGETS = st.integers(0, 20)
+
+
+def paths(branch: Branch) -> list[tuple[int, ...]]:
+    """Token path of every node of a branch."""
+    found: list[tuple[int, ...]] = []
+    parents = branch.parents if branch.parents is not None else range(-1, len(branch.tokens) - 1)
+    for token, parent in zip(branch.tokens, parents, strict=True):
+        found.append((*(found[parent] if parent != ROOT else ()), token))
+    return found
+
+
+def path_of(tree: TokenTree, node: int) -> tuple[int, ...]:
+    return tuple(tree.tokens[i] for i in tree.path(node))
+
+
+def first_proposer(proposals: Sequence[Branch], path: tuple[int, ...], probe: bool) -> str | None:
+    return next((b.source for b in proposals if b.probe == probe and path in paths(b)), None)
+
+
+@given(BRANCHES, BUDGETS)
+def test_the_budget_is_kept(proposals: list[Branch], budget: int) -> None:
+    assert len(compose(proposals, budget)) <= budget
+
+
+@given(BRANCHES)
+def test_with_room_for_all_exactly_the_proposed_paths_are_there(proposals: list[Branch]) -> None:
+    tree = compose(proposals, 1000)
+    assert {path_of(tree, node) for node in range(len(tree))} == {path for b in proposals for path in paths(b)}
+
+
+@given(BRANCHES, BUDGETS)
+def test_every_node_is_on_a_proposed_path_and_acceptable_only_if_proposed_so(
+    proposals: list[Branch], budget: int
+) -> None:
+    tree = compose(proposals, budget)
+    for node in range(len(tree)):
+        path = path_of(tree, node)
+        assert any(path in paths(b) for b in proposals if b.probe == tree.probe[node])
+
+
+@given(BRANCHES.map(lambda bs: [b for b in bs if b.q is None]), BUDGETS)
+def test_the_first_proposer_owns_a_node_and_no_edge_occurs_twice(proposals: list[Branch], budget: int) -> None:
+    tree = compose(proposals, budget)
+    assert len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
+    for node in range(len(tree)):
+        owner = tree.source_names[tree.sources[node]]
+        assert owner == first_proposer(proposals, path_of(tree, node), tree.probe[node])
+
+
+@given(BRANCHES.map(lambda bs: [b for b in bs if b.parents is None and b.q is None]), BUDGETS)
+def test_guess_chains_are_cut_only_for_lack_of_room(proposals: list[Branch], budget: int) -> None:
+    tree = compose(proposals, budget)
+    for branch in proposals:
+        if not branch.probe and tree.find(branch.tokens) is None:
+            assert len(tree) == budget
+
+
+@given(BRANCHES, BUDGETS)
+def test_probes_are_whole_or_absent(proposals: list[Branch], budget: int) -> None:
+    tree = compose(proposals, budget)
+    whole = {path for b in proposals if b.probe for path in paths(b)[-1:] if tree.find(path) is not None}
+    for node in range(len(tree)):
+        if tree.probe[node]:  # every pure probe node leads to the end of some probe
+            path = path_of(tree, node)
+            assert any(end[: len(path)] == path for end in whole)
+    assert {path_of(tree, node) for node in tree.probe_ends} <= whole
+
+
+@given(BRANCHES, BUDGETS)
+def test_q_survives_only_among_draws_of_one_source(proposals: list[Branch], budget: int) -> None:
+    tree = compose(proposals, budget)
+    if tree.q is None:
+        return
+    assert tree.q.shape == (len(tree), VOCAB)
+    assert tree.q.dtype == np.float32
+    for siblings in tree.children:
+        drawn = [node for node in siblings if tree.q[node].any()]
+        if not drawn:
+            continue
+        assert drawn == siblings
+        assert len({tree.sources[node] for node in siblings}) == 1
+        path = path_of(tree, siblings[0])[:-1]
+        others = [b for b in proposals if not b.probe and b.q is None]
+        tried = [b for b in others for p in paths(b) if p[:-1] == path]
+        first = tree.find(path) == tree.parents[siblings[0]]
+        assert not (first and tried), "a rule proposed a sibling"
+
+
+@given(BRANCHES)
+def test_draws_of_one_source_keep_their_duplicates(proposals: list[Branch]) -> None:
+    sampled = [Branch(b.tokens, "drafter", q=b.q) for b in proposals if b.q is not None]
+    tree = compose(sampled, 1000)
+    assert len(tree.children[0]) == sum(bool(b.tokens) for b in sampled)
+    assert tree.q is None or tree.q.any(axis=1).all()
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert compose([], 10) is EMPTY_TREE
+    assert compose([Branch([1], "a")], 0) is EMPTY_TREE
+    assert len(compose([Branch([], "a"), Branch([], "b", probe=True)], 5)) == 0
+
+
+def test_a_guess_turns_a_probe_into_its_own_node() -> None:
+    tree = compose([Branch([1, 2], "pool", probe=True), Branch([1, 3], "pld")], 10)
+    assert tree.tokens == [1, 2, 3]
+    assert tree.probe == [False, True, False]
+    assert [tree.source_names[s] for s in tree.sources] == ["pld", "pool", "pld"]
+    assert tree.probe_ends == {1}
+
+
+def test_what_fits_is_kept_when_the_budget_cuts_a_tree() -> None:
+    tree = compose([Branch([1, 2, 1, 3], "a", parents=[ROOT, ROOT, ROOT, 2])], 2)
+    assert tree.tokens == [1, 2]
+    assert tree.parents == [ROOT, ROOT]

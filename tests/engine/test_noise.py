@@ -1,0 +1,147 @@
+"""Noise: the same integers on every path, well mixed, and the right distributions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sampling import draw, noise
+from engine.sampling.draw import draw_tokens
+from engine.sampling.noise import KeyedRandom, gumbel, gumbel_row, uniforms
+
+KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 200), st.integers(0, 2**31))
+
+
+@settings(max_examples=50, deadline=None)
+@given(KEYS, st.integers(1, 600))
+def test_numpy_and_torch_compute_the_same_integers_and_noise(key: noise.NoiseKey, vocab: int) -> None:
+    mixed = noise._key(key, 1)
+    cpu = torch.device("cpu")
+    bits = noise._bits_numpy(mixed, noise._counters(vocab))
+    assert noise._bits_torch([mixed], vocab, cpu)[0].tolist() == bits.tolist()
+    expected = torch.from_numpy(noise._gumbel_numpy(mixed, noise._counters(vocab)))
+    assert torch.equal(noise._gumbel_torch([mixed, mixed], vocab, cpu)[1], expected)
+
+
+def test_rows_do_not_depend_on_their_batch_and_ids_not_on_the_vocabulary() -> None:
+    keys = [(7, 0, 3), (7, 0, 4), (7, 1, 3), (8, 0, 3)]
+    batch = gumbel(keys, 1000)
+    for key, row in zip(keys, batch, strict=True):
+        assert torch.equal(gumbel([key], 1000)[0], row)
+        assert torch.equal(gumbel([key], 300)[0], row[:300])
+        ids = np.array([0, 17, 999])
+        assert gumbel_row(key, 1000, ids).tolist() == row[ids].tolist()
+    assert len({row.sum().item() for row in batch}) == len(keys)
+
+
+def test_noise_never_changes_between_versions() -> None:
+    """A seed names a text: these values are part of the interface."""
+    assert noise._bits_numpy(noise._key((42, 1, 7), 1), noise._counters(4)).tolist() == GOLDEN_BITS
+    assert uniforms(42, 1, 7, salt=0, n=2) == pytest.approx(GOLDEN_UNIFORMS, abs=1e-15)
+
+
+GOLDEN_BITS = [773975973, 732555143, 4027681105, 3559404357]
+GOLDEN_UNIFORMS = [0.19742869858379541, 0.5671143568465121]
+
+
+def test_extreme_integers_stay_finite_and_inside_the_documented_range() -> None:
+    lowest, highest = -math.log(-math.log(0.5 * 2.0**-32)), -math.log(-math.log1p(-(2.0**-33)))
+    assert -3.14 < lowest < highest < 22.88
+    assert highest - lowest < noise.GUMBEL_RANGE
+
+
+def test_gumbel_has_the_right_moments_and_tails() -> None:
+    values = gumbel([(1, 0, position) for position in range(64)], 4096).double()
+    n = values.numel()
+    assert values.mean().item() == pytest.approx(0.5772156649, abs=5 * 1.2825 / n**0.5)
+    assert values.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
+    for bound in (-1.0, 0.0, 3.0, 8.0):
+        expected = math.exp(-math.exp(-bound))
+        tolerance = 5 * (expected * (1 - expected) / n) ** 0.5
+        assert (values <= bound).double().mean().item() == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.parametrize("along", ["seed", "choice", "position"])
+def test_neighbouring_keys_give_uncorrelated_noise(along: str) -> None:
+    axis = ("seed", "choice", "position").index(along)
+    keys = [tuple(5 + i if j == axis else 5 for j in range(3)) for i in range(16)]
+    correlations = np.corrcoef(gumbel(keys, 20_000).numpy())  # type: ignore[arg-type]
+    np.fill_diagonal(correlations, 0.0)
+    assert np.abs(correlations).max() < 5 / 20_000**0.5
+
+
+def test_every_output_bit_is_balanced_and_follows_every_key_bit() -> None:
+    key = noise._key((3, 0, 0), 1)
+    counters = noise._counters(4096)
+    bits = noise._bits_numpy(key, counters)
+    for flipped in range(0, 64, 7):
+        changed = bits ^ noise._bits_numpy(key ^ (1 << flipped), counters)
+        share = np.unpackbits(changed.view(np.uint8).reshape(-1, 4), axis=1).mean(axis=0)
+        assert np.abs(share - 0.5).max() < 0.06, f"key bit {flipped}"
+
+
+def test_gumbel_max_draws_from_the_distribution() -> None:
+    """Chi-square with 7 degrees of freedom; 24.3 is its 0.1 % point."""
+    p = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.03, 0.015, 0.005])
+    n = 20_000
+    scores = p.log().expand(n, -1).contiguous() + 3.0  # a constant per row changes nothing
+    tokens = draw_tokens(scores, [(11, 0, position) for position in range(n)])
+    counts = np.bincount(tokens, minlength=8)
+    assert ((counts - n * p.numpy()) ** 2 / (n * p.numpy())).sum() < 24.3
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.1, 1.0, 5.0, 30.0, 300.0]))
+def test_skipping_hopeless_ids_changes_no_draw(seed: int, spread: float) -> None:
+    """Noise is computed only for ids that can win; the plain sum over all ids is the oracle."""
+    scores = torch.randn(8, 257, generator=torch.Generator().manual_seed(seed)) * spread
+    scores[::2] = scores[::2].masked_fill(scores[::2] < scores[::2].quantile(0.9, dim=-1, keepdim=True), float("-inf"))
+    keys = [(seed, 0, position) for position in range(8)]
+    assert draw_tokens(scores, list(keys)) == (scores + gumbel(keys, 257)).argmax(-1).tolist()
+
+
+def test_the_batched_draw_equals_the_row_wise_one() -> None:
+    scores = torch.randn(6, 500, generator=torch.Generator().manual_seed(0)) * 3.0
+    keys: list[noise.NoiseKey | None] = [None if i % 3 == 0 else (1, 0, i) for i in range(6)]
+    assert draw._draw_torch(scores, keys) == draw_tokens(scores, keys)
+    assert draw._draw_torch(scores, [None] * 6) == scores.argmax(-1).tolist()
+
+
+def test_greedy_rows_take_the_lowest_of_the_best_ids() -> None:
+    scores = torch.tensor([[0.0, 2.0, 2.0], [5.0, 5.0, 1.0]])
+    assert draw_tokens(scores, [None, None]) == [1, 0]
+
+
+def test_uniforms_are_uniform_and_streams_differ() -> None:
+    values = np.array([uniforms(1, 0, position, salt=0, n=20) for position in range(1000)]).ravel()
+    counts, _ = np.histogram(values, bins=20, range=(0.0, 1.0))
+    assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # 19 degrees of freedom, 0.1 % point
+    assert uniforms(1, 0, 0, salt=0, n=3)[:2] == uniforms(1, 0, 0, salt=0, n=2)
+    assert len({uniforms(*key, n=1)[0] for key in [(1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 1, 0), (1, 1, 0, 0)]}) == 4
+
+
+def test_keyed_random_never_does_the_impossible() -> None:
+    for position in range(200):
+        random = KeyedRandom((9, 0, position))
+        assert random.accept(1.0)
+        assert not random.accept(0.0)
+        assert random.draw(np.array([0.0, 0.0, 1e-300, 0.0])) == 2
+
+
+def test_keyed_random_draws_in_proportion() -> None:
+    weights = np.array([3.0, 0.0, 1.0, 6.0])
+    counts = np.bincount([KeyedRandom((4, 0, i)).draw(weights) for i in range(10_000)], minlength=4)
+    expected = weights[[0, 2, 3]] * 1000
+    assert counts[1] == 0
+    assert ((counts[[0, 2, 3]] - expected) ** 2 / expected).sum() < 13.8  # 2 degrees of freedom
+
+
+def test_a_draw_at_the_rounding_edge_is_the_last_possible_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = KeyedRandom((1, 0, 0))
+    monkeypatch.setattr(random, "_next", lambda: 1.0)
+    assert random.draw(np.array([0.5, 0.5, 0.0])) == 1

@@ -1,0 +1,176 @@
+"""Logit processing against Hugging Face's own processors, and the two truncation paths against each other."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine.sampling import truncation
+from engine.sampling.params import SamplingParams
+from engine.sampling.processors import History, logprobs, process
+
+VOCAB = 300
+PROMPT = [3, 5, 7, 3, 9, 11]
+OUTPUT = [5, 20, 20, 21, 20]
+NEG_INF = float("-inf")
+
+
+def hugging_face(params: SamplingParams) -> LogitsProcessorList:
+    """The processors ``generate`` would build, in its order."""
+    chain: list[LogitsProcessor] = []
+    if params.logit_bias:
+        chain.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in params.logit_bias.items()}))
+    if params.repetition_penalty != 1.0:
+        chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.min_tokens:
+        stops = list(params.stop_ids)
+        chain.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), params.min_tokens, stops, device="cpu"))
+    if params.temperature not in (0.0, 1.0):
+        chain.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        chain.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        chain.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        chain.append(MinPLogitsWarper(params.min_p))
+    return LogitsProcessorList(chain)
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice([0.3, 0.7, 1.0, 1.9]),
+        top_k=rng.choice([0, 0, 1, 5, 50, VOCAB, 4 * VOCAB]),
+        top_p=rng.choice([1.0, 0.0, 0.1, 0.5, 0.9, 0.999]),
+        min_p=rng.choice([0.0, 0.0, 0.02, 0.3, 1.0]),
+        repetition_penalty=rng.choice([1.0, 0.8, 1.3]),
+        logit_bias=rng.choice([{}, {4: 3.0, 20: -100.0}]),
+        min_tokens=rng.choice([0, len(OUTPUT), len(OUTPUT) + 1]),
+        stop_ids=(2, 11),
+    )
+
+
+def history() -> History:
+    return History(PROMPT, OUTPUT)
+
+
+def random_logits(n: int, seed: int) -> torch.Tensor:
+    return torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed)) * 4.0
+
+
+def test_scores_equal_hugging_face_bit_for_bit() -> None:
+    rng = random.Random(0)
+    ids = torch.tensor([PROMPT + OUTPUT])
+    for seed in range(300):
+        params = random_params(rng)
+        logits = random_logits(1, seed)
+        expected = hugging_face(params)(ids, logits.clone())
+        assert torch.equal(process(logits, [params], [history()]), expected), params
+
+
+def test_a_batch_of_different_rows_equals_row_by_row() -> None:
+    rng = random.Random(1)
+    for seed in range(20):
+        params = [random_params(rng) for _ in range(6)] + [SamplingParams(), SamplingParams(temperature=1.0)]
+        logits = random_logits(len(params), seed)
+        before = logits.clone()
+        batch = process(logits, params, [history() for _ in params])
+        rows = [process(logits[i : i + 1], [p], [history()]) for i, p in enumerate(params)]
+        assert torch.equal(batch, torch.cat(rows))
+        assert torch.equal(logits, before), "the caller's logits changed"
+
+
+@pytest.mark.parametrize("rounded", [False, True], ids=["fp32", "bf16 with ties"])
+def test_the_batched_truncation_keeps_what_the_row_wise_one_keeps(rounded: bool) -> None:
+    rng = random.Random(2)
+    for seed in range(30):
+        params = [random_params(rng) for _ in range(8)]
+        scores = random_logits(8, seed)
+        scores = scores.bfloat16().float() if rounded else scores
+        assert torch.equal(truncation._truncate_torch(scores, params), truncation.truncate(scores, params))
+
+
+def test_top_p_drops_the_highest_of_equal_ids_and_keeps_as_many_as_hugging_face() -> None:
+    scores = torch.zeros(1, 8)
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    kept = process(scores, [params], [None])[0] > NEG_INF
+    assert kept.tolist() == [True] * 4 + [False] * 4
+    assert kept.sum() == (TopPLogitsWarper(0.5)(None, scores) > NEG_INF).sum()
+
+
+def test_presence_and_frequency_follow_openai() -> None:
+    logits = random_logits(1, 0)
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    expected = logits.clone()
+    for token in set(OUTPUT):  # the prompt does not count
+        expected[0, token] -= 0.5 + 0.25 * OUTPUT.count(token)
+    assert torch.equal(process(logits, [params], [history()]), expected)
+
+
+def test_a_resumed_history_equals_one_that_grew() -> None:
+    grown = History(PROMPT)
+    for token in OUTPUT:
+        grown.add(token)
+    assert grown.n_output == history().n_output == len(OUTPUT)
+    assert grown.counts == history().counts
+    device = torch.device("cpu")
+    assert (
+        sorted(grown.seen(device).tolist()) == sorted(set(PROMPT + OUTPUT)) == sorted(history().seen(device).tolist())
+    )
+
+
+def test_greedy_rows_skip_temperature_and_truncation() -> None:
+    logits = random_logits(1, 3)
+    assert process(logits, [SamplingParams(top_k=1, top_p=0.1, min_p=0.9)], [None]) is logits
+
+
+def test_min_tokens_masks_stop_ids_until_enough_were_drawn() -> None:
+    logits = random_logits(1, 4)
+    params = SamplingParams(min_tokens=2, stop_ids=(2, 11, VOCAB + 5))  # a stop id beyond the head is ignored
+    for n_output, masked in ((0, True), (1, True), (2, False)):
+        scores = process(logits, [params], [History(PROMPT, [8] * n_output)])
+        assert (scores[0, [2, 11]] == NEG_INF).all().item() == masked
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(repetition_penalty=1.1), SamplingParams(min_tokens=1, stop_ids=(2,))]
+)
+def test_a_missing_history_is_an_error(params: SamplingParams) -> None:
+    with pytest.raises(ValueError, match="History"):
+        process(random_logits(1, 5), [params], [None])
+    assert History.for_request(params, PROMPT) is not None
+    assert History.for_request(SamplingParams(), PROMPT) is None
+
+
+def test_something_can_always_be_drawn() -> None:
+    extremes = itertools.product([0, 1], [1.0, 0.0], [0.0, 1.0])
+    for top_k, top_p, min_p in extremes:
+        params = SamplingParams(temperature=1e-4, top_k=top_k, top_p=top_p, min_p=min_p)
+        scores = process(random_logits(4, 6), [params] * 4, [None] * 4)
+        assert torch.equal(scores.argmax(-1), random_logits(4, 6).argmax(-1))
+        assert (scores > NEG_INF).any(dim=-1).all()
+
+
+def test_logprobs_come_from_the_raw_distribution() -> None:
+    logits = random_logits(3, 7).bfloat16()
+    table = torch.log_softmax(logits.float(), dim=-1)
+    entries = logprobs(logits, [4, 5, 6], [0, 2, 3])
+    for row, (entry, k) in enumerate(zip(entries, [0, 2, 3], strict=True)):
+        best = table[row].topk(k)
+        assert entry.token == row + 4
+        assert entry.logprob == table[row, row + 4].item()
+        assert entry.top_ids == best.indices.tolist()
+        assert entry.top_logprobs == best.values.tolist()

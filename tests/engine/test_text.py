@@ -1,0 +1,142 @@
+"""Incremental text equals the text of all tokens, whatever the tokenizer and however the tokens arrive."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from engine.text import Detokenizer, StopMatcher
+
+PIECES = ["Hello", " world", "\n\n", "  ", "日本語", "👩‍👩‍👧", "🏳️‍🌈", "é", "naïve", "\ufffd", "Ω≈ç√", ". ", "\t", "x"]
+
+
+def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("Ġ", "w"), ("Ġ", "ð"), ("æ", "Ĺ"), ("Ġ", "Ġ"), ("l", "l")]
+    for a, b in merges:
+        vocabulary[a + b] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return wrap(tokenizer)
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """Llama 2's decoder: spaces as ▁, unknown characters as byte tokens, one leading space dropped."""
+    words = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "▁▁", "▁Hello", "▁world", "x", ".", "日", "\ufffd"]
+    tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], unk_token="<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return wrap(tokenizer)
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    words = ["<unk>", "▁", "▁▁", "▁Hello", "▁world", "x", ".", "日本", "👩"]
+    tokenizer = Tokenizer(models.WordLevel(vocab={w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    return wrap(tokenizer)
+
+
+TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback(), "metaspace": metaspace()}
+
+
+def stream(tokenizer: PreTrainedTokenizerFast, ids: list[int], rng: random.Random, skip: bool) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip)
+    out, start = [], 0
+    while start < len(ids):
+        size = rng.randint(1, 5)
+        out.append(detokenizer.push(ids[start : start + size]))
+        start += size
+    return [*out, detokenizer.flush()]
+
+
+def whole(tokenizer: PreTrainedTokenizerFast, ids: list[int], skip: bool) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_pieces_of_random_ids_add_up(name: str, skip: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    rng = random.Random(name)
+    for _ in range(400):
+        ids = [rng.randrange(len(tokenizer)) for _ in range(rng.randint(1, 60))]
+        assert "".join(stream(tokenizer, ids, rng, skip)) == whole(tokenizer, ids, skip)
+
+
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(st.sampled_from(PIECES), max_size=30), seed=st.integers(0, 2**16))
+def test_pieces_of_real_text_add_up_and_are_whole_characters(parts: list[str], seed: int) -> None:
+    text = "".join(parts)
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = stream(tokenizer, ids, random.Random(seed), True)
+    assert "".join(pieces) == text
+    assert sum(p.count("\ufffd") for p in pieces) == text.count("\ufffd")
+
+
+def test_text_is_out_with_the_token_that_completes_it() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    detokenizer = Detokenizer(tokenizer)
+    outs = [detokenizer.push([i]) for i in tokenizer.encode("a日!", add_special_tokens=False)]
+    assert [o for o in outs if o] == ["a", "日", "!"]
+    assert outs[-1] == "!"
+    assert detokenizer.flush() == ""
+
+
+def test_an_incomplete_character_at_the_end_is_flushed_as_a_replacement_mark() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = tokenizer.encode("ok👍", add_special_tokens=False)[:-1]
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(ids) == "ok"
+    assert detokenizer.flush() == whole(tokenizer, ids, True)[2:]
+
+
+def reference_match(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The slow truth: grow the text by one character at a time."""
+    for end in range(1, len(text) + 1):
+        hits = [s for s in stops if text[:end].endswith(s)]
+        if hits:
+            longest = max(hits, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(alphabet="ab\n", max_size=40),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), min_size=1, max_size=4),
+    cuts=st.lists(st.integers(1, 5), min_size=1, max_size=40),
+)
+def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
+    matcher, out, start = StopMatcher(stops), "", 0
+    for size in cuts * 40:
+        out += matcher.push(text[start : start + size])
+        assert not any(s in out for s in stops)
+        start += size
+        if start >= len(text):
+            break
+    assert (out + matcher.flush(), matcher.matched) == reference_match(text, stops)
+
+
+def test_a_stop_string_across_tokens_counts_the_tokens_up_to_it() -> None:
+    matcher = StopMatcher(["</s>", "STOP"])
+    outs = [matcher.push(piece) for piece in ["a <", "/", "b ST", "O", "P more", "even more"]]
+    assert "".join(outs) == "a </b "
+    assert outs[0] == "a "  # the possible beginning stays back
+    assert (matcher.matched, matcher.tokens, matcher.flush()) == ("STOP", 5, "")
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["x", ""])

@@ -1,0 +1,280 @@
+"""The production walk: equal to one-token-at-a-time decoding and to the reference rules, in any batch."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sampling.noise import KeyedRandom, gumbel
+from engine.sampling.params import SamplingParams
+from engine.sampling.processors import History, logprobs, process
+from engine.tree import EMPTY_TREE, ROOT, TokenTree
+from engine.verify.batch import Walk, WalkItem, verify
+from engine.verify.rules import Decision, decide_rejection, walk, walk_coupled, walk_greedy
+
+VOCAB = 7
+PROMPT = (1, 4, 4)
+
+
+def model(context: Sequence[int], seed: int) -> torch.Tensor:
+    """A stand-in target: ``[VOCAB]`` fp32 logits, a function of the whole context."""
+    state = zlib.crc32(np.array([seed, *context], dtype=np.int64).tobytes())
+    return torch.from_numpy(np.random.default_rng(state).normal(0.0, 1.5, VOCAB).astype(np.float32))
+
+
+@dataclass
+class Case:
+    """One sequence: what was committed, what was drafted, how to draw."""
+
+    tree: TokenTree
+    params: SamplingParams
+    seed: int
+    output: tuple[int, ...] = ()
+    max_new: int | None = None
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        return PROMPT + self.output
+
+    def history(self, more: Sequence[int] = ()) -> History:
+        return History(PROMPT, [*self.output, *more])
+
+    def prefix(self, node: int) -> list[int]:
+        return [self.tree.tokens[i] for i in self.tree.path(node)]
+
+    def rows(self) -> torch.Tensor:
+        nodes = range(ROOT, len(self.tree))
+        return torch.stack([model([*self.context, *self.prefix(node)], self.seed) for node in nodes])
+
+    def scores(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Processed scores after the context and ``tokens``, ``[VOCAB]``."""
+        return process(model([*self.context, *tokens], self.seed)[None], [self.params], [self.history(tokens)])[0]
+
+    def cut(self, accepted: list[int], tokens: list[int]) -> tuple[list[int], list[int]]:
+        """Ends a reference walk at a stop id or at ``max_new`` tokens."""
+        end = next((i + 1 for i, token in enumerate(tokens) if token in self.params.stop_ids), len(tokens))
+        end = end if self.max_new is None else min(end, self.max_new)
+        return accepted[:end], tokens[:end]
+
+
+def run(cases: Sequence[Case], dtype: torch.dtype = torch.float32) -> list[Walk]:
+    """All cases in one batch, with rows of nobody before each."""
+    parts, items, first = [], [], 0
+    for case in cases:
+        parts += [torch.full((2, VOCAB), float("nan")), case.rows()]
+        items.append(WalkItem(case.tree, first + 2, case.params, case.history(), len(case.context), case.max_new))
+        first += 2 + len(case.tree) + 1
+    return verify(torch.cat(parts).to(dtype), items)
+
+
+def autoregressive(case: Case, n: int) -> list[int]:
+    """``n`` tokens one at a time, from the definition of coupled sampling; fewer if a stop id comes."""
+    tokens: list[int] = []
+    while len(tokens) < n and not (tokens and tokens[-1] in case.params.stop_ids):
+        scores = case.scores(tokens)
+        if not case.params.is_greedy:
+            position = len(case.context) + len(tokens)
+            scores = scores + gumbel([(case.params.seed, case.params.choice, position)], VOCAB)[0]
+        tokens.append(int(scores.argmax()))
+    return tokens
+
+
+def reference_rejection(case: Case) -> tuple[list[int], list[int]]:
+    def decide(node: int) -> Decision:
+        prefix = case.prefix(node)
+        p = torch.softmax(case.scores(prefix).double(), -1).numpy()
+        key = (case.params.seed, case.params.choice, len(case.context) + len(prefix))
+        return decide_rejection(p, case.tree, node, KeyedRandom(key))
+
+    return case.cut(*walk(case.tree, decide))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    n = rng.choice([0, 1, 5, 20, 40])
+    tokens = [rng.randrange(VOCAB) for _ in range(n)]
+    parents = [rng.randrange(-1, min(i, 8)) for i in range(n)]
+    probe = [False] * n
+    for i in range(n):
+        probe[i] = rng.random() < 0.1 or (parents[i] != ROOT and probe[parents[i]])
+    q = None
+    if rng.random() < 0.3:
+        q = np.random.default_rng(rng.randrange(2**32)).dirichlet(np.ones(VOCAB), n).astype(np.float32)
+        q[np.array([rng.random() < 0.3 for _ in range(n)], dtype=bool)] = 0.0
+    params = SamplingParams(
+        temperature=rng.choice([0.0, 0.0, 0.5, 1.0, 1.7]),
+        top_k=rng.choice([0, 0, 3]),
+        top_p=rng.choice([1.0, 0.8]),
+        min_p=rng.choice([0.0, 0.1]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.4]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.7]),
+        logit_bias=rng.choice([{}, {}, {2: 1.0}]),
+        min_tokens=rng.choice([0, 0, 4]),
+        stop_ids=rng.choice([(), (0,), (0, 5)]),
+        seed=rng.randrange(2**64),
+        choice=rng.randrange(3),
+        logprobs=rng.choice([None, None, 0, 2]),
+        verification=rng.choice(["coupled", "coupled", "rejection"]),
+    )
+    output = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(4)))
+    tree = TokenTree(tokens, parents, probe=probe, q=q)
+    return Case(tree, params, rng.randrange(10), output, rng.choice([None, None, 1, 2, 3]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(cases(), min_size=1, max_size=5))
+def test_any_batch_emits_what_decoding_token_by_token_would(batch: list[Case]) -> None:
+    for case, result in zip(batch, run(batch), strict=True):
+        tokens = result.tokens
+        if case.params.verification == "rejection" and not case.params.is_greedy:
+            assert (result.accepted, tokens) == reference_rejection(case)
+        else:
+            assert tokens == autoregressive(case, len(tokens))
+        check_shape(case, result)
+
+
+def check_shape(case: Case, result: Walk) -> None:
+    """A walk is a path, ends for a reason and reports log-probabilities of the raw rows."""
+    tree, accepted, tokens = case.tree, result.accepted, result.tokens
+    assert accepted == (tree.path(accepted[-1]) if accepted else [])
+    assert not any(tree.probe[node] for node in accepted)
+    assert [tree.tokens[node] for node in accepted] == tokens[: len(accepted)]
+    ended = tokens[-1] in case.params.stop_ids or len(tokens) == case.max_new
+    assert len(tokens) == len(accepted) + 1 or (ended and len(tokens) == len(accepted))
+    if len(tokens) > len(accepted) and case.params.verification == "coupled":
+        below = tree.children[(accepted[-1] if accepted else ROOT) + 1]
+        assert all(tree.tokens[child] != tokens[-1] for child in below), "a drafted token was not accepted"
+    assert not any(token in case.params.stop_ids for token in tokens[:-1])
+    if case.params.logprobs is None:
+        assert result.logprobs is None
+        return
+    rows = torch.stack([model([*case.context, *tokens[:i]], case.seed) for i in range(len(tokens))])
+    assert result.logprobs == logprobs(rows, tokens, [case.params.logprobs] * len(tokens))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(cases(), min_size=2, max_size=6))
+def test_neighbours_in_the_batch_change_nothing(batch: list[Case]) -> None:
+    assert run(batch) == [run([case])[0] for case in batch]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_the_coupled_and_greedy_walks_equal_the_reference_rules(case: Case) -> None:
+    if case.params.verification == "rejection" and not case.params.is_greedy:
+        return
+    nodes = range(ROOT, len(case.tree))
+    scores = torch.stack([case.scores(case.prefix(node)) for node in nodes]).numpy()
+    keys = [(case.params.seed, case.params.choice, len(case.context) + depth) for depth in range(len(case.tree) + 1)]
+    if case.params.is_greedy:
+        expected = walk_greedy(case.tree, scores)
+    else:
+        expected = walk_coupled(case.tree, scores, list(gumbel(keys, VOCAB).numpy()))
+    result = run([case])[0]
+    assert (result.accepted, result.tokens) == case.cut(*expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), cases())
+def test_the_same_seed_gives_the_same_text_whatever_is_drafted(one: Case, other: Case) -> None:
+    """Step after step with either drafter: the concatenated texts agree."""
+    if one.params.verification == "rejection":
+        return
+
+    def text(trees: Sequence[TokenTree]) -> list[int]:
+        tokens: list[int] = []
+        for step in range(12):
+            tree = trees[step % len(trees)]
+            tokens += run([Case(tree, one.params, one.seed, one.output + tuple(tokens))])[0].tokens
+            if tokens[-1] in one.params.stop_ids:
+                break
+        return tokens
+
+    texts = [text([EMPTY_TREE]), text([one.tree]), text([other.tree, EMPTY_TREE])]
+    for a in texts:
+        assert all(x == y for x, y in zip(a, texts[0], strict=False))
+
+
+def test_histories_learn_the_committed_tokens() -> None:
+    params = SamplingParams(repetition_penalty=1.2, min_tokens=1)
+    case = Case(TokenTree([0, 1, 2], [ROOT, ROOT, ROOT]), params, seed=3)
+    item = WalkItem(case.tree, 0, params, case.history(), len(PROMPT))
+    (result,) = verify(case.rows(), [item])
+    assert item.history is not None
+    assert item.history.n_output == len(result.tokens)
+    assert item.history.counts == History((), result.tokens).counts
+
+
+def test_a_drafted_stop_id_ends_the_walk_without_a_bonus_token() -> None:
+    logits = torch.full((4, VOCAB), -5.0)
+    for row, token in enumerate([3, 6, 2, 1]):
+        logits[row, token] = 5.0
+    tree = TokenTree([3, 6, 2], [ROOT, 0, 1])
+    for params in (SamplingParams(stop_ids=(6,)), SamplingParams(stop_ids=(6,), temperature=0.1)):
+        assert verify(logits, [WalkItem(tree, 0, params, None, 5)])[0] == Walk([0, 1], [3, 6])
+    assert verify(logits, [WalkItem(tree, 0, SamplingParams(), None, 5)])[0] == Walk([0, 1, 2], [3, 6, 2, 1])
+    assert verify(logits, [WalkItem(tree, 0, SamplingParams(), None, 5, max_new=0)])[0] == Walk()
+    assert verify(logits, []) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_ties_go_to_the_lowest_id_on_every_path(dtype: torch.dtype) -> None:
+    logits = torch.zeros((3, VOCAB), dtype=dtype)
+    logits[:, [2, 5]] = 1.0
+    plain = SamplingParams()
+    gathered = SamplingParams(min_tokens=9, stop_ids=(0,))  # not plain: rows are gathered and processed
+    items = [WalkItem(EMPTY_TREE, i, p, History(()), 1) for i, p in enumerate([plain, gathered, gathered])]
+    assert [result.tokens for result in verify(logits, items)] == [[2], [2], [2]]
+    assert logits.argmax(-1).tolist() == [2, 2, 2]
+    single = verify(logits[1:2], [WalkItem(EMPTY_TREE, 0, gathered, History(()), 1)])
+    assert single[0].tokens == [2]
+
+
+def test_logits_of_any_float_type_are_left_alone() -> None:
+    case = Case(TokenTree([0, 1], [ROOT, ROOT]), SamplingParams(temperature=0.7, logit_bias={1: 9.0}), seed=1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        logits = case.rows().to(dtype)
+        before = logits.clone()
+        (result,) = verify(logits, [WalkItem(case.tree, 0, case.params, None, len(PROMPT))])
+        assert torch.equal(logits, before)
+        assert result.tokens == verify(logits.float(), [WalkItem(case.tree, 0, case.params, None, 3)])[0].tokens
+
+
+def test_greedy_rejection_behaves_as_greedy() -> None:
+    for seed in range(20):
+        tree = TokenTree([0, 1, 2, 3, 4], [ROOT, ROOT, 0, 1, ROOT])
+        results = [run([Case(tree, SamplingParams(verification=rule), seed)])[0] for rule in ("coupled", "rejection")]
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_two_token_frequencies_converge_to_the_joint_distribution(verification: str) -> None:
+    """Chi-square over all pairs with fixed seeds; 48 degrees of freedom, 84.0 is the 0.1 % point."""
+    tree = TokenTree([3, 1, 5, 3, 0], [ROOT, ROOT, ROOT, 0, 1])
+    n = 6000
+    proto = SamplingParams(temperature=1.0, verification=verification)
+    case = Case(tree, proto, seed=5)
+    rows = case.rows()
+    counts = np.zeros((VOCAB, VOCAB))
+    for seed in range(n):
+        params = SamplingParams(temperature=1.0, verification=verification, seed=seed)
+        tokens = verify(rows, [WalkItem(tree, 0, params, None, len(PROMPT))])[0].tokens
+        if len(tokens) == 1:
+            rest = model([*case.context, *tokens], case.seed)[None]
+            tokens += verify(rest, [WalkItem(EMPTY_TREE, 0, params, None, len(PROMPT) + 1)])[0].tokens
+        counts[tokens[0], tokens[1]] += 1
+    p = torch.softmax(case.scores([]), -1)
+    expected = n * np.stack([(p[t] * torch.softmax(case.scores([t]), -1)).numpy() for t in range(VOCAB)])
+    merged = expected >= 5  # rare pairs are counted together
+    cells = np.append(expected[merged], expected[~merged].sum())
+    seen = np.append(counts[merged], counts[~merged].sum())
+    assert ((seen - cells) ** 2 / np.maximum(cells, 1e-9)).sum() < 84.0
