@@ -1,14 +1,18 @@
-"""What crosses processes besides steps: requests on their way in, and where to find a pipeline."""
+"""What crosses processes besides steps: requests on their way in, events and failures on their way out.
+
+Encoded with msgpack: cheaper through a Serve handle than pickled objects, and an error arrives as what it was, not as
+a traceback of another process.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from engine import errors
 from engine.events import StepEvent
 from engine.sampling.params import SamplingParams
-from engine.target import TargetInfo
 
 
 class SubmitRequest(msgspec.Struct, frozen=True):
@@ -23,31 +27,87 @@ class SubmitRequest(msgspec.Struct, frozen=True):
     namespace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where a pipeline listens."""
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model, filled by the router once its target is loaded."""
 
-    first: str  # address of the first stage: steps go in here
-    last: str  # address of the last stage: results come out here
-    secret: bytes
-    info: TargetInfo
+    name: str  # what clients write as `model`
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int  # ids below this are valid
+    eos_ids: tuple[int, ...] = ()  # from the model's generation config
+    created: int = 0  # seconds since 1970
+    owned_by: str = "spectra"
+    fingerprint: str | None = None  # changes with weights, dtype or software
+    aliases: tuple[str, ...] = ()  # further names clients may use
 
 
-_EVENT = msgspec.msgpack.Decoder(StepEvent)
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a request sent now would be served."""
+
+    ok: bool
+    reason: str = ""  # why not
+    detail: dict[str, str | int | float | bool] = {}
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """An engine error on its way to an ingress; ends the stream."""
+
+    kind: str  # name of the class in engine.errors
+    message: str
+    param: str | None = None
+    retry_after: float = 1.0  # seconds
+
+    @classmethod
+    def of(cls, error: errors.SpectraError) -> Failure:
+        """From an exception of the engine."""
+        return cls(type(error).__name__, str(error), getattr(error, "param", None), getattr(error, "retry_after", 1.0))
+
+    def exception(self) -> errors.SpectraError:
+        """The exception again; a class the engine does not list comes back as its root."""
+        kind: Any = getattr(errors, self.kind, errors.SpectraError)
+        made: errors.SpectraError
+        if issubclass(kind, errors.RequestError):
+            made = kind(self.message, self.param)
+        elif issubclass(kind, errors.OverloadedError):
+            made = kind(self.message, self.retry_after)
+        else:
+            made = kind(self.message)
+        return made
+
+
+class Emitted(msgspec.Struct, frozen=True, tag=True):
+    """A step's event on its way to an ingress."""
+
+    event: StepEvent
+
+
+_ITEM: msgspec.msgpack.Decoder[Emitted | Failure] = msgspec.msgpack.Decoder(Emitted | Failure)
 _REQUEST = msgspec.msgpack.Decoder(SubmitRequest)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def encode(message: SubmitRequest | StepEvent) -> bytes:
-    """Bytes cross a Serve handle for a fraction of the cost of a pickled object."""
-    return _ENCODER.encode(message)
-
-
-def decode_event(raw: bytes) -> StepEvent:
-    """The event in ``raw``."""
-    return _EVENT.decode(raw)
+def encode_request(request: SubmitRequest) -> bytes:
+    """A request's bytes."""
+    return _ENCODER.encode(request)
 
 
 def decode_request(raw: bytes) -> SubmitRequest:
     """The request in ``raw``."""
     return _REQUEST.decode(raw)
+
+
+def encode_event(event: StepEvent) -> bytes:
+    """An event's bytes."""
+    return _ENCODER.encode(Emitted(event))
+
+
+def encode_error(error: errors.SpectraError) -> bytes:
+    """An error's bytes."""
+    return _ENCODER.encode(Failure.of(error))
+
+
+def decode_item(raw: bytes) -> StepEvent:
+    """The event in ``raw``; raises the error if that is what it holds."""
+    item = _ITEM.decode(raw)
+    if isinstance(item, Failure):
+        raise item.exception()
+    return item.event

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
+
 from deployments.channel import AsyncChannel
 from deployments.frames import encode_frame
-from deployments.messages import Endpoints
 from deployments.stage_worker import RESULTS, STEPS
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult, decode_result
+from engine.target import TargetInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a pipeline listens."""
+
+    first: str  # address of the first stage: steps go in here
+    last: str  # address of the last stage: results come out here
+    secret: bytes
+    info: TargetInfo
 
 
 class Pipeline:
@@ -35,7 +49,10 @@ class Pipeline:
 
     async def receive(self) -> StepResult:
         """The next result; raises TargetLostError when the pipeline is gone."""
-        return decode_result(await self._results.receive())
+        try:
+            return decode_result(await self._results.receive())
+        except msgspec.ValidationError as error:
+            raise TargetLostError(f"the target sent what is no result: {error}") from error
 
     def close(self) -> None:
         """Drop both connections."""

@@ -18,7 +18,7 @@ from deployments.messages import SubmitRequest
 from deployments.metrics import RouterMetrics
 from deployments.pipeline import Pipeline
 from engine.drafting import AUTOREGRESSIVE, Turn, apply_drafts, take_turn
-from engine.errors import SpectraError, TargetLostError
+from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.protocol import Needs
 from engine.scheduler import Progress, Scheduler, SchedulerOptions
@@ -41,10 +41,6 @@ class RouterOptions:
     max_nodes: int = 64  # likewise
     limit_nodes: int = 256  # most a request may ask for
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-
-
-class StepFailedError(SpectraError):
-    """The target could not run a step with this sequence in it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,6 @@ class StageWorker:
         device: where activations go.
         address: to listen on.
         secret: of the pipeline.
-        next_address: of the stage behind, None for the last one.
     """
 
     def __init__(
@@ -46,12 +45,11 @@ class StageWorker:
         device: torch.device,
         address: str,
         secret: bytes,
-        next_address: str | None,
     ) -> None:
         self._stage = stage
         self._device = device
         self._secret = secret
-        self._next_address = next_address
+        self._next_address: str | None = None
         self._server, self.address = listen(address)
         self._upstreams: queue.Queue[Channel] = queue.Queue()
         self._upstream: Channel | None = None
@@ -64,8 +62,9 @@ class StageWorker:
         """Sequences the stage holds state of."""
         return self._stage.n_sequences
 
-    def start(self) -> None:
-        """Run acceptor and loop in daemon threads."""
+    def start(self, next_address: str | None) -> None:
+        """Run acceptor and loop in daemon threads; ``next_address`` is the stage behind, None for the last one."""
+        self._next_address = next_address
         threading.Thread(target=self._accept, name="stage-accept", daemon=True).start()
         threading.Thread(target=self._loop, name="stage-loop", daemon=True).start()
 

@@ -31,7 +31,7 @@ class PromptTooLongError(RequestError):
 class OverloadedError(SpectraError):
     """The waiting queue is full; ``retry_after`` says in seconds when to try again."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -46,6 +46,10 @@ class OutOfBlocksError(SpectraError):
 
 class TargetLostError(SpectraError):
     """The process that runs the target died or stopped answering."""
+
+
+class StepFailedError(SpectraError):
+    """The target could not run a step with this sequence in it."""
 
 
 class ConfigError(SpectraError):

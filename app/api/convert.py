@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from app.api.messages import Message
 from app.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from app.api.service import ModelCard, Settings
+from app.api.service import Settings
+from deployments.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.sampling.params import SamplingParams
 

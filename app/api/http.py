@@ -27,9 +27,11 @@ from app.api.logprobs import TokenTexts
 from app.api.parsing import parse, read_body
 from app.api.responses import Envelope, StreamWriter, whole_response
 from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from app.api.service import Backend, Health, Settings
+from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
+from deployments.messages import Health
 
+GenerationBody = ChatCompletionRequest | CompletionRequest
 Handler = Callable[[Request], Awaitable[Response]]
 logger = logging.getLogger("spectra.api")
 CLIENT_CLOSED = 499  # nobody reads it; access logs do
@@ -45,6 +47,11 @@ class Api:
         self._card = backend.model_card
         self._converter = Converter(tokenizer, self._card, settings)
         self._texts = TokenTexts(tokenizer)
+
+    @property
+    def model_name(self) -> str:
+        """What clients write as ``model``."""
+        return self._card.name
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -109,7 +116,24 @@ class Api:
         """GET /version."""
         return _json({"version": self._settings.version})
 
-    async def _generate(self, request: Request, wanted: ChatCompletionRequest | CompletionRequest) -> Response:
+    async def answer(self, wanted: GenerationBody) -> bytes:
+        """A whole response body, as JSON."""
+        envelope, generation = await self._prepare(wanted)
+        return whole_response(envelope, await _collect(generation), self._texts)
+
+    async def events(self, wanted: GenerationBody) -> AsyncGenerator[bytes, None]:
+        """The same as server-sent events; the generator must be closed."""
+        envelope, generation = await self._prepare(wanted)
+        writer = StreamWriter(envelope, generation.choices, self._texts, wanted.include_usage)
+        return _events(generation, writer)
+
+    async def _generate(self, request: Request, wanted: GenerationBody) -> Response:
+        if wanted.stream:
+            return EventStream(await self.events(wanted))
+        body = await run_while_connected(request.receive, self.answer(wanted))
+        return Response(body, media_type="application/json")
+
+    async def _prepare(self, wanted: GenerationBody) -> tuple[Envelope, Generation]:
         self._check_model(wanted.model)
         jobs, seed = await self._converter.jobs(wanted)
         is_chat = isinstance(wanted, ChatCompletionRequest)
@@ -123,11 +147,7 @@ class Api:
             return_token_ids=wanted.return_token_ids,
         )
         choices = [Choice(job, self._tokenizer, self._card.eos_ids) for job in jobs]
-        generation = Generation(self._backend, envelope.id, choices)
-        if wanted.stream:
-            return EventStream(_events(generation, StreamWriter(envelope, choices, self._texts, wanted.include_usage)))
-        done = await run_while_connected(request.receive, _collect(generation))
-        return Response(whole_response(envelope, done, self._texts), media_type="application/json")
+        return envelope, Generation(self._backend, envelope.id, choices)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:
@@ -191,7 +211,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def create_app(backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings | None = None) -> FastAPI:
     """The ASGI application for one backend. Call it where it runs: it is not meant to be pickled."""
-    api = Api(backend, tokenizer, settings or Settings())
+    return make_app(Api(backend, tokenizer, settings or Settings()))
+
+
+def make_app(api: Api) -> FastAPI:
+    """The routes of ``api``."""
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _http_error)
     routes: list[tuple[str, str, Handler]] = [

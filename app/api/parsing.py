@@ -57,6 +57,11 @@ def parse(schema: type[Schema], body: bytes) -> Schema:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from None
+    return validated(schema, fields)
+
+
+def validated(schema: type[Schema], fields: Any) -> Schema:
+    """Check decoded fields; raises like ``parse``."""
     if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object")
     try:

@@ -5,35 +5,16 @@ The edge owns text (templates, tokens to text, stop strings); a backend owns tok
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 import msgspec
 
+from deployments.messages import Health, ModelCard
 from engine.events import StepEvent
 from engine.sampling.params import SamplingParams
 
 MEBI = 1024 * 1024
-
-
-class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model, filled by the backend once its target is loaded."""
-
-    name: str  # what clients write as `model`
-    max_model_len: int  # tokens, prompt and output together
-    vocab_size: int  # ids below this are valid
-    eos_ids: tuple[int, ...] = ()  # from the model's generation config
-    created: int = 0  # seconds since 1970
-    owned_by: str = "spectra"
-    fingerprint: str | None = None  # changes with weights, dtype or software
-    aliases: tuple[str, ...] = ()  # further names clients may use
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a request sent now would be served."""
-
-    ok: bool
-    reason: str = ""  # why not
-    detail: dict[str, str | int | float | bool] = {}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +34,7 @@ class StepStream(Protocol):
     the last event and on errors, and may be called twice.
     """
 
-    def __aiter__(self) -> Self: ...
-
-    async def __anext__(self) -> StepEvent: ...
+    def __aiter__(self) -> AsyncIterator[StepEvent]: ...
 
     async def aclose(self) -> None:
         """Cancel what still runs."""

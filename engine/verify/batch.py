@@ -56,14 +56,17 @@ def verify(logits: torch.Tensor, items: Sequence[WalkItem]) -> list[Walk]:
     """
     logits = logits.detach()
     walks = [Walk() for _ in items]
-    pairs = [(item, walk) for item, walk in zip(items, walks, strict=True) if item.max_new is None or item.max_new > 0]
-    plain = [pair for pair in pairs if _is_plain(pair[0])]
+    active = [pair for pair in zip(items, walks, strict=True) if pair[0].max_new is None or pair[0].max_new > 0]
+    plain: list[tuple[WalkItem, Walk]] = []
+    processed: list[tuple[WalkItem, Walk]] = []
+    for pair in active:
+        (plain if _is_plain(pair[0]) else processed).append(pair)
     if plain:
         best = _argmax_of(logits)
         for item, walk in plain:
             _walk_plain(best, item, walk)
-    _walk_levels(logits, [pair for pair in pairs if not _is_plain(pair[0])] if len(plain) < len(pairs) else [])
-    _add_logprobs(logits, [pair for pair in pairs if pair[0].params.logprobs is not None])
+    _walk_levels(logits, processed)
+    _add_logprobs(logits, [pair for pair in active if pair[0].params.logprobs is not None])
     return walks
 
 

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from app.api.http import create_app
-from app.api.service import Health, ModelCard, Settings
+from app.api.service import Settings
+from deployments.messages import Health, ModelCard
 from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
 from engine.events import LENGTH, STOP, RequestStats, StepEvent, TokenLogprob
 from engine.sampling.params import SamplingParams

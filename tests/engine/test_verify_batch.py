@@ -97,20 +97,8 @@ def reference_rejection(case: Case) -> tuple[list[int], list[int]]:
     return case.cut(*walk(case.tree, decide))
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    rng = random.Random(draw(st.integers(0, 2**32)))
-    n = rng.choice([0, 1, 5, 20, 40])
-    tokens = [rng.randrange(VOCAB) for _ in range(n)]
-    parents = [rng.randrange(-1, min(i, 8)) for i in range(n)]
-    probe = [False] * n
-    for i in range(n):
-        probe[i] = rng.random() < 0.1 or (parents[i] != ROOT and probe[parents[i]])
-    q = None
-    if rng.random() < 0.3:
-        q = np.random.default_rng(rng.randrange(2**32)).dirichlet(np.ones(VOCAB), n).astype(np.float32)
-        q[np.array([rng.random() < 0.3 for _ in range(n)], dtype=bool)] = 0.0
-    params = SamplingParams(
+def random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
         temperature=rng.choice([0.0, 0.0, 0.5, 1.0, 1.7]),
         top_k=rng.choice([0, 0, 3]),
         top_p=rng.choice([1.0, 0.8]),
@@ -125,9 +113,26 @@ def cases(draw: st.DrawFn) -> Case:
         logprobs=rng.choice([None, None, 0, 2]),
         verification=rng.choice(["coupled", "coupled", "rejection"]),
     )
-    output = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(4)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    params = random_params(rng)
+    seed, output = rng.randrange(10), tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(4)))
+    planted = autoregressive(Case(EMPTY_TREE, params, seed, output), rng.choice([0, 0, 2, 5]))  # to be accepted
+    n = len(planted) + rng.choice([0, 1, 5, 20, 40])
+    tokens = planted + [rng.randrange(VOCAB) for _ in range(n - len(planted))]
+    parents = [i - 1 if i < len(planted) else rng.randrange(-1, min(i, 8)) for i in range(n)]
+    probe = [False] * n
+    for i in range(n):
+        probe[i] = rng.random() < 0.1 or (parents[i] != ROOT and probe[parents[i]])
+    q = None
+    if rng.random() < 0.3:
+        q = np.random.default_rng(rng.randrange(2**32)).dirichlet(np.ones(VOCAB), n).astype(np.float32)
+        q[np.array([rng.random() < 0.3 for _ in range(n)], dtype=bool)] = 0.0
     tree = TokenTree(tokens, parents, probe=probe, q=q)
-    return Case(tree, params, rng.randrange(10), output, rng.choice([None, None, 1, 2, 3]))
+    return Case(tree, params, seed, output, rng.choice([None, None, 1, 2, 3]))
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,0 +1,60 @@
+"""The edge of one process: the HTTP application and, for Ray clients, the same requests as dicts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from app.api.errors import answer_for
+from app.api.http import Api, make_app
+from app.api.parsing import validated
+from app.api.schemas import ChatCompletionRequest, CompletionRequest
+
+PREFIX = b"data: "  # of a server-sent event
+
+
+class Edge:
+    """What an ingress replica hosts: ``app``, the ASGI application, and two methods for handles.
+
+    A body with ``messages`` is a chat completion, one with ``prompt`` a completion; fields and answers are those of
+    the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.app: FastAPI = make_app(api)
+
+    async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A whole answer."""
+        try:
+            raw = await self._api.answer(self._parse(body, stream=False))
+        except Exception as error:
+            return _failed(error)
+        answer: dict[str, Any] = msgspec.json.decode(raw)
+        return answer
+
+    async def generate_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Chunks as the event stream has them."""
+        try:
+            async with aclosing(await self._api.events(self._parse(body, stream=True))) as events:
+                async for event in events:
+                    for line in event.split(b"\n\n"):
+                        if line.startswith(PREFIX + b"{"):
+                            yield msgspec.json.decode(line[len(PREFIX) :])
+        except Exception as error:
+            yield _failed(error)
+
+    def _parse(self, body: dict[str, Any], *, stream: bool) -> ChatCompletionRequest | CompletionRequest:
+        fields = {"model": self._api.model_name} | body | {"stream": stream}
+        if "messages" in body:
+            return validated(ChatCompletionRequest, fields)
+        return validated(CompletionRequest, fields)
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.json.decode(answer_for(error).body())
+    return answer

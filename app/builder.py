@@ -1,0 +1,58 @@
+"""Composition: plain classes become Serve deployments here, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from app.api.edge import Edge
+from app.api.http import Api
+from app.api.service import Settings
+from app.config import EdgeOptions, ServeConfig
+from app.version import VERSION
+from deployments.client import RouterClient
+from deployments.ingress import Ingress
+from deployments.router_deployment import RouterDeployment
+from deployments.target_deployment import TargetDeployment
+from engine.model.loader import resolve
+
+UNLIMITED = 100_000  # max_ongoing_requests: admission is the scheduler's business (Serve's default is 5)
+CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the application
+
+
+def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
+    """The edge of one ingress replica; runs in its process."""
+    tokenizer = load_tokenizer(options.tokenizer)
+    settings = Settings(
+        version=options.version,
+        max_body_bytes=options.max_body_bytes,
+        default_max_tokens=options.default_max_tokens,
+    )
+    return Edge(Api(client, tokenizer, settings))
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerFast:
+    """The model's tokenizer, from a directory or the hub."""
+    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(resolve(model))
+    return tokenizer
+
+
+def build_app(args: ServeConfig) -> Application:
+    """The application. ``serve run app.builder:build_app model=... method=...`` and a RayService's ``args`` work."""
+    common: dict[str, Any] = {
+        "max_ongoing_requests": UNLIMITED,
+        "health_check_period_s": 1.0,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": args.grace,
+        "ray_actor_options": {"num_cpus": CPUS},
+    }
+    target = serve.deployment(TargetDeployment, name="Target", **common).bind(args.target(), args.pipeline())
+    router = serve.deployment(RouterDeployment, name="Router", **common).bind(
+        target, args.router(), args.speculators(), args.placement()
+    )
+    edge = EdgeOptions(args.model_path, VERSION, args.default_max_tokens, int(args.max_body_mib * 2**20))
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=args.ingress_replicas, **common)
+    return ingress.bind(router, make_edge, edge)

@@ -1,0 +1,48 @@
+"""The ``spectra`` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from app.version import VERSION
+from engine.errors import SpectraError
+
+DESCRIPTION = """\
+Lossless speculative decoding: a large language model, faster, writing exactly what it would have written.
+
+  spectra serve                      start the OpenAI-compatible server with the demo model
+  spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    from app import generate_command, serve_command
+
+    top = argparse.ArgumentParser(
+        prog="spectra", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--version", action="version", version=f"spectra-serve {VERSION}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve_command.add(commands)
+    generate_command.add(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; what a user did wrong is one line on stderr and status 2."""
+    arguments = parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except SpectraError as error:
+        print(f"spectra: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Configuration of a deployment: checked here once, frozen dataclasses from here on.
+
+Unknown keys are errors. The same fields are flags of ``spectra serve``, keys of a Serve YAML's ``args``, and arguments
+of ``build_app``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app.demo.paths import DEMO_TARGET
+from deployments.router import RouterOptions
+from deployments.router_deployment import SpeculatorPlacement
+from deployments.target_deployment import PipelineOptions
+from engine.scheduler import SchedulerOptions
+from engine.target import GIB, TargetOptions
+from speculators.pld import PldConfig
+from speculators.registry import SpeculatorOptions
+from speculators.spectra_core import SpectraCoreConfig
+
+DEMO = "demo"
+
+
+class ServeConfig(BaseModel):
+    """Everything one application can be told. Sizes in tokens unless the field says otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(DEMO, description="directory or hub id of the target; 'demo' is the model in the package")
+    name: str | None = Field(None, description="name clients use; the model's last path component by default")
+    method: str = Field("spectra-core", description="speculation for requests that name none")
+    max_nodes: Annotated[int, Field(ge=0, le=4096)] = Field(64, description="drafted nodes per step, by default")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="float32 on a CPU and the checkpoint's own on a GPU by default"
+    )
+    device: str = Field("cpu", description="cpu or cuda")
+    stages: Annotated[int, Field(ge=1)] = Field(1, description="pipeline stages")
+    kv_gib: Annotated[float, Field(gt=0)] = Field(0.5, description="KV cache over all stages, GiB")
+    block_size: Annotated[int, Field(ge=1)] = Field(64, description="tokens per KV block")
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(None, description="longest prompt + output")
+    max_sequences: Annotated[int, Field(ge=1)] = Field(64, description="sequences decoded side by side")
+    max_waiting: Annotated[int, Field(ge=0)] = Field(256, description="requests queued before 429")
+    max_step_rows: Annotated[int, Field(ge=1)] = Field(2048, description="tokens and nodes of one step")
+    prefill_chunk: Annotated[int, Field(ge=1)] = Field(512, description="prompt tokens per step")
+    speculator_actors: Annotated[int, Field(ge=0)] = Field(0, description="0 drafts inside the router")
+    draft_timeout: Annotated[float, Field(gt=0)] = Field(2.0, description="seconds a draft may take, in actors")
+    ingress_replicas: Annotated[int, Field(ge=1)] = Field(1, description="HTTP replicas")
+    threads: Annotated[int, Field(ge=1)] = Field(1, description="intra-op threads of a stage")
+    stage_cpus: Annotated[float, Field(ge=0)] = Field(0.1, description="Ray CPUs a stage reserves")
+    stage_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a stage reserves")
+    transport: Literal["auto", "unix", "tcp"] = Field("auto", description="channel between stages")
+    default_max_tokens: Annotated[int, Field(ge=1)] = Field(1024, description="for requests without max_tokens")
+    max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="largest request body, MiB")
+    grace: Annotated[float, Field(ge=0)] = Field(10.0, description="seconds running requests get at shutdown")
+    pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
+    spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
+
+    @model_validator(mode="after")
+    def _check(self) -> ServeConfig:
+        self.speculators()
+        if self.stages > 1 and self.device != "cpu" and self.stage_gpus == 0:
+            raise ValueError(f"stage_gpus is 0, but {self.stages} stages on {self.device} need a GPU each")
+        return self
+
+    @property
+    def model_path(self) -> str:
+        """What the loader takes: the demo model's directory, or ``model`` itself."""
+        return str(DEMO_TARGET) if self.model == DEMO else self.model
+
+    @property
+    def served_name(self) -> str:
+        """What clients write as ``model``."""
+        return self.name or (DEMO if self.model == DEMO else Path(self.model).name)
+
+    def target(self) -> TargetOptions:
+        """How to load and run the target."""
+        return TargetOptions(
+            model=self.model_path,
+            stages=self.stages,
+            dtype=self.dtype,
+            device=self.device,
+            kv_bytes=int(self.kv_gib * GIB),
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+        )
+
+    def pipeline(self) -> PipelineOptions:
+        """What a stage gets from the cluster."""
+        return PipelineOptions(self.stage_cpus, self.stage_gpus, self.threads, self.transport)
+
+    def router(self) -> RouterOptions:
+        """Defaults and limits of the router."""
+        return RouterOptions(
+            model=self.served_name,
+            method=self.method,
+            max_nodes=self.max_nodes,
+            limit_nodes=max(self.max_nodes, 256),
+            scheduler=SchedulerOptions(
+                self.max_sequences, self.max_waiting, self.max_step_rows, self.prefill_chunk, self.stages
+            ),
+        )
+
+    def speculators(self) -> SpeculatorOptions:
+        """Settings of the methods."""
+        return SpeculatorOptions(
+            pld=_settings(PldConfig, self.pld, "pld"),
+            spectra_core=_settings(SpectraCoreConfig, self.spectra_core, "spectra_core"),
+        )
+
+    def placement(self) -> SpeculatorPlacement:
+        """Where speculators run."""
+        return SpeculatorPlacement(self.speculator_actors, self.draft_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """What an ingress replica builds its edge from."""
+
+    tokenizer: str  # directory or hub id
+    version: str
+    default_max_tokens: int
+    max_body_bytes: int
+
+
+def _settings(kind: type[Any], given: dict[str, Any], name: str) -> Any:
+    known = {field.name for field in fields(kind)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ValueError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    return kind(**given)

@@ -1,0 +1,89 @@
+"""From the flags of an offline command to an engine that answers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from app.builder import load_tokenizer
+from app.config import DEMO
+from app.demo.paths import DEMO_TARGET
+from app.generate import Generator
+from app.prompts import Question, read_questions
+from engine.errors import ConfigError
+from engine.loop import Engine
+from engine.model.loader import resolve
+from engine.sampling.params import SamplingParams
+from engine.scheduler import SchedulerOptions
+from engine.target import GIB, LocalTarget, TargetOptions
+from speculators.pool import SpeculatorPool
+
+
+def questions(arguments: argparse.Namespace) -> list[Question]:
+    """What the flags ask for.
+
+    Raises:
+        ConfigError: the prompt file is wrong.
+    """
+    if arguments.prompt is not None:
+        return [Question([arguments.prompt])]
+    return read_questions(arguments.prompts, arguments.limit)
+
+
+def model_path(model: str) -> Path:
+    """Directory of a model as commands take it."""
+    return DEMO_TARGET if model == DEMO else resolve(model)
+
+
+def load_target(arguments: argparse.Namespace) -> LocalTarget:
+    """The target the flags describe.
+
+    Raises:
+        ConfigError: a flag is wrong.
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    path = model_path(arguments.model)
+    options = TargetOptions(
+        model=str(path),
+        stages=arguments.stages,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        kv_bytes=int(arguments.kv_gib * GIB),
+    )
+    return LocalTarget.load(options, path)
+
+
+def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingParams:
+    """Sampling parameters of every turn.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the flag.
+    """
+    checks = {
+        "--max-new-tokens": (arguments.max_new_tokens >= 1, arguments.max_new_tokens, "at least 1"),
+        "--temperature": (0 <= arguments.temperature <= 2, arguments.temperature, "0 to 2"),
+        "--top-p": (0 < arguments.top_p <= 1, arguments.top_p, "above 0, at most 1"),
+        "--top-k": (arguments.top_k >= 0, arguments.top_k, "0 (no limit) or more"),
+        "--batch-size": (arguments.batch_size >= 1, arguments.batch_size, "at least 1"),
+        "--max-nodes": (arguments.max_nodes >= 0, arguments.max_nodes, "0 or more"),
+    }
+    for flag, (is_right, value, right) in checks.items():
+        if not is_right:
+            raise ConfigError(f"{flag} is {value}; it must be {right}")
+    return SamplingParams(
+        max_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        seed=arguments.seed % 2**64,
+        stop_ids=target.info.spec.eos_ids,
+        verification=arguments.verification,
+    )
+
+
+def generator(arguments: argparse.Namespace, method: str) -> Generator:
+    """A generator with fresh speculators on a freshly loaded target."""
+    target = load_target(arguments)
+    engine = Engine(target, SpeculatorPool(), SchedulerOptions(max_sequences=max(64, arguments.batch_size)))
+    tokenizer = load_tokenizer(str(model_path(arguments.model)))
+    return Generator(engine, tokenizer, sampling(arguments, target), method, arguments.max_nodes, arguments.raw)

@@ -1,0 +1,112 @@
+"""The router as a Serve deployment: one replica, driven by its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deployments.drafters import ActorDrafter, Drafter, InlineDrafter
+from deployments.messages import Health, ModelCard, decode_request, encode_error, encode_event
+from deployments.pipeline import Endpoints, Pipeline
+from deployments.router import RECONNECT_S, Router, RouterOptions
+from deployments.speculator_actor import start_speculators
+from engine.errors import SpectraError, TargetLostError
+from engine.target import TargetInfo
+from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorPlacement:
+    """Where speculators run."""
+
+    actors: int = 0  # 0: inline in the router
+    timeout: float = 2.0  # seconds a draft may take before a step goes on without it
+
+
+class RouterDeployment:
+    """Wraps ``Router``: bytes in, bytes out.
+
+    Args:
+        target: handle of the target deployment.
+        options: of the router.
+        speculators: settings of the methods.
+        placement: where they run.
+        aliases: further model names.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
+        self,
+        target: DeploymentHandle,
+        options: RouterOptions,
+        speculators: SpeculatorOptions,
+        placement: SpeculatorPlacement,
+        aliases: tuple[str, ...] = (),
+    ) -> None:
+        self._target = target
+        endpoints: Endpoints = await target.endpoints.remote()
+        self._aliases = aliases
+        self._created = int(time.time())
+        drafter = _make_drafter(speculators, placement, endpoints.info)
+        self._router = Router(options, endpoints.info, drafter, self._connect)
+        self._router.start()
+
+    async def _connect(self) -> Pipeline:
+        """A pipeline, as soon as there is one; Serve may still name a replica that is dead."""
+        while True:
+            try:
+                return await Pipeline.connect(await self._target.endpoints.remote())
+            except (TargetLostError, RayError, RayServeException) as error:
+                logger.info("no pipeline yet: %s", error)
+                await asyncio.sleep(RECONNECT_S)
+
+    async def stream(self, raw: bytes) -> AsyncIterator[bytes]:
+        """Events of one request; an engine error is the last item, not an exception."""
+        try:
+            async for event in self._router.stream(decode_request(raw)):
+                yield encode_event(event)
+        except SpectraError as error:
+            yield encode_error(error)
+
+    async def card(self) -> ModelCard:
+        """The served model."""
+        info, options = self._router.info, self._router.options
+        return ModelCard(
+            name=options.model,
+            max_model_len=info.max_model_len,
+            vocab_size=info.spec.vocab_size,
+            eos_ids=info.spec.eos_ids,
+            created=self._created,
+            fingerprint=f"{info.spec.family}-{info.spec.n_layers}x{info.spec.hidden_size}",
+            aliases=self._aliases,
+        )
+
+    async def health(self) -> Health:
+        """Ready while a pipeline is up."""
+        state = await self._router.state()
+        ready = self._router.is_ready
+        detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}
+        detail |= {name: value for name, value in state.items() if name != "ready"}
+        return Health(ok=ready, reason="" if ready else "no pipeline is up", detail=detail)
+
+    async def metrics(self) -> str:
+        """Prometheus exposition text."""
+        return self._router.metrics_text()
+
+
+def _make_drafter(speculators: SpeculatorOptions, placement: SpeculatorPlacement, info: TargetInfo) -> Drafter:
+    pool = SpeculatorPool(speculators)
+    if placement.actors == 0:
+        return InlineDrafter(pool, info.spec.vocab_size)
+    actors = start_speculators(placement.actors, speculators)
+    return ActorDrafter(actors, pool, info.spec.vocab_size, placement.timeout)
