@@ -6,12 +6,12 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app.api.edge import Edge
 from app.api.http import Api
 from app.api.service import Settings
 from app.config import EdgeOptions, ServeConfig
+from app.tokenizers import load_tokenizer
 from app.version import VERSION
 from deployments.client import RouterClient
 from deployments.ingress import Ingress
@@ -25,19 +25,13 @@ CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the appl
 
 def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     """The edge of one ingress replica; runs in its process."""
-    tokenizer = load_tokenizer(options.tokenizer)
+    tokenizer = load_tokenizer(resolve(options.tokenizer))
     settings = Settings(
         version=options.version,
         max_body_bytes=options.max_body_bytes,
         default_max_tokens=options.default_max_tokens,
     )
     return Edge(Api(client, tokenizer, settings))
-
-
-def load_tokenizer(model: str) -> PreTrainedTokenizerFast:
-    """The model's tokenizer, from a directory or the hub."""
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(resolve(model))
-    return tokenizer
 
 
 def build_app(args: ServeConfig) -> Application:

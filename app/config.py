@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.demo.paths import DEMO_TARGET
+from app.demo.paths import DEMO, DEMO_TARGET
 from deployments.router import RouterOptions
 from deployments.router_deployment import SpeculatorPlacement
 from deployments.target_deployment import PipelineOptions
@@ -21,8 +21,6 @@ from engine.target import GIB, TargetOptions
 from speculators.pld import PldConfig
 from speculators.registry import SpeculatorOptions
 from speculators.spectra_core import SpectraCoreConfig
-
-DEMO = "demo"
 
 
 class ServeConfig(BaseModel):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from app.builder import load_tokenizer
-from app.config import DEMO
-from app.demo.paths import DEMO_TARGET
+from app.demo.paths import DEMO, DEMO_TARGET
 from app.generate import Generator
 from app.prompts import Question, read_questions
+from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.model.loader import resolve
@@ -85,5 +84,5 @@ def generator(arguments: argparse.Namespace, method: str) -> Generator:
     """A generator with fresh speculators on a freshly loaded target."""
     target = load_target(arguments)
     engine = Engine(target, SpeculatorPool(), SchedulerOptions(max_sequences=max(64, arguments.batch_size)))
-    tokenizer = load_tokenizer(str(model_path(arguments.model)))
+    tokenizer = load_tokenizer(model_path(arguments.model))
     return Generator(engine, tokenizer, sampling(arguments, target), method, arguments.max_nodes, arguments.raw)

@@ -16,7 +16,7 @@ from engine.scheduler import Scheduler
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
-disable_created_metrics()  # vLLM has no ``_created`` series either
+disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has no ``_created`` series either
 
 
 class RouterMetrics:

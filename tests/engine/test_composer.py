@@ -43,8 +43,8 @@ def path_of(tree: TokenTree, node: int) -> tuple[int, ...]:
     return tuple(tree.tokens[i] for i in tree.path(node))
 
 
-def first_proposer(proposals: Sequence[Branch], path: tuple[int, ...], probe: bool) -> str | None:
-    return next((b.source for b in proposals if b.probe == probe and path in paths(b)), None)
+def proposers(proposals: Sequence[Branch], path: tuple[int, ...], probe: bool) -> list[str]:
+    return [b.source for b in proposals if b.probe == probe and path in paths(b)]
 
 
 @given(BRANCHES, BUDGETS)
@@ -74,7 +74,8 @@ def test_the_first_proposer_owns_a_node_and_no_edge_occurs_twice(proposals: list
     assert len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)
     for node in range(len(tree)):
         owner = tree.source_names[tree.sources[node]]
-        assert owner == first_proposer(proposals, path_of(tree, node), tree.probe[node])
+        candidates = proposers(proposals, path_of(tree, node), tree.probe[node])
+        assert owner in (candidates if tree.probe[node] else candidates[:1])  # an earlier probe may not have fitted
 
 
 @given(BRANCHES.map(lambda bs: [b for b in bs if b.parents is None and b.q is None]), BUDGETS)
