@@ -103,6 +103,7 @@ class Server:
 
         if self._address is None:
             ray.init(
+                address="local",  # never some other cluster that happens to run here
                 num_cpus=self._cpus(),
                 include_dashboard=False,
                 log_to_driver=False,

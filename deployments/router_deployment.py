@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -60,6 +61,8 @@ class RouterDeployment:
         drafter = _make_drafter(speculators, placement, endpoints.info)
         self._router = Router(options, endpoints.info, drafter, self._connect)
         self._router.start()
+        gc.collect()
+        gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
 
     async def _connect(self) -> Pipeline:
         """A pipeline, as soon as there is one; Serve may still name a replica that is dead."""

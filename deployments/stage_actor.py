@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -35,6 +36,8 @@ class StageActor:
         """Start the loop, passing on to ``next_address`` (None: this is the last stage); returns the process id."""
         assert self._worker is not None, "listen comes before serve"
         self._worker.start(next_address)
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: a full collection would stall a step for tens of milliseconds
         return os.getpid()
 
     def ping(self) -> int:

@@ -35,7 +35,8 @@ class _Builder:
         self.parents: list[int] = []
         self.sources: list[int] = []
         self.probe: list[bool] = []
-        self.index: dict[tuple[int, int], int] = {}  # (parent, token) -> first such node, no probe if possible
+        self.index: dict[tuple[int, int], int] = {}  # (parent, token) -> first such node, as TokenTree.find goes
+        self.acceptable: dict[tuple[int, int], int] = {}  # the same without probes
         self.names: dict[str, int] = {}
         self.q: dict[int, FloatArray] = {}
         self.probe_ends: set[int] = set()
@@ -64,18 +65,21 @@ class _Builder:
 
     def _merge(self, token: int, parent: int, source: int, probe: bool) -> int | None:
         """The node of this token below ``parent``, a new one if need be; ``None`` when there is no room."""
-        known = self.index.get((parent, token))
+        edge = (parent, token)
+        known = self.index.get(edge)
         if known is None:
             return self._append(token, parent, source, probe)
-        if self.probe[known] and not probe:
-            self.probe[known] = False
-            self.sources[known] = source
+        if probe or edge in self.acceptable:
+            return known if probe else self.acceptable[edge]
+        self.probe[known] = False
+        self.sources[known] = source
+        self.acceptable[edge] = known
         return known
 
     def _draw(self, token: int, parent: int, source: int, q: FloatArray) -> int | None:
         """Place one draw from ``q`` ``[vocab]``: on another proposer's node, or on a new one of its own."""
-        known = self.index.get((parent, token))
-        if known is not None and not self.probe[known] and not (known in self.q and self.sources[known] == source):
+        known = self.acceptable.get((parent, token))
+        if known is not None and not (known in self.q and self.sources[known] == source):
             return known
         node = self._append(token, parent, source, probe=False)
         if node is not None:
@@ -90,9 +94,9 @@ class _Builder:
         self.parents.append(parent)
         self.sources.append(source)
         self.probe.append(probe)
-        known = self.index.setdefault((parent, token), node)
-        if self.probe[known] and not probe:
-            self.index[parent, token] = node
+        self.index.setdefault((parent, token), node)
+        if not probe:
+            self.acceptable.setdefault((parent, token), node)
         return node
 
     def _missing(self, branch: Branch) -> int:

@@ -145,6 +145,8 @@ class Scheduler:
         share = -(-sum(s.state is not State.PREFILLING for s in self._running) // self.options.n_micro_batches)
         rows = 0
         for sequence in ready[: max(1, share)]:
+            if 1 + len(sequence.tree) > self.options.max_step_rows:
+                sequence.tree = EMPTY_TREE  # would never fit into any step
             if sequence.state is not State.READY or rows + 1 + len(sequence.tree) > self.options.max_step_rows:
                 continue  # preempted for an earlier one, or left to the next step
             blocks = self._make_room(sequence)

@@ -123,21 +123,23 @@ class TokenTree:
         return path[::-1]
 
     @cached_property
-    def _index(self) -> dict[tuple[int, int], int]:
-        index: dict[tuple[int, int], int] = {}
+    def _index(self) -> dict[tuple[int, int], list[int]]:
+        index: dict[tuple[int, int], list[int]] = {}
         for node, edge in enumerate(zip(self.parents, self.tokens, strict=True)):
-            index.setdefault(edge, node)
+            index.setdefault(edge, []).append(node)
         return index
 
     def find(self, tokens: Sequence[int]) -> int | None:
-        """Node reached by following ``tokens`` from the root (probes included), ``None`` when it is not there."""
-        node = ROOT
+        """A node reached by following ``tokens`` from the root (probes included), ``None`` when there is none.
+
+        Siblings may carry the same token (repeated draws); the first one that leads to the end of ``tokens`` counts.
+        """
+        nodes = [ROOT]
         for token in tokens:
-            below = self._index.get((node, token))
-            if below is None:
+            nodes = [below for node in nodes for below in self._index.get((node, token), ())]
+            if not nodes:
                 return None
-            node = below
-        return node
+        return nodes[0]
 
 
 EMPTY_TREE = TokenTree((), ())

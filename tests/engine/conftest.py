@@ -1,8 +1,12 @@
-"""Tiny models of every family, built in code: nothing is downloaded, nothing is shipped for tests."""
+"""Tiny models of every family, built in code: nothing is downloaded, nothing is shipped for tests.
+
+Tests cannot import this file, so what they share comes as session fixtures that return functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,15 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from engine.loop import Engine
+from engine.model.shard import ModelShard, split_layers
+from engine.model.spec import read_spec
+from engine.scheduler import SchedulerOptions
+from engine.target import LocalTarget, TargetInfo
+from speculators.pool import SpeculatorPool
+from speculators.registry import Factory
+from speculators.testing import AlwaysRight, AlwaysWrong
 
 torch.set_num_threads(1)
 
@@ -127,3 +140,65 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[family]
 
     return save
+
+
+@lru_cache
+def _shards(family: str, n_stages: int) -> tuple[ModelShard, ...]:
+    """Shards of a copy of the tiny model; they hold weights only, so targets share them."""
+    model = copy.deepcopy(tiny_model(family))
+    spec = read_spec(model.config)
+    return tuple(ModelShard(model, spec, layers, 600) for layers in split_layers(spec.n_layers, n_stages))
+
+
+def make_target(
+    family: str, *, stages: int = 1, reference: bool = False, n_blocks: int = 200, block_size: int = 16
+) -> LocalTarget:
+    """A fresh target on a tiny model."""
+    shards = _shards(family, stages)
+    return LocalTarget(TargetInfo(shards[0].spec, n_blocks, block_size, 500), shards, reference)
+
+
+def make_engine(
+    target: LocalTarget,
+    answers: Mapping[tuple[int, ...], Sequence[int]] | None = None,
+    options: SchedulerOptions | None = None,
+    extra: Mapping[str, Factory] | None = None,
+) -> Engine:
+    """An engine whose pool also knows ``always-right`` and ``always-wrong``, given the true ``answers``."""
+    known = dict(answers or {})
+    factories: dict[str, Factory] = {
+        "always-right": lambda _: AlwaysRight(known),
+        "always-wrong": lambda _: AlwaysWrong(known),
+        **(extra or {}),
+    }
+    return Engine(target, SpeculatorPool(extra=factories), options)
+
+
+@pytest.fixture(scope="session")
+def model() -> Callable[[str], Any]:
+    """``model(family)``: see ``tiny_model``."""
+    return tiny_model
+
+
+@pytest.fixture(scope="session")
+def generate() -> Callable[..., list[int]]:
+    """``generate(family, prompt, n, **kwargs)``: see ``reference_tokens``."""
+    return reference_tokens
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Callable[..., list[list[int]]]:
+    """``prompts(n, first=0)``: prompts of growing length, all longer than the sliding window."""
+    return lambda n, first=0: [random_prompt(i, 30 + 7 * i) for i in range(first, first + n)]
+
+
+@pytest.fixture(scope="session")
+def target() -> Callable[..., LocalTarget]:
+    """``target(family, ...)``: see ``make_target``."""
+    return make_target
+
+
+@pytest.fixture(scope="session")
+def engine() -> Callable[..., Engine]:
+    """``engine(target, answers, options, extra)``: see ``make_engine``."""
+    return make_engine

@@ -94,7 +94,8 @@ def test_probes_are_whole_or_absent(proposals: list[Branch], budget: int) -> Non
         if tree.probe[node]:  # every pure probe node leads to the end of some probe
             path = path_of(tree, node)
             assert any(end[: len(path)] == path for end in whole)
-    assert {path_of(tree, node) for node in tree.probe_ends} <= whole
+    assert {path_of(tree, node) for node in tree.probe_ends} == whole - {()}
+    assert all(tree.find(path_of(tree, node)) == node for node in tree.probe_ends), "its read-back would be lost"
 
 
 @given(BRANCHES, BUDGETS)

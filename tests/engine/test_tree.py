@@ -57,14 +57,12 @@ def test_children_are_listed_in_drafting_order_without_probes(tree: TokenTree) -
 
 
 @given(trees(), st.lists(st.integers(0, 5), max_size=4))
-def test_find_follows_the_first_node_of_each_token(tree: TokenTree, tokens: list[int]) -> None:
-    node: int | None = ROOT
-    for token in tokens:
-        found = [i for i in range(len(tree)) if tree.parents[i] == node and tree.tokens[i] == token]
-        node = found[0] if found else None
-        if node is None:
-            break
-    assert tree.find(tokens) == node
+def test_find_reaches_any_path_that_is_there(tree: TokenTree, tokens: list[int]) -> None:
+    there = [i for i in range(ROOT, len(tree)) if [tree.tokens[j] for j in tree.path(i)] == tokens]
+    found = tree.find(tokens)
+    assert found in there if there else found is None
+    for node in range(len(tree)):
+        assert tree.find([tree.tokens[j] for j in tree.path(node)]) is not None
 
 
 @given(trees())

@@ -1,0 +1,194 @@
+"""Tokens per target forward of every available method and of SPECTRA-CORE's ablations (paper 000, table 2).
+
+For each row: all tokens, and pre-loop (a text counts only until it begins to repeat itself), by kind of prompt. Every
+output is checked to be identical to autoregressive decoding. Last line: one JSON document.
+
+    python -m benchmarks.acceptance --model DIR --prompts DIR [--temperature 0.8] [--rows all|short]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from app.demo.paths import DEMO_TARGET
+from app.prompts import Question, encode_chat
+from app.tokenizers import load_tokenizer
+from benchmarks.loops import loop_start, steps_before
+from benchmarks.prompt_sets import questions
+from engine.loop import Completion, Engine, Job
+from engine.sampling.params import SamplingParams
+from engine.target import LocalTarget, TargetOptions
+from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+from speculators.spectra_core import SpectraCoreConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    method: str
+    core: SpectraCoreConfig | None = None
+    max_nodes: int = 64
+
+
+def rows(which: str) -> dict[str, Row]:
+    """Rows by label; ``short`` leaves the ablations out."""
+    paper, ours = SpectraCoreConfig.paper(), SpectraCoreConfig()
+    short = {
+        "autoregressive": Row("autoregressive"),
+        "pld": Row("pld"),
+        "spectra-core, as published, 128 nodes": Row("spectra-core", paper, 128),
+        "spectra-core": Row("spectra-core", ours),
+        "spectra-core, 16 nodes": Row("spectra-core", ours, 16),
+        "pld+spectra-core": Row("pld+spectra-core", ours),
+    }
+    if which == "short":
+        return short
+    published = {
+        "published w/o forward dict": replace(paper, use_forward=False),
+        "published w/o backward dict": replace(paper, use_backward=False),
+        "published w/o sub-n-grams": replace(paper, use_sub_ngrams=False),
+        "published, our guess order": replace(paper, guess_order="backward-first"),
+        "published + learns prompt": replace(paper, learn_from_prompt=True),
+        "published + learns prompt and output": replace(paper, learn_from_prompt=True, learn_from_output=True),
+    }
+    default = {
+        "w/o forward dict": replace(ours, use_forward=False),
+        "w/o backward dict": replace(ours, use_backward=False),
+        "w/o sub-n-grams": replace(ours, use_sub_ngrams=False),
+        "w/o learning the prompt": replace(ours, learn_from_prompt=False),
+        "w/o learning the output": replace(ours, learn_from_output=False),
+        "paper's guess order": replace(ours, guess_order="paper"),
+        "tau_refine 0.1": replace(ours, tau_refine=0.1),
+        "tau_refine 1.0": replace(ours, tau_refine=1.0),
+        "backward_tokens 5": replace(ours, backward_tokens=5),
+        "backward_tokens 10": replace(ours, backward_tokens=10),
+        "tau_refine 1.0, backward_tokens 10": replace(ours, tau_refine=1.0, backward_tokens=10),
+        "no probes": replace(ours, probe_share=0.0),
+    }
+    return (
+        short
+        | {label: Row("spectra-core", config, 128) for label, config in published.items()}
+        | {label: Row("spectra-core", config) for label, config in default.items()}
+    )
+
+
+def figures(done: Mapping[str, list[Completion]]) -> dict[str, Any]:
+    """Tokens per forward over all kinds and by kind, with and without loops."""
+    total, before = [0, 0], [0, 0]
+    kinds: dict[str, float] = {}
+    for kind, completions in done.items():
+        kind_total = [0, 0]
+        for completion in completions:
+            steps = completion.stats.step_tokens
+            for counts, cut in ((total, None), (before, loop_start(completion.token_ids))):
+                tokens, forwards = steps_before(cut, steps)
+                counts[0] += tokens
+                counts[1] += forwards
+            tokens, forwards = steps_before(loop_start(completion.token_ids), steps)
+            kind_total[0] += tokens
+            kind_total[1] += forwards
+        kinds[kind] = round(kind_total[0] / max(1, kind_total[1]), 3)
+    return {
+        "tokens_per_forward": round(total[0] / max(1, total[1]), 3),
+        "pre_loop": round(before[0] / max(1, before[1]), 3),
+        "pre_loop_by_kind": kinds,
+    }
+
+
+def run_row(
+    target: LocalTarget, row: Row, prompts: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, bar: Any
+) -> dict[str, list[Completion]]:
+    """All prompts, each with cold state."""
+    options = SpeculatorOptions() if row.core is None else SpeculatorOptions(spectra_core=row.core)
+    done: dict[str, list[Completion]] = {}
+    for kind, ids in prompts.items():
+        engine = Engine(target, SpeculatorPool(options))
+        jobs = [Job(prompt, params, row.method, row.max_nodes) for prompt in ids]
+        finished: dict[int, Completion] = {}
+        for index, completion in engine.run(jobs, batch):
+            finished[index] = completion
+            bar.update()
+        done[kind] = [finished[i] for i in range(len(ids))]
+    return done
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
+    parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
+    parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind (default: 12)")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
+    parser.add_argument("--rows", choices=("all", "short"), default="all")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
+    tokenizer = load_tokenizer(arguments.model)
+
+    def encoded(question: Question) -> list[int]:
+        return encode_chat(tokenizer, [{"role": "user", "content": question.turns[0]}])
+
+    prompts = {k: [encoded(q) for q in qs] for k, qs in questions(arguments.prompts, arguments.per_kind).items()}
+    params = SamplingParams(
+        max_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+        stop_ids=target.info.spec.eos_ids,
+    )
+    report(target, prompts, params, rows(arguments.rows), arguments)
+
+
+def report(
+    target: LocalTarget,
+    prompts: Mapping[str, list[list[int]]],
+    params: SamplingParams,
+    table: Mapping[str, Row],
+    arguments: argparse.Namespace,
+) -> None:
+    """Run every row and print the table and the JSON document."""
+    n_prompts = sum(map(len, prompts.values()))
+    bar = tqdm(total=n_prompts * len(table), unit="text", file=sys.stderr)
+    results: dict[str, Any] = {}
+    reference: dict[str, list[list[int]]] = {}
+    print(f"| method | all tokens | pre-loop ({' / '.join(prompts)}) | identical |")
+    print("|---|---|---|---|")
+    for label, row in table.items():
+        done = run_row(target, row, prompts, params, arguments.batch_size, bar)
+        texts = {kind: [completion.token_ids for completion in completions] for kind, completions in done.items()}
+        reference = reference or texts
+        same = sum(a == b for kind in texts for a, b in zip(texts[kind], reference[kind], strict=True))
+        result = results[label] = figures(done) | {"identical": same, "of": n_prompts}
+        kinds = " / ".join(f"{value:.2f}" for value in result["pre_loop_by_kind"].values())
+        print(
+            f"| {label} | {result['tokens_per_forward']:.2f} | {result['pre_loop']:.2f} ({kinds}) | {same}/{n_prompts} |",
+            flush=True,
+        )
+    bar.close()
+    loops = sum(loop_start(ids) is not None for texts in reference.values() for ids in texts)
+    document = {
+        "model": arguments.model.name,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "prompts": n_prompts,
+        "outputs_that_loop": loops,
+        "rows": results,
+    }
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
