@@ -32,7 +32,7 @@ def attention_rows(
     """Rows for the heads of this stage, each over all committed positions up to the last forwarded one."""
     kept = [0, *(node + 1 for node in result.accepted)] if work.tree is not None else list(range(len(work.tokens)))
     n_positions = work.n_cached + len(kept)
-    device = step.arena.layer(0)[0].device
+    device = step.arena.layer(0).keys.device
     slots = torch.cat(
         (
             table.rows(0, work.n_cached, device),
@@ -46,7 +46,7 @@ def attention_rows(
         local = layer - layers.first
         captured = step.captured[local]
         position = sorted(step.capture_heads[local]).index(head)
-        keys = step.arena.layer(local)[0]
+        keys = step.arena.layer(local).keys
         groups = captured.n_heads // keys.shape[1]
         rows[work.seq, layer, head] = _row(
             captured, position, span.first + kept[-1], keys[slots, head // groups], n_positions

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from engine.artefacts import AttentionRows, attention_rows
-from engine.events import TokenLogprob
 from engine.kv.arena import KVArena
 from engine.kv.table import BlockTable
 from engine.model.shard import ModelShard
@@ -198,7 +197,7 @@ class Stage:
             work.seq,
             walk.tokens if walk is not None else [],
             accepted,
-            _logprobs(walk),
+            walk.logprobs if walk is not None else None,
             node_top_ids(logits, rows, work, needs),
             prompt_ids,
             hidden,
@@ -219,12 +218,3 @@ class Stage:
                 if self._shard.range.first <= layer < self._shard.range.last:
                     wanted.setdefault(layer - self._shard.range.first, set()).add(head)
         return {layer: sorted(heads) for layer, heads in wanted.items()}
-
-
-def _logprobs(walk: Walk | None) -> list[TokenLogprob] | None:
-    if walk is None or walk.logprobs is None:
-        return None
-    return [
-        TokenLogprob(entry.token, entry.logprob, tuple(zip(entry.top_ids, entry.top_logprobs, strict=True)))
-        for entry in walk.logprobs
-    ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.attention.segment import Segment
-from engine.kv.arena import KVArena
+from engine.kv.arena import KVArena, KVLayer
 
 NAME = "spectra"
 
@@ -39,9 +39,10 @@ class PackedStep:
     capture_heads: dict[int, list[int]] = field(default_factory=dict)  # local layer -> heads
     captured: dict[int, CapturedQuery] = field(default_factory=dict)  # filled by the hook
 
-    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, key: Tensor, value: Tensor) -> KVLayer:
         """Put this step's keys and values, ``[1, n_kv_heads, n_rows, head_dim]``, in their rows."""
-        keys, values = self.arena.layer(layer)
+        store = self.arena.layer(layer)
+        keys, values = store.keys, store.values
         if self.write_start is not None:
             end = self.write_start + key.shape[2]
             keys[self.write_start : end] = key[0].transpose(0, 1)
@@ -50,7 +51,7 @@ class PackedStep:
             assert self.write_rows is not None
             keys.index_copy_(0, self.write_rows, key[0].transpose(0, 1))
             values.index_copy_(0, self.write_rows, value[0].transpose(0, 1))
-        return keys, values
+        return store
 
 
 def tree_attention(
@@ -70,18 +71,15 @@ def tree_attention(
     returns ``[1, n_rows, n_heads, head_dim]``. ``attention_mask`` is unused: segments know who sees whom.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values = packed.write(layer, key, value)
+    store = packed.write(layer, key, value)
     heads = packed.capture_heads.get(layer)
     if heads is not None:
         packed.captured[layer] = CapturedQuery(query[0, heads], query.shape[1], scaling, sliding_window)
-    if len(packed.segments) == 1:
-        return packed.segments[0].attend(query, keys, values, scaling, sliding_window), None
-    outs = [
-        segment.attend(
-            query[:, :, segment.first_row : segment.first_row + segment.n], keys, values, scaling, sliding_window
-        )
-        for segment in packed.segments
-    ]
+    segments = packed.segments
+    if len(segments) == 1:
+        return segments[0].attend(query, store, scaling, sliding_window), None
+    parts = torch.split(query, [segment.n for segment in segments], dim=2)
+    outs = [s.attend(part, store, scaling, sliding_window) for s, part in zip(segments, parts, strict=True)]
     return torch.cat(outs, dim=1), None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.kernels import block_attention, math_attention, merge
+from engine.kv.arena import KVLayer
 from engine.kv.table import BlockTable
 from engine.tree import BoolArray
 
@@ -63,13 +64,12 @@ class Segment:
         self._windows: dict[int | None, _Window] = {}
         self._rows: Tensor | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: KVLayer, scale: float, window: int | None) -> Tensor:
         """Attention output of this segment's queries.
 
         Args:
             q: ``[1, n_heads, n, head_dim]``.
-            k: the layer's keys, ``[n_rows, n_kv_heads, head_dim]``; this step's are already written.
-            v: the layer's values, like ``k``.
+            layer: the layer's keys and values; this step's are already written.
             scale: softmax scale.
             window: positions a query looks back over, itself included; ``None`` for all.
 
@@ -80,6 +80,7 @@ class Segment:
         seen = self._windows.get(window) or self._make_window(window, q)
         folded = q.reshape(1, n_heads // self._groups, self._groups * n, head_dim)
         end = self.n_cached + n
+        k, v = layer.read_keys, layer.read_values
         kernel = math_attention if self._reference else block_attention
         if not seen.split:
             out, _ = kernel(folded, self._keys(k, seen.first, end), self._keys(v, seen.first, end), seen.mask, scale)
@@ -93,10 +94,10 @@ class Segment:
         """``[1, n_kv_heads, last - first, head_dim]``: a view when the blocks are contiguous, else a gather."""
         base = self._table.base
         if base is not None:
-            return store[base + first : base + last].transpose(0, 1).unsqueeze(0)
+            return store.narrow(2, base + first, last - first)
         if self._rows is None:
             self._rows = self._table.rows(0, self.n_cached + self.n, store.device)
-        return store.index_select(0, self._rows[first:last]).transpose(0, 1).unsqueeze(0)
+        return store.index_select(2, self._rows[first:last])
 
     def _block(self, store: Tensor, seen: _Window) -> Tensor:
         """Keys of the masked block: the window's ragged edge, if any, then this step's own."""

@@ -7,9 +7,25 @@ them); a *row* is where it lies in the arena: ``row = table[slot // block_size] 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(slots=True, frozen=True)
+class KVLayer:
+    """One layer's share of the arena, as the views its users want: making them costs more than what they lead to."""
+
+    keys: Tensor  # [n_rows, n_kv_heads, head_dim], for writing
+    values: Tensor
+    read_keys: Tensor  # [1, n_kv_heads, n_rows, head_dim], the same memory, for attention
+    read_values: Tensor
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor) -> KVLayer:
+        """Views of ``keys`` and ``values`` ``[n_rows, n_kv_heads, head_dim]``."""
+        return cls(keys, values, keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0))
 
 
 class KVArena:
@@ -32,18 +48,16 @@ class KVArena:
         self.block_size = block_size
         self.n_rows = n_blocks * block_size
         self._data = torch.zeros(n_layers, 2, self.n_rows, n_kv_heads, head_dim, dtype=dtype, device=device)
-        # Indexing costs more than the copy it leads to: one view per layer, made once.
-        self._keys = [self._data[layer, 0] for layer in range(n_layers)]
-        self._values = [self._data[layer, 1] for layer in range(n_layers)]
+        self._layers = [KVLayer.of(self._data[layer, 0], self._data[layer, 1]) for layer in range(n_layers)]
 
     @staticmethod
     def bytes_per_block(n_layers: int, block_size: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
         """Bytes one block takes over all layers of a stage."""
         return n_layers * 2 * block_size * n_kv_heads * head_dim * dtype.itemsize
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, ``[n_rows, n_kv_heads, head_dim]`` each."""
-        return self._keys[layer], self._values[layer]
+    def layer(self, layer: int) -> KVLayer:
+        """A layer's keys and values."""
+        return self._layers[layer]
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy rows over all layers at once: how the accepted paths of a step become committed context.

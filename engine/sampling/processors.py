@@ -8,10 +8,10 @@ processed on its own prefix, so the caller hands over one ``History`` per row an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from engine.events import TokenLogprob
 from engine.protocol import TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.sampling.truncation import truncate, truncates
@@ -133,18 +133,10 @@ def _penalise(row: torch.Tensor, params: SamplingParams, history: History) -> No
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts
 
 
-@dataclass(slots=True, frozen=True)
-class TokenLogprobs:
-    """Log-probabilities (nats) at one position under the raw distribution, before any processing, as in vLLM."""
-
-    token: int
-    logprob: float
-    top_ids: list[int]  # [k], best first
-    top_logprobs: list[float]  # [k]
-
-
-def logprobs(logits: torch.Tensor, tokens: Sequence[int], ks: Sequence[int]) -> list[TokenLogprobs]:
+def logprobs(logits: torch.Tensor, tokens: Sequence[int], ks: Sequence[int]) -> list[TokenLogprob]:
     """Log-probabilities of drawn tokens and of the best ones, one entry per row.
+
+    They are those of the raw distribution, before any processing, as in vLLM.
 
     Args:
         logits: raw logits, ``[n, vocab]``, any float dtype.
@@ -156,4 +148,7 @@ def logprobs(logits: torch.Tensor, tokens: Sequence[int], ks: Sequence[int]) -> 
     drawn = table.gather(-1, index)[:, 0].tolist()
     best = table.topk(min(max(ks), logits.shape[-1]), dim=-1)
     rows = zip(tokens, drawn, best.indices.tolist(), best.values.tolist(), ks, strict=True)
-    return [TokenLogprobs(token, value, ids[:k], values[:k]) for token, value, ids, values, k in rows]
+    return [
+        TokenLogprob(token, value, tuple(zip(ids[:k], values[:k], strict=True)))
+        for token, value, ids, values, k in rows
+    ]

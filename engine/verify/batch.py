@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.events import TokenLogprob
 from engine.sampling.draw import draw_tokens
 from engine.sampling.noise import KeyedRandom, NoiseKey
 from engine.sampling.params import SamplingParams
-from engine.sampling.processors import History, TokenLogprobs, is_shifted, logprobs, process
+from engine.sampling.processors import History, is_shifted, logprobs, process
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import decide_rejection, match
 
@@ -41,7 +42,7 @@ class Walk:
 
     accepted: list[int] = field(default_factory=list)  # nodes of the accepted path, root first
     tokens: list[int] = field(default_factory=list)  # the accepted nodes' tokens, then the bonus token if any
-    logprobs: list[TokenLogprobs] | None = None  # one per token, if the request asks for them
+    logprobs: list[TokenLogprob] | None = None  # one per token, if the request asks for them
 
 
 def verify(logits: torch.Tensor, items: Sequence[WalkItem]) -> list[Walk]:

@@ -170,7 +170,7 @@ def test_logprobs_come_from_the_raw_distribution() -> None:
     entries = logprobs(logits, [4, 5, 6], [0, 2, 3])
     for row, (entry, k) in enumerate(zip(entries, [0, 2, 3], strict=True)):
         best = table[row].topk(k)
-        assert entry.token == row + 4
+        assert entry.token_id == row + 4
         assert entry.logprob == table[row, row + 4].item()
-        assert entry.top_ids == best.indices.tolist()
-        assert entry.top_logprobs == best.values.tolist()
+        assert [token for token, _ in entry.top] == best.indices.tolist()
+        assert [value for _, value in entry.top] == best.values.tolist()
