@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test check format
+.PHONY: setup serve test check format help
 
-setup: $(STAMP)
+setup: $(STAMP)  ## .venv with the spectra command
 
 $(STAMP): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +27,9 @@ check: setup  ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup
+format: setup  ## rewrite the code to the format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/: *(setup)? *## */\t/'

@@ -62,6 +62,13 @@ def rows(which: str) -> dict[str, Row]:
         "published + learns prompt": replace(paper, learn_from_prompt=True),
         "published + learns prompt and output": replace(paper, learn_from_prompt=True, learn_from_output=True),
     }
+    always_best = replace(paper, tau_refine=1.0)
+    published |= {
+        "published, tau_refine 1.0": always_best,
+        "same w/o forward dict": replace(always_best, use_forward=False),
+        "same w/o backward dict": replace(always_best, use_backward=False),
+        "same w/o sub-n-grams": replace(always_best, use_sub_ngrams=False),
+    }
     default = {
         "w/o forward dict": replace(ours, use_forward=False),
         "w/o backward dict": replace(ours, use_backward=False),
@@ -70,11 +77,12 @@ def rows(which: str) -> dict[str, Row]:
         "w/o learning the output": replace(ours, learn_from_output=False),
         "paper's guess order": replace(ours, guess_order="paper"),
         "tau_refine 0.1": replace(ours, tau_refine=0.1),
-        "tau_refine 1.0": replace(ours, tau_refine=1.0),
+        "tau_refine 0.5": replace(ours, tau_refine=0.5),
         "backward_tokens 5": replace(ours, backward_tokens=5),
-        "backward_tokens 10": replace(ours, backward_tokens=10),
-        "tau_refine 1.0, backward_tokens 10": replace(ours, tau_refine=1.0, backward_tokens=10),
-        "no probes": replace(ours, probe_share=0.0),
+        "backward_tokens 20": replace(ours, backward_tokens=20),
+        "one pool row, no probe share": replace(ours, probe_share=0.0, pool_rows=1),
+        "probe_share 0.2": replace(ours, probe_share=0.2),
+        "probe_share 0.6": replace(ours, probe_share=0.6),
     }
     return (
         short
@@ -173,10 +181,8 @@ def report(
         same = sum(a == b for kind in texts for a, b in zip(texts[kind], reference[kind], strict=True))
         result = results[label] = figures(done) | {"identical": same, "of": n_prompts}
         kinds = " / ".join(f"{value:.2f}" for value in result["pre_loop_by_kind"].values())
-        print(
-            f"| {label} | {result['tokens_per_forward']:.2f} | {result['pre_loop']:.2f} ({kinds}) | {same}/{n_prompts} |",
-            flush=True,
-        )
+        every, before = result["tokens_per_forward"], result["pre_loop"]
+        print(f"| {label} | {every:.2f} | {before:.2f} ({kinds}) | {same}/{n_prompts} |", flush=True)
     bar.close()
     loops = sum(loop_start(ids) is not None for texts in reference.values() for ids in texts)
     document = {

@@ -36,13 +36,13 @@ class SpectraCoreConfig:
     pool_rows: int = 15  # W
     max_guesses: int = 15  # G, chains per step
     per_key: int = 15  # sequences kept per key of S_fwd
-    tau_refine: float = 0.1  # probability of taking the argmax although it is a key of S_fwd
+    tau_refine: float = 1.0  # probability of taking the argmax although it is a key of S_fwd; the papers: 0.1
     seed: int = 0  # combined with the request's seed
     probe_top_k: int = 32  # ids read back per probe
     guess_order: Literal["backward-first", "paper"] = "backward-first"
     guess_reserve: int = 0  # of max_guesses, left free for retrieval guesses of another source
     probe_share: float = 0.4  # of the budget, kept free of guesses: 6 probes of 4 nodes at budget 64
-    backward_tokens: int = 0  # longest backward guess; 0 is N
+    backward_tokens: int = 10  # longest backward guess; 0 is N, as in the papers
     learn_from_prompt: bool = True  # also learn the prompt's n-grams; the papers do not
     learn_from_output: bool = True  # also learn the accepted output's n-grams; the papers do not
     prompt_window: int = 8192  # last tokens of a long prompt that are learnt from, about 2.5 us each
@@ -69,7 +69,14 @@ class SpectraCoreConfig:
     @classmethod
     def paper(cls) -> SpectraCoreConfig:
         """Algorithm 1 as published; to be run with 128 nodes."""
-        return cls(guess_order="paper", learn_from_prompt=False, learn_from_output=False, drop_prefixes=False)
+        return cls(
+            tau_refine=0.1,
+            guess_order="paper",
+            backward_tokens=0,
+            learn_from_prompt=False,
+            learn_from_output=False,
+            drop_prefixes=False,
+        )
 
 
 class _State:

@@ -250,10 +250,10 @@ def test_a_row_whose_probe_was_dropped_stays_as_it_is_and_is_next(new_request):
 def test_guesses_leave_the_probes_their_share(new_request):
     prompt = [token for i in range(15) for token in (1, 100 + 4 * i, 101 + 4 * i, 102 + 4 * i, 103 + 4 * i)] + [1]
     request = new_request(prompt, vocab_size=500)
-    _, (guesses, probes) = first_proposal(SpectraCoreConfig(probe_share=0.4), request, 64)
+    _, (guesses, probes) = first_proposal(SpectraCoreConfig(probe_share=0.4, backward_tokens=5), request, 64)
     assert sum(map(len, guesses)) == 40
     assert len(probes) == 6
-    _, (guesses, probes) = first_proposal(SpectraCoreConfig(probe_share=0.0), request, 64)
+    _, (guesses, probes) = first_proposal(SpectraCoreConfig(probe_share=0.0, backward_tokens=5), request, 64)
     assert sum(map(len, guesses)) == 57  # 13 chains of 4 beside the backward guess, which the 14th is a part of
     assert len(probes) < 6
 
