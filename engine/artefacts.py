@@ -17,7 +17,7 @@ from engine.packing import Span
 from engine.step import Work, WorkResult
 from engine.tree import FloatArray
 
-AttentionRows = dict[tuple[int, int, int], FloatArray]  # (sequence, layer, head) -> [n_positions]
+AttentionRows = dict[tuple[int, int], FloatArray]  # (sequence, place in its needs.heads) -> [n_positions]
 
 
 def attention_rows(
@@ -40,7 +40,7 @@ def attention_rows(
         )
     )
     rows: AttentionRows = {}
-    for layer, head in heads:
+    for place, (layer, head) in enumerate(heads):
         if not layers.first <= layer < layers.last:
             continue
         local = layer - layers.first
@@ -48,7 +48,7 @@ def attention_rows(
         position = sorted(step.capture_heads[local]).index(head)
         keys = step.arena.layer(local).keys
         groups = captured.n_heads // keys.shape[1]
-        rows[work.seq, layer, head] = _row(
+        rows[work.seq, place] = _row(
             captured, position, span.first + kept[-1], keys[slots, head // groups], n_positions
         )
     return rows

@@ -92,6 +92,7 @@ class Engine:
         """One target step: schedule, score, commit, draft. Returns what every sequence emitted."""
         step = self.scheduler.next_step(self._next_step)
         if step is None:
+            assert not self.has_work, "sequences are alive, nothing is in flight, and none can go on"
             return []
         self._next_step += 1
         result = self.target.step(step)

@@ -23,11 +23,6 @@ class Span:
     n: int
 
 
-def n_rows(work: Work) -> int:
-    """Rows of a sequence's share: the chunk, or the root and its nodes."""
-    return len(work.tokens) + (len(work.tree) if work.tree is not None else 0)
-
-
 def row_tokens(work: Work) -> list[int]:
     """Token ids row by row."""
     return work.tokens + work.tree.tokens if work.tree is not None else work.tokens

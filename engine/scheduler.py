@@ -17,7 +17,7 @@ from engine.kv.blocks import BlockAllocator
 from engine.protocol import Artefacts, Outcome
 from engine.sequence import Sequence, State
 from engine.step import SequenceStart, Step, StepResult, Work, WorkResult
-from engine.target import TargetInfo
+from engine.target import MAX_TREE, TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 
 
@@ -85,6 +85,7 @@ class Scheduler:
         check_prompt(sequence, self.info)
         if len(self._waiting) >= self.options.max_waiting:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting already", retry_after=1.0)
+        sequence.max_nodes = min(sequence.max_nodes, MAX_TREE, self.options.max_step_rows - 1)
         self._live[sequence.seq] = sequence
         self._enqueue(sequence)
 
@@ -132,22 +133,25 @@ class Scheduler:
         """The next micro-batch, or None when nothing is ready."""
         work: list[Work] = []
         starts: list[SequenceStart] = []
-        rows = self._add_trees(work)
+        rows = self._add_trees(work, step_id)
         self._add_chunks(work, starts, self.options.max_step_rows - rows)
         if not work and not self._ends:
             return None
         ends, self._ends = self._ends, []
         return Step(step_id, work, starts, ends)
 
-    def _add_trees(self, work: list[Work]) -> int:
-        """Trees of ready sequences, an even share of them when the target is a pipeline."""
+    def _add_trees(self, work: list[Work], step_id: int) -> int:
+        """Trees of ready sequences, an even share of them when the target is a pipeline.
+
+        Whoever waited longest goes first, or those that did not fit into this step would not fit into the next.
+        """
         ready = [sequence for sequence in self._running if sequence.state is State.READY and not sequence.in_flight]
+        ready.sort(key=lambda sequence: (sequence.priority, sequence.last_step))
+        limit = self._tree_rows()
         share = -(-sum(s.state is not State.PREFILLING for s in self._running) // self.options.n_micro_batches)
         rows = 0
         for sequence in ready[: max(1, share)]:
-            if 1 + len(sequence.tree) > self.options.max_step_rows:
-                sequence.tree = EMPTY_TREE  # would never fit into any step
-            if sequence.state is not State.READY or rows + 1 + len(sequence.tree) > self.options.max_step_rows:
+            if sequence.state is not State.READY or (rows and rows + 1 + len(sequence.tree) > limit):
                 continue  # preempted for an earlier one, or left to the next step
             blocks = self._make_room(sequence)
             if blocks is None:
@@ -165,6 +169,15 @@ class Scheduler:
                 )
             )
             sequence.in_flight = True
+            sequence.last_step = step_id
+        return rows
+
+    def _tree_rows(self) -> int:
+        """Rows of a step that trees may fill: some are left to prompts while there are any to read."""
+        rows = self.options.max_step_rows
+        is_reading = any(s.state is State.PREFILLING and not s.in_flight for s in self._running)
+        if is_reading or (self._waiting and len(self._running) < self.options.max_sequences):
+            return rows - min(self.options.prefill_chunk, rows // 4)
         return rows
 
     def _make_room(self, sequence: Sequence) -> list[int] | None:
@@ -222,10 +235,8 @@ class Scheduler:
     def _add_chunk(self, sequence: Sequence, work: list[Work], starts: list[SequenceStart], rows: int) -> int:
         first = sequence.n_cached
         last = min(first + rows, sequence.n_prefill)
-        try:
-            blocks = self.blocks.grow(sequence.seq, last)
-        except OutOfBlocksError:
-            return 0
+        # The first chunk takes the blocks of all: two half-read prompts could lock each other out of the rest.
+        blocks = self.blocks.grow(sequence.seq, sequence.n_prefill)
         if not sequence.known:
             starts.append(SequenceStart(sequence.seq, sequence.params, sequence.n_prompt, sequence.needs))
             sequence.known = True
@@ -252,11 +263,10 @@ class Scheduler:
         drafts = None
         if work.tree is None:
             sequence.n_cached += len(work.tokens)
-            done = sequence.n_cached == sequence.n_prefill or bool(answer.tokens)
-            fresh = sequence.n_output == 0
-            sequence.state = State.DRAFTING if done else State.PREFILLING
+            news = chunk_outcome(sequence, work, answer)
+            sequence.state = State.DRAFTING if sequence.n_cached == sequence.n_prefill else State.PREFILLING
         else:
-            fresh = True
+            news = outcome(work, answer)
             sequence.n_cached += 1 + len(answer.accepted)
             sequence.keep = [node + 1 for node in answer.accepted]
             sequence.state = State.DRAFTING
@@ -265,8 +275,7 @@ class Scheduler:
         event = self._event(sequence, answer, drafts) if answer.tokens else None
         if event is not None and event.finish_reason is not None:
             self._finish(sequence)
-        # A sequence that is prefilled again after a preemption tells its speculator nothing new.
-        return Progress(sequence, event, outcome(work, answer) if fresh else None)
+        return Progress(sequence, event, news)
 
     def _event(self, sequence: Sequence, answer: WorkResult, drafts: dict[str, tuple[int, int]] | None) -> StepEvent:
         last = answer.tokens[-1]
@@ -310,17 +319,26 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
         raise RequestError(f"token id {wrong} is outside the vocabulary of {info.spec.vocab_size}", "prompt")
 
 
-def outcome(work: Work, answer: WorkResult) -> Outcome:
-    """A step's answer as speculators see it."""
+def chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
+    """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption."""
+    known = max(0, sequence.n_told - work.n_cached)
+    if sequence.n_output > 0 or (known >= len(work.tokens) and not answer.tokens):
+        return None
+    sequence.n_told = max(sequence.n_told, work.n_cached + len(work.tokens))
+    return outcome(work, answer, known)
+
+
+def outcome(work: Work, answer: WorkResult, known: int = 0) -> Outcome:
+    """A step's answer as speculators see it, without a chunk's first ``known`` positions."""
     artefacts = None
     if answer.hidden is not None or answer.attention is not None:
-        artefacts = Artefacts(answer.hidden, answer.attention)
+        artefacts = Artefacts(None if answer.hidden is None else answer.hidden[known:], answer.attention)
     return Outcome(
         tokens=answer.tokens,
         tree=work.tree if work.tree is not None else EMPTY_TREE,
         accepted=answer.accepted,
         top_ids=answer.top_ids,
-        prompt_top_ids=answer.prompt_top_ids,
-        prompt_start=work.n_cached if work.tree is None else 0,
+        prompt_top_ids=None if answer.prompt_top_ids is None else answer.prompt_top_ids[known:],
+        prompt_start=work.n_cached + known if work.tree is None else 0,
         artefacts=artefacts,
     )

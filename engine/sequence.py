@@ -41,6 +41,8 @@ class Sequence:
     in_flight: bool = False
     cancelled: bool = False
     known: bool = False  # the target holds state of it
+    last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
+    n_told: int = 0  # prompt positions whose outcome its speculator has seen
 
     @property
     def n_output(self) -> int:

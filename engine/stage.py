@@ -127,7 +127,7 @@ class Stage:
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
         """Attention rows of the wanted heads on this stage, once verification told the last accepted row.
 
-        Keyed by (sequence, layer, head); empty for sequences that need none.
+        Keyed by (sequence, place in its needs' heads); empty for sequences that need none.
         """
         packed, works = self._running.packed, self._running.works
         if packed is None or not packed.step.captured:

@@ -25,6 +25,7 @@ from engine.stage import Activations, Stage
 from engine.step import Step, StepResult, WorkResult
 
 GIB = 1 << 30
+MAX_TREE = 1024  # nodes of one tree, which may be a chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +146,14 @@ class LocalTarget:
 
 
 def attach_attention(result: WorkResult, rows: AttentionRows) -> WorkResult:
-    """A result with its attention rows, in (layer, head) order as the needs list them."""
-    mine = [row for (seq, _, _), row in rows.items() if seq == result.seq]
+    """A result with its attention rows, in the order in which the needs list the heads, whatever stage they are on."""
+    mine = [rows[key] for key in sorted(rows) if key[0] == result.seq]
     return msgspec.structs.replace(result, attention=np.stack(mine)) if mine else result
 
 
 def positions(info: TargetInfo) -> int:
     """Positions a stage must have rotary tables for: the longest text and the tree behind it."""
-    return info.max_model_len + 1024
+    return info.max_model_len + MAX_TREE
 
 
 def whole_range(spec: ModelSpec) -> LayerRange:

@@ -88,7 +88,7 @@ class Segment:
             prefix = (self._keys(k, seen.common, self.n_cached), self._keys(v, seen.common, self.n_cached))
             block = (self._block(k, seen), self._block(v, seen))
             out = merge(*kernel(folded, *prefix, None, scale), *kernel(folded, *block, seen.mask, scale))
-        return out.view(1, n_heads, n, head_dim).transpose(1, 2)
+        return out.reshape(1, n_heads, n, head_dim).transpose(1, 2)  # a view, but for some CUDA kernels
 
     def _keys(self, store: Tensor, first: int, last: int) -> Tensor:
         """``[1, n_kv_heads, last - first, head_dim]``: a view when the blocks are contiguous, else a gather."""

@@ -64,8 +64,8 @@ class BlockAllocator:
             )
         table = self._tables.setdefault(seq, [])
         added = []
-        for _ in range(missing):
-            block = self._next_block(table)
+        for n_wanted in range(missing, 0, -1):
+            block = self._next_block(table, n_wanted)
             self._free[block] = False
             table.append(block)
             added.append(block)
@@ -79,21 +79,24 @@ class BlockAllocator:
         self._n_free += len(table)
         return len(table)
 
-    def _next_block(self, table: list[int]) -> int:
-        """The block after the table's last if it is free, else the start of a new run."""
+    def _next_block(self, table: list[int], n_wanted: int) -> int:
+        """The block after the table's last if it is free, else the start of a new run of ``n_wanted`` if possible."""
         if table:
             after = table[-1] + 1
             if after < self.n_blocks and self._free[after]:
                 return after
-        return self._roomiest_start()
+        return self._roomiest_start(n_wanted)
 
-    def _roomiest_start(self) -> int:
-        """Middle of the longest free run: whoever owns the blocks before it can go on growing, too."""
+    def _roomiest_start(self, n_wanted: int) -> int:
+        """Middle of the longest free run, or so far before it that ``n_wanted`` blocks follow.
+
+        Whoever owns the blocks before the run can go on growing then, too.
+        """
         edges = np.flatnonzero(np.diff(np.concatenate(([False], self._free, [False])).astype(np.int8)))
         starts, ends = edges[::2], edges[1::2]
         longest = int(np.argmax(ends - starts))
         start, end = int(starts[longest]), int(ends[longest])
-        return start if start == 0 else (start + end) // 2
+        return start if start == 0 else max(start, min((start + end) // 2, end - n_wanted))
 
     def check_integrity(self) -> None:
         """Assert that every block is free or owned exactly once; for tests and debugging."""

@@ -48,7 +48,7 @@ def load_spec(path: Path) -> ModelSpec:
     Raises:
         UnsupportedModelError: the architecture, or the checkpoint's format, is not supported.
     """
-    config = AutoConfig.from_pretrained(path)
+    config = _config(path)
     eos: tuple[int, ...] | None = None
     if (path / "generation_config.json").exists():
         found = GenerationConfig.from_pretrained(path).eos_token_id
@@ -58,16 +58,23 @@ def load_spec(path: Path) -> ModelSpec:
     return read_spec(config, eos)
 
 
+def _config(path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:  # no or no valid config.json, or a type that transformers does not know
+        raise UnsupportedModelError(f"{path} holds no config of a supported model: {error}") from error
+
+
 def load_shard(
     path: Path, layers: LayerRange, *, dtype: torch.dtype, device: torch.device, n_positions: int
 ) -> ModelShard:
     """Build the model without memory, then fill in only what the range needs.
 
     Raises:
-        UnsupportedModelError: a tensor the range needs is not in the checkpoint.
+        UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint.
     """
-    config = AutoConfig.from_pretrained(path)
     spec = load_spec(path)
+    config = _config(path)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     tied = bool(getattr(config, "tie_word_embeddings", False))
@@ -76,6 +83,8 @@ def load_shard(
         source = name if name in files else EMBED if name == HEAD and tied else None
         if source is None or source not in files:
             raise UnsupportedModelError(f"{path} lacks the tensor {name!r}")
+        if not files[source].exists():
+            raise UnsupportedModelError(f"{path} lacks the file {files[source].name!r}, which holds {source!r}")
         with safe_open(files[source], framework="pt") as file:
             set_module_tensor_to_device(model, name, device, value=file.get_tensor(source), dtype=dtype)
     if tied and layers.is_first and layers.is_last:

@@ -54,6 +54,10 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
             f"hook; supported are {', '.join(FAMILIES)}"
         )
     _check_rope(config)
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedModelError(
+            f"quantization_config is set ({config.quantization_config}): only unquantised weights are read"
+        )
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModelError("use_bidirectional_attention is set: a decoder must be causal")
     if getattr(config, "attn_logit_softcapping", None) is not None:

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.loop import Engine
+from engine.loop import Completion, Engine, Job
 from engine.model.shard import ModelShard, split_layers
 from engine.model.spec import read_spec
 from engine.scheduler import SchedulerOptions
@@ -174,6 +174,24 @@ def make_engine(
     return Engine(target, SpeculatorPool(extra=factories), options)
 
 
+def complete_all(engine: Engine, jobs: Sequence[Job], batch_size: int = 8) -> list[Completion]:
+    """Completions in the order of the jobs; afterwards nothing may be left anywhere."""
+    done = dict(engine.run(jobs, batch_size))
+    check_idle(engine)
+    return [done[i] for i in range(len(jobs))]
+
+
+def check_idle(engine: Engine) -> None:
+    """Assert that no block, no stage state and no speculator state is left behind."""
+    blocks = engine.scheduler.blocks
+    blocks.check_integrity()
+    assert blocks.n_free == blocks.n_blocks
+    assert isinstance(engine.target, LocalTarget)
+    assert engine.target.n_sequences == 0
+    assert engine.pool.n_live == 0
+    assert (engine.scheduler.n_running, engine.scheduler.n_waiting) == (0, 0)
+
+
 @pytest.fixture(scope="session")
 def model() -> Callable[[str], Any]:
     """``model(family)``: see ``tiny_model``."""
@@ -193,6 +211,12 @@ def prompts() -> Callable[..., list[list[int]]]:
 
 
 @pytest.fixture(scope="session")
+def shards() -> Callable[[str, int], tuple[ModelShard, ...]]:
+    """``shards(family, n_stages)``: weights of the tiny model, split."""
+    return _shards
+
+
+@pytest.fixture(scope="session")
 def target() -> Callable[..., LocalTarget]:
     """``target(family, ...)``: see ``make_target``."""
     return make_target
@@ -202,3 +226,15 @@ def target() -> Callable[..., LocalTarget]:
 def engine() -> Callable[..., Engine]:
     """``engine(target, answers, options, extra)``: see ``make_engine``."""
     return make_engine
+
+
+@pytest.fixture(scope="session")
+def complete() -> Callable[..., list[Completion]]:
+    """``complete(engine, jobs, batch_size)``: see ``complete_all``."""
+    return complete_all
+
+
+@pytest.fixture(scope="session")
+def idle() -> Callable[[Engine], None]:
+    """``idle(engine)``: see ``check_idle``."""
+    return check_idle

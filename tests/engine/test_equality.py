@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.events import LENGTH, STOP
+from engine.kv.blocks import BlockAllocator
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
@@ -16,56 +18,135 @@ from engine.target import LocalTarget, TargetOptions
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 METHODS = ("autoregressive", "pld", "spectra-core", "always-wrong", "always-right")
+DEPTH = 4  # tokens per draft of the last two
 EOS = 2
-N_TOKENS = 24
+N_TOKENS = 20
 
 MakeTarget = Callable[..., LocalTarget]
 MakeEngine = Callable[..., Engine]
+Complete = Callable[..., list[Completion]]
 Prompts = Callable[..., list[list[int]]]
 Generate = Callable[..., list[int]]
 
-
-def run(engine: Engine, jobs: list[Job], batch_size: int) -> list[Completion]:
-    """All completions in the order of the jobs; afterwards nothing may be left anywhere."""
-    done = dict(engine.run(jobs, batch_size))
-    assert engine.scheduler.blocks.n_free == engine.scheduler.blocks.n_blocks
-    engine.scheduler.blocks.check_integrity()
-    assert engine.target.n_sequences == 0  # type: ignore[attr-defined]
-    assert engine.pool.n_live == 0
-    return [done[i] for i in range(len(jobs))]
+# (batch size, stages, reference attention, prefill chunk); all prompts are longer than the sliding window.
+SETUPS = [(1, 1, False, 512), (8, 2, False, 17), (4, 4, True, 40)]
 
 
 def greedy(prompt: list[int], method: str, **changes: Any) -> Job:
-    params = {"max_tokens": N_TOKENS, "stop_ids": (EOS,)} | changes
+    params: dict[str, Any] = {"max_tokens": N_TOKENS, "stop_ids": (EOS,)} | changes
     return Job(prompt, SamplingParams(**params), method)
-
-
-# (batch size, stages, reference attention, prefill chunk, blocks of 4 tokens): the last is small enough to scatter
-# the block tables of eight sequences.
-SETUPS = [(1, 1, False, 512, 400), (8, 2, False, 17, 320), (8, 4, True, 40, 400)]
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_method_in_every_setup_writes_what_generate_writes(
-    family: str, method: str, target: MakeTarget, engine: MakeEngine, prompts: Prompts, generate: Generate
+def test_every_method_writes_what_generate_writes_in_every_setup(
+    family: str,
+    method: str,
+    target: MakeTarget,
+    engine: MakeEngine,
+    complete: Complete,
+    prompts: Prompts,
+    generate: Generate,
 ) -> None:
     texts = prompts(8)
     wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
     answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
-    for batch, stages, reference, chunk, n_blocks in SETUPS:
-        n_texts = 2 if batch == 1 else 8
-        made = target(family, stages=stages, reference=reference, n_blocks=n_blocks, block_size=4)
-        runner = engine(made, answers, SchedulerOptions(prefill_chunk=chunk))
-        done = run(runner, [greedy(text, method) for text in texts[:n_texts]], batch)
-        assert [completion.token_ids for completion in done] == wanted[:n_texts], (batch, stages, reference)
+    for batch, stages, reference, chunk in SETUPS:
+        runner = engine(
+            target(family, stages=stages, reference=reference), answers, SchedulerOptions(prefill_chunk=chunk)
+        )
+        done = complete(runner, [greedy(text, method) for text in texts[:batch]], batch)
+        assert [completion.token_ids for completion in done] == wanted[:batch], (batch, stages, reference, chunk)
         for completion in done:
-            stats = completion.stats
-            assert len(completion.token_ids) == 1 + sum(stats.step_tokens)
-            assert stats.target_forwards == len(stats.step_tokens)
-            assert all(n >= 1 for n in stats.step_tokens)
-            if method == "always-wrong":
-                assert stats.accepted_tokens == 0 < stats.drafted_tokens
-            if method == "always-right":
-                assert stats.accepted_tokens == stats.drafted_tokens > 0
-                assert stats.target_forwards == -(-(len(completion.token_ids) - 1) // 5)
+            check_stats(method, completion)
+
+
+def check_stats(method: str, completion: Completion) -> None:
+    stats = completion.stats
+    assert len(completion.token_ids) == 1 + sum(stats.step_tokens)
+    assert stats.target_forwards == len(stats.step_tokens)
+    assert all(n >= 1 for n in stats.step_tokens)
+    if method == "autoregressive":
+        assert (stats.drafted_tokens, stats.max_nodes_used, stats.by_source) == (0, 0, {})
+    if method == "always-wrong":
+        assert stats.accepted_tokens == 0 < stats.drafted_tokens
+    if method == "always-right":
+        assert stats.accepted_tokens == stats.drafted_tokens > 0
+        assert stats.target_forwards == -(-(len(completion.token_ids) - 1) // (DEPTH + 1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scattered_block_tables_change_nothing(
+    family: str,
+    target: MakeTarget,
+    engine: MakeEngine,
+    complete: Complete,
+    prompts: Prompts,
+    generate: Generate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(3)
+
+    def any_block(self: BlockAllocator, *_: object) -> int:
+        return rng.choice(self._free.nonzero()[0].tolist())
+
+    monkeypatch.setattr(BlockAllocator, "_next_block", any_block)
+    texts = prompts(4)
+    wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
+    runner = engine(target(family, stages=2, n_blocks=300, block_size=4), None, SchedulerOptions(prefill_chunk=17))
+    jobs = [greedy(text, "pld+spectra-core") for text in texts]
+    assert [completion.token_ids for completion in complete(runner, jobs, 3)] == wanted
+
+
+def test_methods_may_differ_within_a_batch(
+    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
+) -> None:
+    texts = prompts(len(METHODS))
+    wanted = [generate("qwen2", tuple(text), N_TOKENS) for text in texts]
+    answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
+    jobs = [greedy(text, method) for text, method in zip(texts, METHODS, strict=True)]
+    done = complete(engine(target("qwen2"), answers, SchedulerOptions(prefill_chunk=11)), jobs, len(jobs))
+    assert [completion.token_ids for completion in done] == wanted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stop_id_ends_the_text_wherever_it_is_drawn(
+    method: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
+) -> None:
+    text = prompts(1)[0]
+    plain = generate("llama", tuple(text), N_TOKENS)
+    for place in range(8):  # the prefill's token, within an accepted path, its last token, the bonus token
+        stop = plain[place]
+        wanted = generate("llama", tuple(text), N_TOKENS, eos_token_id=stop)
+        assert wanted == plain[: plain.index(stop) + 1]
+        runner = engine(target("llama"), {tuple(text): plain})
+        (done,) = complete(runner, [greedy(text, method, stop_ids=(96, stop))])
+        assert (done.token_ids, done.finish_reason) == (wanted, STOP)
+        assert len(wanted) == 1 + sum(done.stats.step_tokens)
+        if method == "always-right":
+            assert done.stats.accepted_tokens == sum(done.stats.step_tokens) - (len(wanted) - 1) // (DEPTH + 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_length_limit_cuts_drafts_and_text_at_the_same_token(
+    method: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
+) -> None:
+    text = prompts(1)[0]
+    plain = generate("gemma3", tuple(text), N_TOKENS)
+    runner = engine(target("gemma3"), {tuple(text): plain})
+    jobs = [greedy(text, method, max_tokens=n, stop_ids=()) for n in range(1, 9)]
+    for n, done in enumerate(complete(runner, jobs, 4), start=1):
+        assert (done.token_ids, done.finish_reason) == (plain[:n], LENGTH)
+        assert done.stats.accepted_tokens <= max(0, n - 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_runs(
+    family: str, checkpoint: Callable[[str], Path], engine: MakeEngine, complete: Complete, prompts: Prompts
+) -> None:
+    path = checkpoint(family)
+    made = LocalTarget.load(TargetOptions(str(path), stages=2, dtype="bfloat16", kv_bytes=1 << 20), path)
+    for method in ("autoregressive", "pld+spectra-core"):
+        jobs = [greedy(text, method, max_tokens=8, stop_ids=()) for text in prompts(2)]
+        for done in complete(engine(made), jobs, 2):
+            assert (len(done.token_ids), done.finish_reason) == (8, LENGTH)
