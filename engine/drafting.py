@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.composer import compose
+from engine.progress import Progress
 from engine.protocol import Branch, Outcome
-from engine.scheduler import Progress, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence as Request
 from engine.sequence import State
 from engine.tree import EMPTY_TREE

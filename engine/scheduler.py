@@ -11,10 +11,10 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.errors import OutOfBlocksError, OverloadedError, PromptTooLongError, RequestError
-from engine.events import LENGTH, STOP, StepEvent
+from engine.admission import check_prompt
+from engine.errors import OutOfBlocksError, OverloadedError
 from engine.kv.blocks import BlockAllocator
-from engine.protocol import Artefacts, Outcome
+from engine.progress import Progress, apply_answer
 from engine.sequence import Sequence, State
 from engine.step import SequenceStart, Step, StepResult, Work, WorkResult
 from engine.target import MAX_TREE, TargetInfo
@@ -30,15 +30,6 @@ class SchedulerOptions:
     max_step_rows: int = 2048  # rows (tokens and nodes) of one step
     prefill_chunk: int = 512  # rows of prompt per step
     n_micro_batches: int = 1  # pipeline stages: ready sequences are split over so many steps
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a step did to one sequence."""
-
-    sequence: Sequence
-    event: StepEvent | None  # None: nothing was emitted (a prompt chunk that is not the last)
-    outcome: Outcome | None  # for its speculator; None when it draws nothing from it
 
 
 class Scheduler:
@@ -260,35 +251,10 @@ class Scheduler:
         if sequence.cancelled:
             self._finish(sequence)
             return Progress(sequence, None, None)
-        drafts = None
-        if work.tree is None:
-            sequence.n_cached += len(work.tokens)
-            news = chunk_outcome(sequence, work, answer)
-            sequence.state = State.DRAFTING if sequence.n_cached == sequence.n_prefill else State.PREFILLING
-        else:
-            news = outcome(work, answer)
-            sequence.n_cached += 1 + len(answer.accepted)
-            sequence.keep = [node + 1 for node in answer.accepted]
-            sequence.state = State.DRAFTING
-            drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
-        sequence.tokens.extend(answer.tokens)
-        event = self._event(sequence, answer, drafts) if answer.tokens else None
-        if event is not None and event.finish_reason is not None:
+        progress = apply_answer(sequence, work, answer)
+        if progress.event is not None and progress.event.finish_reason is not None:
             self._finish(sequence)
-        return Progress(sequence, event, news)
-
-    def _event(self, sequence: Sequence, answer: WorkResult, drafts: dict[str, tuple[int, int]] | None) -> StepEvent:
-        last = answer.tokens[-1]
-        stopped = last in sequence.params.stop_ids
-        reason = STOP if stopped else LENGTH if sequence.max_new <= 0 else None
-        return StepEvent(
-            token_ids=answer.tokens,
-            finish_reason=reason,
-            stop_reason=last if stopped else None,
-            logprobs=answer.logprobs,
-            drafts=drafts,
-            stats=sequence.stats.freeze() if reason is not None else None,
-        )
+        return progress
 
     def set_tree(self, sequence: Sequence, tree: TokenTree) -> None:
         """The speculator's draft is there: the sequence may join a step."""
@@ -300,45 +266,3 @@ class Scheduler:
 def _turn(sequence: Sequence) -> tuple[int, int]:
     """First by priority, then by arrival."""
     return sequence.priority, sequence.seq
-
-
-def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
-    """Raises PromptTooLongError or RequestError if a sequence can never be served."""
-    n, limit = len(sequence.tokens), info.max_model_len
-    if n == 0:
-        raise RequestError("the prompt is empty: give at least one token", "prompt")
-    if n + sequence.params.max_tokens > limit:
-        raise PromptTooLongError(
-            f"{n} prompt tokens and max_tokens {sequence.params.max_tokens} exceed the context of {limit} tokens",
-            "max_tokens" if n < limit else "prompt",
-        )
-    if sequence.params.max_tokens < 1:
-        raise RequestError(f"max_tokens is {sequence.params.max_tokens}; it must be at least 1", "max_tokens")
-    wrong = next((token for token in sequence.tokens if not 0 <= token < info.spec.vocab_size), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong} is outside the vocabulary of {info.spec.vocab_size}", "prompt")
-
-
-def chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
-    """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption."""
-    known = max(0, sequence.n_told - work.n_cached)
-    if sequence.n_output > 0 or (known >= len(work.tokens) and not answer.tokens):
-        return None
-    sequence.n_told = max(sequence.n_told, work.n_cached + len(work.tokens))
-    return outcome(work, answer, known)
-
-
-def outcome(work: Work, answer: WorkResult, known: int = 0) -> Outcome:
-    """A step's answer as speculators see it, without a chunk's first ``known`` positions."""
-    artefacts = None
-    if answer.hidden is not None or answer.attention is not None:
-        artefacts = Artefacts(None if answer.hidden is None else answer.hidden[known:], answer.attention)
-    return Outcome(
-        tokens=answer.tokens,
-        tree=work.tree if work.tree is not None else EMPTY_TREE,
-        accepted=answer.accepted,
-        top_ids=answer.top_ids,
-        prompt_top_ids=None if answer.prompt_top_ids is None else answer.prompt_top_ids[known:],
-        prompt_start=work.n_cached + known if work.tree is None else 0,
-        artefacts=artefacts,
-    )
