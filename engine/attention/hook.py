@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from engine.attention.segment import Segment
+from engine.attention.segment import Segment, attend_runs
 from engine.kv.arena import KVArena, KVLayer
 
 NAME = "spectra"
@@ -38,6 +38,17 @@ class PackedStep:
     write_rows: Tensor | None  # int64 [n_rows] otherwise
     capture_heads: dict[int, list[int]] = field(default_factory=dict)  # local layer -> heads
     captured: dict[int, CapturedQuery] = field(default_factory=dict)  # filled by the hook
+    _runs: dict[int | None, list[tuple[int, int]] | None] = field(default_factory=dict)  # see ``runs``
+
+    def runs(self, window: int | None) -> list[tuple[int, int]] | None:
+        """Arena runs (first row, rows) that each segment reads, if every one is a single query over one run.
+
+        That is a plain decoding batch: it needs no masks, and the way there is half of its attention's time.
+        """
+        if window not in self._runs:
+            found = [segment.run(window) for segment in self.segments]
+            self._runs[window] = None if None in found else [run for run in found if run is not None]
+        return self._runs[window]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> KVLayer:
         """Put this step's keys and values, ``[1, n_kv_heads, n_rows, head_dim]``, in their rows."""
@@ -78,6 +89,9 @@ def tree_attention(
     segments = packed.segments
     if len(segments) == 1:
         return segments[0].attend(query, store, scaling, sliding_window), None
+    runs = packed.runs(sliding_window)
+    if runs is not None:
+        return attend_runs(query, store, runs, scaling), None
     parts = torch.split(query, [segment.n for segment in segments], dim=2)
     outs = [s.attend(part, store, scaling, sliding_window) for s, part in zip(segments, parts, strict=True)]
     return torch.cat(outs, dim=1), None

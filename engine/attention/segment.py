@@ -90,6 +90,15 @@ class Segment:
             out = merge(*kernel(folded, *prefix, None, scale), *kernel(folded, *block, seen.mask, scale))
         return out.reshape(1, n_heads, n, head_dim).transpose(1, 2)  # a view, but for some CUDA kernels
 
+    def run(self, window: int | None) -> tuple[int, int] | None:
+        """(first arena row, rows) of all keys, if this is a single query over contiguous blocks; else None."""
+        base = self._table.base
+        if self.n != 1 or base is None or self._reference:
+            return None
+        end = self.n_cached + 1
+        first = 0 if window is None else max(0, end - window)
+        return base + first, end - first
+
     def _keys(self, store: Tensor, first: int, last: int) -> Tensor:
         """``[1, n_kv_heads, last - first, head_dim]``: a view when the blocks are contiguous, else a gather."""
         base = self._table.base
@@ -135,3 +144,26 @@ class Segment:
             positions = torch.cat((torch.tensor(slots, dtype=torch.int64) - self.n_cached, depths))
             visible &= (depths[:, None] - positions) < window
         return visible
+
+
+def attend_runs(q: Tensor, layer: KVLayer, runs: list[tuple[int, int]], scale: float) -> Tensor:
+    """Attention of single queries, each over one run of arena rows.
+
+    Args:
+        q: ``[1, n_heads, n, head_dim]``, one query per run.
+        layer: the layer's keys and values.
+        runs: (first row, rows) of every query, ``[n]``.
+        scale: softmax scale.
+
+    Returns:
+        ``[1, n, n_heads, head_dim]``.
+    """
+    _, n_heads, n, head_dim = q.shape
+    keys, values = layer.read_keys, layer.read_values
+    n_kv_heads = keys.shape[1]
+    folded = q.transpose(1, 2).reshape(n, n_kv_heads, n_heads // n_kv_heads, head_dim)
+    outs = [
+        block_attention(one, keys.narrow(2, first, n_rows), values.narrow(2, first, n_rows), None, scale)[0]
+        for one, (first, n_rows) in zip(torch.split(folded, 1), runs, strict=True)
+    ]
+    return torch.cat(outs).reshape(1, n, n_heads, head_dim)
