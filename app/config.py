@@ -10,12 +10,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.demo.paths import DEMO, DEMO_TARGET
-from deployments.router import RouterOptions
-from deployments.router_deployment import SpeculatorPlacement
-from deployments.target_deployment import PipelineOptions
+from deployments.options import PipelineOptions, RouterOptions, SpeculatorPlacement
 from engine.scheduler import SchedulerOptions
 from engine.target import GIB, TargetOptions
 from speculators.pld import PldConfig
@@ -35,13 +34,13 @@ class ServeConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="float32 on a CPU and the checkpoint's own on a GPU by default"
     )
-    device: str = Field("cpu", description="cpu or cuda")
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = Field("cpu", description="cpu or cuda")
     stages: Annotated[int, Field(ge=1)] = Field(1, description="pipeline stages")
     kv_gib: Annotated[float, Field(gt=0)] = Field(0.5, description="KV cache over all stages, GiB")
     block_size: Annotated[int, Field(ge=1)] = Field(64, description="tokens per KV block")
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(None, description="longest prompt + output")
     max_sequences: Annotated[int, Field(ge=1)] = Field(64, description="sequences decoded side by side")
-    max_waiting: Annotated[int, Field(ge=0)] = Field(256, description="requests queued before 429")
+    max_waiting: Annotated[int, Field(ge=1)] = Field(256, description="requests queued before 429")
     max_step_rows: Annotated[int, Field(ge=1)] = Field(2048, description="tokens and nodes of one step")
     prefill_chunk: Annotated[int, Field(ge=1)] = Field(512, description="prompt tokens per step")
     speculator_actors: Annotated[int, Field(ge=0)] = Field(0, description="0 drafts inside the router")
@@ -53,15 +52,15 @@ class ServeConfig(BaseModel):
     transport: Literal["auto", "unix", "tcp"] = Field("auto", description="channel between stages")
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(1024, description="for requests without max_tokens")
     max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="largest request body, MiB")
-    grace: Annotated[float, Field(ge=0)] = Field(10.0, description="seconds running requests get at shutdown")
+    grace: Annotated[float, Field(ge=0)] = Field(5.0, description="seconds running requests get at shutdown")
     pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
     spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
         self.speculators()
-        if self.stages > 1 and self.device != "cpu" and self.stage_gpus == 0:
-            raise ValueError(f"stage_gpus is 0, but {self.stages} stages on {self.device} need a GPU each")
+        if self.device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from who asks for none
+            raise ValueError(f"stage_gpus is 0, but a stage on {self.device} needs a GPU, or a share of one")
         return self
 
     @property
@@ -129,4 +128,7 @@ def _settings(kind: type[Any], given: dict[str, Any], name: str) -> Any:
     unknown = sorted(set(given) - known)
     if unknown:
         raise ValueError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    return kind(**given)
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from None

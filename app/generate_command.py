@@ -73,8 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
-    from app.offline import generator, questions
+    from app.offline import check_flags, generator, questions
 
+    check_flags(arguments)
     torch.set_num_threads(arguments.threads)
     asked = questions(arguments)
     made = generator(arguments, arguments.method)

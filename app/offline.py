@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
+
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.generate import Generator
 from app.prompts import Question, read_questions
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.loop import Engine
-from engine.model.loader import resolve
+from engine.model.loader import load_spec, resolve
+from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
 from engine.target import GIB, LocalTarget, TargetOptions
@@ -49,16 +52,26 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         device=arguments.device,
         kv_bytes=int(arguments.kv_gib * GIB),
     )
+    check_stages(load_spec(path), arguments.stages)
     return LocalTarget.load(options, path)
 
 
-def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingParams:
-    """Sampling parameters of every turn.
+def check_stages(spec: ModelSpec, stages: int) -> None:
+    """Raises ConfigError if the model has not a layer for each stage."""
+    if not 1 <= stages <= spec.n_layers:
+        raise ConfigError(f"--stages is {stages}; it must be 1 to {spec.n_layers}, the model's number of layers")
 
-    Raises:
-        ConfigError: a value is out of range; the message names the flag.
-    """
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError if a value is out of range; the message names the flag. Comes before anything loads."""
+    is_cuda = arguments.device.partition(":")[0] == "cuda"
+    limit = 1 if arguments.limit is None else arguments.limit
     checks = {
+        "--limit": (limit >= 1, arguments.limit, "at least 1"),
+        "--threads": (arguments.threads >= 1, arguments.threads, "at least 1"),
+        "--stages": (arguments.stages >= 1, arguments.stages, "at least 1"),
+        "--kv-gib": (0 < arguments.kv_gib < float("inf"), arguments.kv_gib, "above 0"),
+        "--device": (is_cuda or arguments.device == "cpu", arguments.device, "cpu or cuda"),
         "--max-new-tokens": (arguments.max_new_tokens >= 1, arguments.max_new_tokens, "at least 1"),
         "--temperature": (0 <= arguments.temperature <= 2, arguments.temperature, "0 to 2"),
         "--top-p": (0 < arguments.top_p <= 1, arguments.top_p, "above 0, at most 1"),
@@ -69,6 +82,12 @@ def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingPara
     for flag, (is_right, value, right) in checks.items():
         if not is_right:
             raise ConfigError(f"{flag} is {value}; it must be {right}")
+    if is_cuda and not torch.cuda.is_available():
+        raise ConfigError(f"--device is {arguments.device}, but torch sees no such device here")
+
+
+def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingParams:
+    """Sampling parameters of every turn; the flags have been checked."""
     return SamplingParams(
         max_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
@@ -83,6 +102,7 @@ def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingPara
 def generator(arguments: argparse.Namespace, method: str) -> Generator:
     """A generator with fresh speculators on a freshly loaded target."""
     target = load_target(arguments)
-    engine = Engine(target, SpeculatorPool(), SchedulerOptions(max_sequences=max(64, arguments.batch_size)))
+    size = max(64, arguments.batch_size)
+    engine = Engine(target, SpeculatorPool(), SchedulerOptions(max_sequences=size, max_waiting=size))
     tokenizer = load_tokenizer(model_path(arguments.model))
     return Generator(engine, tokenizer, sampling(arguments, target), method, arguments.max_nodes, arguments.raw)

@@ -53,9 +53,12 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """
     questions: list[Question] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Lines end with newlines only: JSON strings may hold what else ``splitlines`` takes for an end.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"--prompts {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompts {path} is not UTF-8: {error}") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -12,7 +13,9 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -58,15 +61,19 @@ def free_port() -> int:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if something listens on the port already; Serve would only log it."""
+    """Raises ConfigError if we could not listen there; Serve would only log it."""
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"--port is {port}; it must be 1 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except socket.gaierror as error:
+            raise ConfigError(f"--host is {host!r}: {error.strerror}") from error
         except OSError as error:
-            raise ConfigError(
-                f"port {port} on {host} is taken ({error.strerror}); choose another with --port"
-            ) from error
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"port {port} on {host} is taken; choose another with --port") from error
+            raise ConfigError(f"port {port} on {host} cannot be listened on: {error.strerror}") from error
 
 
 class Server:
@@ -79,44 +86,68 @@ class Server:
         self._address = address
         self._scratch = tempfile.TemporaryDirectory(prefix="spectra-serve-")
         self._stop = threading.Event()
+        self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
+        self._has_ray = False  # imported, and perhaps started
+
+    @property
+    def _base(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """Base of the OpenAI API."""
-        return f"http://{self.host}:{self.port}/v1"
+        return f"{self._base}/v1"
 
     def start(self) -> None:
         """Start Ray (or join ``address``), deploy, and return once a request would succeed.
 
         Raises:
-            ConfigError: the port is taken, or the model cannot be loaded.
+            ConfigError: the port is taken, an option is wrong, or the application does not come up.
+            UnsupportedModelError: the model or its tokenizer cannot be loaded.
         """
         check_port(self.host, self.port)
         self._check_model()
         for name, value in serve_environment(self._scratch.name).items():
             os.environ.setdefault(name, value)
+        self._start_ray()
+        if not self.stopping:
+            self._deploy()
+            self._wait_until_ready()
+
+    def _start_ray(self) -> None:
+        """In a thread of its own, while this one keeps the signals: Ray puts its handlers in place as it starts, and
+        they would end the process at once and leave Ray's behind."""
         import ray
+
+        options: dict[str, Any] = {"address": self._address}
+        if self._address is None:
+            options = {
+                "address": "local",  # never some other cluster that happens to run here
+                "num_cpus": self._cpus(),
+                "include_dashboard": False,
+                "configure_logging": False,
+                "object_store_memory": 128 << 20,
+            }
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
+        self._has_ray = True
+        starting = self._ray_thread.submit(ray.init, log_to_driver=False, **options)
+        while wait((starting,), timeout=0.02).not_done:
+            self.install_signals()
+        self.install_signals()
+        starting.result()
+
+    def _deploy(self) -> None:
         from ray import serve
+        from ray.serve.api import RunTarget, run_many
         from ray.serve.config import HTTPOptions
 
         from app.builder import build_app
 
-        if self._address is None:
-            ray.init(
-                address="local",  # never some other cluster that happens to run here
-                num_cpus=self._cpus(),
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                object_store_memory=128 << 20,
-            )
-        else:
-            ray.init(address=self._address, log_to_driver=False)
-        self.install_signals()  # Ray has put its own SIGTERM handler in place
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options=HTTPOptions(host=self.host, port=self.port))
-        serve.run(build_app(self.config), name=APP_NAME, route_prefix="/", blocking=False)
-        self._wait_until_ready()
+        target = RunTarget(build_app(self.config), APP_NAME)
+        # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
+        run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
     def _cpus(self) -> int:
         """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
@@ -125,27 +156,39 @@ class Server:
 
     def _check_model(self) -> None:
         """Fail here, with a clear message, not in a replica that Serve restarts three times."""
+        from app.offline import check_stages
+        from app.tokenizers import load_tokenizer
         from engine.model.loader import load_spec, resolve
         from engine.target import plan_cache, resolve_dtype
-
-        target = self.config.target()
-        spec = load_spec(resolve(target.model))
-        plan_cache(spec, target, resolve_dtype(target.dtype, spec, target.device))
         from speculators.registry import create
 
+        target = self.config.target()
+        path = resolve(target.model)
+        spec = load_spec(path)
+        check_stages(spec, target.stages)
+        plan_cache(spec, target, resolve_dtype(target.dtype, spec, target.device))
         create(self.config.method, self.config.speculators())
+        load_tokenizer(path)
 
     def _wait_until_ready(self) -> None:
         body = {"model": self.config.served_name, "prompt": [1], "max_tokens": 1, "temperature": 0}
         deadline = time.monotonic() + READY_S
         with httpx.Client(timeout=30.0) as client:
             while time.monotonic() < deadline and not self._stop.is_set():
+                self._check_application()
                 with contextlib.suppress(httpx.HTTPError):
                     if client.post(f"{self.url}/completions", json=body).status_code == httpx.codes.OK:
                         return
-                time.sleep(0.1)
+                self._stop.wait(0.1)
         if not self._stop.is_set():
             raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {_log_folder()}")
+
+    def _check_application(self) -> None:
+        from ray import serve
+
+        application = serve.status().applications[APP_NAME]
+        if application.status == "DEPLOY_FAILED":
+            raise ConfigError(f"the application did not start: {application.message}; see {_log_folder()}")
 
     @property
     def stopping(self) -> bool:
@@ -162,14 +205,32 @@ class Server:
             signal.signal(number, lambda *_: self._stop.set())
 
     def stop(self) -> None:
-        """Let running requests end, then take everything down."""
-        import ray
+        """Let running requests end, for the grace period at most; then take down what was started, and no more."""
+        if self._has_ray:
+            import ray
+
+            if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
+                self._drain()
+                self._undeploy()
+            ray.shutdown()
+        self._ray_thread.shutdown()
+        self._scratch.cleanup()
+
+    def _undeploy(self) -> None:
         from ray import serve
 
         with contextlib.suppress(Exception):  # on the way out: nothing may keep us here
-            serve.shutdown()
-        ray.shutdown()
-        self._scratch.cleanup()
+            if self._address is None:
+                serve.shutdown()
+            else:
+                serve.delete(APP_NAME)
+
+    def _drain(self) -> None:
+        """Wait for running requests: Serve takes the stages down first, and would break their streams off."""
+        deadline = time.monotonic() + self.config.grace
+        with contextlib.suppress(httpx.HTTPError, ValueError), httpx.Client(timeout=1.0) as client:
+            while time.monotonic() < deadline and client.get(f"{self._base}/health").json().get("sessions"):
+                time.sleep(0.05)
 
 
 def _log_folder() -> str:

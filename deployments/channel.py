@@ -14,6 +14,8 @@ import hmac
 import os
 import socket
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import TargetLostError
@@ -22,7 +24,8 @@ NONCE = 16  # bytes
 PROOF = 32  # bytes
 ROLE = 8  # bytes, padded
 MAX_FRAME = 1 << 30  # bytes
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 5.0  # for all of a handshake
+READ_AHEAD = 1 << 22  # bytes the asyncio half takes in before it is asked
 _LENGTH = struct.Struct("<I")
 
 
@@ -75,29 +78,25 @@ class Channel:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @classmethod
-    def accept(cls, connection: socket.socket, secret: bytes) -> Channel:
-        """Authenticate a peer that connected.
+    def accept(cls, connection: socket.socket, secret: bytes, register: Callable[[Channel], None]) -> None:
+        """Authenticate a peer that connected, and ``register`` its channel before it learns that it is welcome: what
+        it does next may rely on that. The connection is closed on failure.
 
         Raises:
             UnauthenticatedError: it does not know the secret, or takes too long to show it.
         """
-        connection.settimeout(HANDSHAKE_S)
+        deadline = time.monotonic() + HANDSHAKE_S
         try:
-            nonce = os.urandom(NONCE)
-            connection.sendall(nonce)
-            hello = _receive_exactly(connection, ROLE + PROOF + NONCE)
-            role, given, back = hello[:ROLE], hello[ROLE : ROLE + PROOF], hello[-NONCE:]
-            if not hmac.compare_digest(given, proof(secret, nonce, role)):
-                raise UnauthenticatedError("a peer without the pipeline's secret was turned away")
+            role, back = _challenge(connection, secret, deadline)
+            connection.settimeout(None)
+            register(cls(connection, role.decode(errors="replace").strip()))
             connection.sendall(proof(secret, back, b"server"))
-        except OSError as error:
+        except (OSError, EOFError) as error:
             connection.close()
             raise UnauthenticatedError(f"handshake broke off: {error}") from error
         except UnauthenticatedError:
             connection.close()
             raise
-        connection.settimeout(None)
-        return cls(connection, role.decode(errors="replace").strip())
 
     @classmethod
     def connect(cls, address: str, secret: bytes, role: str) -> Channel:
@@ -105,18 +104,23 @@ class Channel:
 
         Raises:
             UnauthenticatedError: the peer does not know the secret.
-            OSError: nobody listens there.
+            OSError: nobody listens there, or too slowly.
+            EOFError: the peer turned us away.
         """
         family, where = parse(address)
         connection = socket.socket(family, socket.SOCK_STREAM)
-        connection.settimeout(HANDSHAKE_S)
-        connection.connect(where)
-        mine = os.urandom(NONCE)
-        nonce = _receive_exactly(connection, NONCE)
-        connection.sendall(_padded(role) + proof(secret, nonce, _padded(role)) + mine)
-        if not hmac.compare_digest(_receive_exactly(connection, PROOF), proof(secret, mine, b"server")):
+        deadline = time.monotonic() + HANDSHAKE_S
+        try:
+            connection.settimeout(HANDSHAKE_S)
+            connection.connect(where)
+            mine = os.urandom(NONCE)
+            nonce = _receive_exactly(connection, NONCE, deadline)
+            connection.sendall(_padded(role) + proof(secret, nonce, _padded(role)) + mine)
+            if not hmac.compare_digest(_receive_exactly(connection, PROOF, deadline), proof(secret, mine, b"server")):
+                raise UnauthenticatedError(f"{address} does not know the pipeline's secret")
+        except BaseException:
             connection.close()
-            raise UnauthenticatedError(f"{address} does not know the pipeline's secret")
+            raise
         connection.settimeout(None)
         return cls(connection, role)
 
@@ -138,10 +142,25 @@ class Channel:
         self._socket.close()
 
 
-def _receive_exactly(connection: socket.socket, n: int) -> bytes:
+def _challenge(connection: socket.socket, secret: bytes, deadline: float) -> tuple[bytes, bytes]:
+    """Let a peer prove itself; returns its role and the nonce it wants answered."""
+    nonce = os.urandom(NONCE)
+    connection.settimeout(HANDSHAKE_S)
+    connection.sendall(nonce)
+    hello = _receive_exactly(connection, ROLE + PROOF + NONCE, deadline)
+    role, given, back = hello[:ROLE], hello[ROLE : ROLE + PROOF], hello[-NONCE:]
+    if not hmac.compare_digest(given, proof(secret, nonce, role)):
+        raise UnauthenticatedError("a peer without the pipeline's secret was turned away")
+    return role, back
+
+
+def _receive_exactly(connection: socket.socket, n: int, deadline: float | None = None) -> bytes:
+    """``n`` bytes; ``deadline`` (monotonic seconds) holds for all of them, so that trickling does not help."""
     buffer = bytearray(n)
     view = memoryview(buffer)
     while view:
+        if deadline is not None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
         got = connection.recv_into(view)
         if got == 0:
             raise EOFError("the peer closed the channel")
@@ -159,26 +178,28 @@ class AsyncChannel:
     @classmethod
     async def connect(cls, address: str, secret: bytes, role: str) -> AsyncChannel:
         """Like ``Channel.connect``; raises TargetLostError when nobody listens or the peer breaks off."""
-        family, where = parse(address)
         try:
-            if family == socket.AF_UNIX:
-                reader, writer = await asyncio.open_unix_connection(str(where), limit=1 << 22)
-            else:
-                reader, writer = await asyncio.open_connection(where[0], int(where[1]), limit=1 << 22)
-            nonce = await asyncio.wait_for(reader.readexactly(NONCE), HANDSHAKE_S)
-            mine = os.urandom(NONCE)
-            writer.write(_padded(role) + proof(secret, nonce, _padded(role)) + mine)
-            answer = await asyncio.wait_for(reader.readexactly(PROOF), HANDSHAKE_S)
+            async with asyncio.timeout(HANDSHAKE_S):
+                channel = cls(*await _open(address))
+                try:
+                    await channel._authenticate(address, secret, role)
+                except BaseException:
+                    channel.close()
+                    raise
         except (OSError, EOFError, TimeoutError) as error:
-            raise TargetLostError(f"no stage answers at {address}: {error}") from error
-        if not hmac.compare_digest(answer, proof(secret, mine, b"server")):
-            writer.close()
+            raise TargetLostError(f"no stage answers at {address}: {str(error) or 'too slow'}") from error
+        return channel
+
+    async def _authenticate(self, address: str, secret: bytes, role: str) -> None:
+        nonce, mine = await self._reader.readexactly(NONCE), os.urandom(NONCE)
+        self._writer.write(_padded(role) + proof(secret, nonce, _padded(role)) + mine)
+        if not hmac.compare_digest(await self._reader.readexactly(PROOF), proof(secret, mine, b"server")):
             raise UnauthenticatedError(f"{address} does not know the pipeline's secret")
-        return cls(reader, writer)
 
     def send(self, payload: bytes) -> None:
-        """Hand one frame to the transport; never waits (a lost peer shows in ``receive``)."""
-        self._writer.write(_LENGTH.pack(len(payload)) + payload)
+        """Hand one frame to the transport; never waits or fails (a lost peer shows in ``receive``)."""
+        if not self._writer.is_closing():  # uvloop raises on a transport that the peer's going has closed
+            self._writer.write(_LENGTH.pack(len(payload)) + payload)
 
     async def receive(self) -> bytes:
         """The next frame; raises TargetLostError when the peer is gone."""
@@ -191,5 +212,12 @@ class AsyncChannel:
             raise TargetLostError(f"the channel to the target broke: {error}") from error
 
     def close(self) -> None:
-        """Close without waiting."""
-        self._writer.close()
+        """Close at once; what was not sent yet is dropped."""
+        self._writer.transport.abort()
+
+
+async def _open(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    family, where = parse(address)
+    if family == socket.AF_UNIX:
+        return await asyncio.open_unix_connection(str(where), limit=READ_AHEAD)
+    return await asyncio.open_connection(where[0], int(where[1]), limit=READ_AHEAD)

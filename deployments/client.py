@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from grpc.aio import AioRpcError
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -17,6 +18,7 @@ from engine.events import StepEvent
 from engine.sampling.params import SamplingParams
 
 ANSWER_S = 5.0  # a router that does not answer so long is not healthy
+GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica shows, by calls of Ray and of gRPC
 
 
 class RouterClient:
@@ -50,22 +52,26 @@ class RouterClient:
         try:
             async for raw in items:
                 yield decode_item(raw)
-        except (RayError, RayServeException) as error:
+        except GONE as error:
             raise TargetLostError(f"the router is gone: {type(error).__name__}") from error
         finally:
             items.cancel()  # harmless after the end
 
     async def health(self) -> Health:
         """The router's own word; not ready when it does not answer."""
-        with contextlib.suppress(RayError, RayServeException, TimeoutError):
-            health: Health = await asyncio.wait_for(self._answer("health"), ANSWER_S)
+        with contextlib.suppress(TargetLostError):
+            health: Health = await self._answer("health")
             return health
         return Health(ok=False, reason="the router does not answer")
 
     async def metrics_text(self) -> str:
-        """Prometheus exposition text of the router."""
-        text: str = await asyncio.wait_for(self._answer("metrics"), ANSWER_S)
+        """Prometheus exposition text of the router; raises TargetLostError when it does not answer."""
+        text: str = await self._answer("metrics")
         return text
 
     async def _answer(self, method: str) -> Any:
-        return await self._router.options(method_name=method).remote()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._router.options(method_name=method).remote()
+        except (*GONE, TimeoutError) as error:
+            raise TargetLostError(f"the router does not answer: {type(error).__name__}") from error

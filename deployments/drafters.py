@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from engine.sequence import Sequence as Request
 logger = logging.getLogger(__name__)
 
 Drafts = Mapping[int, Sequence[Branch]]
+COUNT_S = 1.0  # seconds an actor has to say how many requests it holds
 
 
 class Drafter(Protocol):
@@ -81,9 +83,9 @@ class ActorDrafter:
         self._pool = pool
         self._vocab_size = vocab_size
         self._timeout = timeout
-        self._generation = [0] * len(actors)  # grows when an actor lost its state
-        self._begun: dict[int, int] = {}  # request -> generation it began in
-        self._namespaces: dict[int, str] = {}
+        self._namespaces: dict[int, str] = {}  # live requests
+        self._known: set[int] = set()  # those whose actor has all of their text
+        self._late: dict[int, asyncio.Future[Any]] = {}  # actor -> the answer it still owes
 
     def needs(self, method: str) -> Needs:
         """What the target must read back; raises UnknownMethodError."""
@@ -92,12 +94,15 @@ class ActorDrafter:
     def begin(self, request: Request, namespace: str) -> None:
         """A request was admitted."""
         self._namespaces[request.seq] = namespace
-        self._begin(request)
+        if self._home(request.seq) not in self._late:
+            self._begin(request)
+
+    def _home(self, seq: int) -> int:
+        return seq % len(self._actors)
 
     def _begin(self, request: Request) -> None:
-        home = request.seq % len(self._actors)
-        self._begun[request.seq] = self._generation[home]
-        self._actors[home].begin.remote(
+        self._known.add(request.seq)
+        self._actors[self._home(request.seq)].begin.remote(
             request.seq,
             request.tokens,
             request.params,
@@ -108,44 +113,74 @@ class ActorDrafter:
 
     async def draft(self, turn: Turn) -> Drafts:
         """One call per actor, side by side."""
-        stale = {request.seq for request in turn.drafting if self._is_stale(request.seq)}
+        outcomes = [(seq, outcome) for seq, outcome in turn.outcomes if seq in self._known]
         for request in turn.drafting:
-            if request.seq in stale:
+            is_live = request.seq in self._namespaces  # or it was cancelled since the step came back
+            if is_live and request.seq not in self._known and self._home(request.seq) not in self._late:
                 self._begin(request)
         calls = []
         for home in range(len(self._actors)):
-            outcomes = [(s, o) for s, o in turn.outcomes if s % len(self._actors) == home and s not in stale]
-            budgets = {s: b for s, b in turn.budgets.items() if s % len(self._actors) == home}
-            if outcomes or budgets:
-                calls.append(self._advance(home, outcomes, budgets))
+            mine = [(seq, outcome) for seq, outcome in outcomes if self._home(seq) == home]
+            budgets = {seq: n for seq, n in turn.budgets.items() if seq in self._known and self._home(seq) == home}
+            if mine or budgets:
+                calls.append(self._advance(home, mine, budgets))
         drafts: dict[int, Sequence[Branch]] = {}
         for answer in await asyncio.gather(*calls):
             drafts.update(answer)
         return drafts
 
-    def _is_stale(self, seq: int) -> bool:
-        return self._begun.get(seq) != self._generation[seq % len(self._actors)]
-
     async def _advance(self, home: int, outcomes: list[Any], budgets: dict[int, int]) -> Drafts:
         from ray.exceptions import RayError
 
+        call = asyncio.ensure_future(_answer(self._actors[home].advance.remote(outcomes, budgets)))
         try:
-            answer: Drafts = await asyncio.wait_for(self._actors[home].advance.remote(outcomes, budgets), self._timeout)
+            answer: Drafts = await asyncio.wait_for(asyncio.shield(call), self._timeout)
         except TimeoutError:
-            logger.warning("speculator %d took longer than %.1f s: this step goes without it", home, self._timeout)
-            return {}
+            logger.warning(
+                "speculator %d took longer than %.1f s: it is left alone until it answers", home, self._timeout
+            )
+            self._wait_for(home, call)
+            answer = {}
         except RayError as error:
             logger.warning("speculator %d is away: %s", home, error)
-            self._generation[home] += 1
-            return {}
+            answer = {}
+            self._forget(home)
+        self._known.difference_update(budgets.keys() - answer.keys())  # a restarted actor knows none of them
         return answer
+
+    def _wait_for(self, home: int, call: asyncio.Future[Any]) -> None:
+        """Ask nothing of an actor that owes an answer; its requests miss outcomes meanwhile, and begin anew."""
+        self._forget(home)
+        self._late[home] = call
+
+        def answered(call: asyncio.Future[Any]) -> None:
+            if self._late.get(home) is call:
+                del self._late[home]
+            if not call.cancelled():
+                call.exception()  # seen: it may have died of it
+
+        call.add_done_callback(answered)
+
+    def _forget(self, home: int) -> None:
+        self._known = {seq for seq in self._known if self._home(seq) != home}
 
     def end(self, request: Request) -> None:
         """A request is over."""
-        self._begun.pop(request.seq, None)
+        self._known.discard(request.seq)
         self._namespaces.pop(request.seq, None)
-        self._actors[request.seq % len(self._actors)].end.remote(request.seq)
+        self._actors[self._home(request.seq)].end.remote(request.seq)
 
     async def n_live(self) -> int:
-        """Requests the actors hold state of."""
-        return sum(await asyncio.gather(*(actor.n_live.remote() for actor in self._actors)))
+        """Requests the actors hold state of; one that does not answer holds none that matters."""
+        from ray.exceptions import RayError
+
+        async def ask(actor: Any) -> int:
+            with contextlib.suppress(RayError, TimeoutError):
+                return int(await asyncio.wait_for(_answer(actor.n_live.remote()), COUNT_S))
+            return 0
+
+        return sum(await asyncio.gather(*map(ask, self._actors)))
+
+
+async def _answer(reference: Any) -> Any:
+    return await reference

@@ -78,7 +78,8 @@ def decode_frame(raw: bytes, device: torch.device) -> Arrived:
     """What a frame holds.
 
     Raises:
-        msgspec.ValidationError: it is not a frame.
+        msgspec.DecodeError: it is not a frame (its subclass ValidationError: not one of ours).
+        ValueError, RuntimeError: a tensor's bytes do not fit its dtype or shape.
     """
     frame = _DECODER.decode(raw)
     hidden = unpack_tensor(frame.hidden, device)

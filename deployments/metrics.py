@@ -11,7 +11,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from engine.events import StepEvent
+from engine.events import ABORT, StepEvent
 from engine.scheduler import Scheduler
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
@@ -66,10 +66,12 @@ class RouterMetrics:
         """One target step took so long."""
         self._step_seconds.observe(seconds)
 
-    def count_event(self, event: StepEvent, since_last: float, is_first: bool) -> None:
-        """Tokens of one sequence; ``since_last`` in seconds, since its last event or its submission."""
+    def count_event(self, event: StepEvent, since_last: float, prompted: int = 0) -> None:
+        """Tokens of one sequence; ``since_last`` in seconds, since its last event or its submission; ``prompted`` are
+        the prompt's tokens, on a sequence's first event."""
         self._generated.inc(len(event.token_ids))
-        if is_first:
+        if prompted:
+            self._prompt.inc(prompted)
             self._ttft.observe(since_last)
         else:
             self._between.observe(since_last / len(event.token_ids))
@@ -78,9 +80,12 @@ class RouterMetrics:
         if event.finish_reason is not None:
             self._done.labels(self._model, event.finish_reason).inc()
             if event.stats is not None:
-                self._prompt.inc(event.stats.prompt_tokens)
                 self._end_to_end.observe(event.stats.seconds)
                 self._preemptions.inc(event.stats.preemptions)
+
+    def count_abort(self) -> None:
+        """A request was cancelled, or failed."""
+        self._done.labels(self._model, ABORT).inc()
 
     def _count_drafts(self, drafts: dict[str, tuple[int, int]]) -> None:
         self._drafts.inc()

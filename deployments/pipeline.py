@@ -38,20 +38,20 @@ class Pipeline:
         results = await AsyncChannel.connect(endpoints.last, endpoints.secret, RESULTS)
         try:
             steps = await AsyncChannel.connect(endpoints.first, endpoints.secret, STEPS)
-        except TargetLostError:
+        except BaseException:  # cancellation too
             results.close()
             raise
         return cls(endpoints, steps, results)
 
     def send(self, step: Step) -> None:
-        """Hand a step over; never waits."""
+        """Hand a step over; never waits, and never fails: a lost pipeline shows in ``receive``."""
         self._steps.send(encode_frame(step, None))
 
     async def receive(self) -> StepResult:
         """The next result; raises TargetLostError when the pipeline is gone."""
         try:
             return decode_result(await self._results.receive())
-        except msgspec.ValidationError as error:
+        except msgspec.DecodeError as error:
             raise TargetLostError(f"the target sent what is no result: {error}") from error
 
     def close(self) -> None:

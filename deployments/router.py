@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from deployments.drafters import Drafter
+from deployments.drafters import Drafter, Drafts
 from deployments.messages import SubmitRequest
 from deployments.metrics import RouterMetrics
+from deployments.options import RouterOptions
 from deployments.pipeline import Pipeline
+from deployments.sessions import Session, Sessions
 from engine.drafting import AUTOREGRESSIVE, Turn, apply_drafts, take_turn
 from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.protocol import Needs
-from engine.scheduler import Progress, Scheduler, SchedulerOptions
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import StatsCounter
 from engine.step import Step, StepResult
@@ -30,27 +31,6 @@ from engine.target import TargetInfo
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1  # pause between two attempts to reach a pipeline
-
-
-@dataclass(frozen=True, slots=True)
-class RouterOptions:
-    """Defaults and limits of the router."""
-
-    model: str = "demo"  # name in metrics
-    method: str = AUTOREGRESSIVE  # for requests that name none
-    max_nodes: int = 64  # likewise
-    limit_nodes: int = 256  # most a request may ask for
-    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """One request: its sequence and the mailbox its stream reads from."""
-
-    sequence: Sequence
-    mailbox: asyncio.Queue[StepEvent | SpectraError] = field(default_factory=asyncio.Queue)
-    last_event: float = field(default_factory=time.perf_counter)  # seconds
-    n_events: int = 0
 
 
 class Router:
@@ -77,13 +57,14 @@ class Router:
         self._scheduler = Scheduler(info, options.scheduler)
         self._metrics = RouterMetrics(options.model)
         self._pipeline: Pipeline | None = None
-        self._sessions: dict[int, _Session] = {}
+        self._sessions = Sessions(self._metrics)
         self._in_flight: dict[int, tuple[Step, list[Sequence]]] = {}
         self._drafting: set[asyncio.Task[None]] = set()
         self._next_seq = 0
         self._next_step = 0
         self._n_lost = 0
         self._runner: asyncio.Task[None] | None = None
+        self._closed = False
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -94,13 +75,15 @@ class Router:
 
     async def close(self) -> None:
         """Stop serving: live streams get an error."""
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.gather(self._runner, return_exceptions=True)
+        self._closed = True
+        tasks = [*self._drafting] if self._runner is None else [self._runner, *self._drafting]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._pipeline is not None:
             self._pipeline.close()
-        for session in self._sessions.values():
-            session.mailbox.put_nowait(TargetLostError("the router is shutting down"))
+            self._pipeline = None
+        self._sessions.fail_all(TargetLostError("the router is shutting down"))
 
     @property
     def is_ready(self) -> bool:
@@ -126,16 +109,20 @@ class Router:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def stream(self, request: SubmitRequest) -> AsyncIterator[StepEvent]:
+    async def stream(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
         """Events of one request, as they happen; closing the iterator cancels it.
 
         Raises:
             RequestError: it can never be served.
             OverloadedError: the queue is full.
             StepFailedError: the target failed on it.
+            TargetLostError: the router is shutting down.
         """
+        if self._closed:
+            raise TargetLostError("the router is shutting down")
         session = self._open(request)
         try:
+            self._begin(session, request.namespace)
             while True:
                 event = await session.mailbox.get()
                 if isinstance(event, SpectraError):
@@ -146,7 +133,7 @@ class Router:
         finally:
             self._close_session(session)
 
-    def _open(self, request: SubmitRequest) -> _Session:
+    def _open(self, request: SubmitRequest) -> Session:
         method = request.method or self.options.method
         max_nodes = self.options.max_nodes if request.max_nodes is None else request.max_nodes
         needs = Needs() if method == AUTOREGRESSIVE else self._drafter.needs(method)
@@ -163,15 +150,15 @@ class Router:
         )
         self._scheduler.submit(sequence)
         self._next_seq += 1
-        if method != AUTOREGRESSIVE:
-            self._drafter.begin(sequence, request.namespace)
-        session = self._sessions[sequence.seq] = _Session(sequence)
-        self._dispatch()
-        return session
+        return self._sessions.open(sequence)
 
-    def _close_session(self, session: _Session) -> None:
-        if self._sessions.pop(session.sequence.seq, None) is None:
-            return
+    def _begin(self, session: Session, namespace: str) -> None:
+        if session.sequence.method != AUTOREGRESSIVE:
+            self._drafter.begin(session.sequence, namespace)
+        self._dispatch()
+
+    def _close_session(self, session: Session) -> None:
+        self._sessions.close(session)
         self._scheduler.cancel(session.sequence)
         if session.sequence.method != AUTOREGRESSIVE:
             self._drafter.end(session.sequence)
@@ -181,20 +168,25 @@ class Router:
 
     async def _run(self) -> None:
         while True:
-            self._pipeline = await self._connect()
-            self._dispatch()
             try:
+                self._pipeline = await self._connect()
+                # Numbers of their own for each connection: an answer to somebody else's step must not pass for one.
+                self._next_step = secrets.randbits(48)
+                self._dispatch()
                 while True:
                     self._absorb(await self._pipeline.receive())
             except TargetLostError as error:
                 logger.warning("pipeline lost with %d steps in flight: %s", len(self._in_flight), error)
+            except Exception:  # a bug, but the requests that are alive had no part in it
+                logger.exception("the step loop failed; starting over with a clean pipeline")
             self._lose_pipeline()
             await asyncio.sleep(RECONNECT_S)
 
     def _lose_pipeline(self) -> None:
         """Live sequences go back to the queue; the next pipeline prefills them from prompt and output."""
-        if self._pipeline is not None:
-            self._pipeline.close()
+        if self._pipeline is None:
+            return
+        self._pipeline.close()
         self._pipeline = None
         self._n_lost += 1
         self._in_flight.clear()
@@ -214,49 +206,55 @@ class Router:
 
     def _absorb(self, result: StepResult) -> None:
         """One result: commit, draft, send the next step, and only then tell the world."""
-        step, sequences = self._in_flight.pop(result.step_id)
+        sent = self._in_flight.pop(result.step_id, None)
+        if sent is None:
+            raise TargetLostError(f"the target answered step {result.step_id}, which was not sent")
+        step, sequences = sent
         if result.error:
             self._fail(sequences, result.error)
             self._dispatch()
             return
-        progress = self._scheduler.commit(step, result, sequences)
-        self._draft(take_turn(progress, self._scheduler))
+        try:
+            progress = self._scheduler.commit(step, result, sequences)
+            self._draft(take_turn(progress, self._scheduler))
+        except Exception:
+            self._fail(sequences, "the step's answer could not be taken in")
+            raise
         self._dispatch()
         self._metrics.count_step(result.seconds)
-        self._deliver(progress)
+        self._sessions.deliver(progress)
 
     def _draft(self, turn: Turn) -> None:
         if turn.is_empty:
             return
         drafts = self._drafter.draft(turn)
         if not inspect.isawaitable(drafts):
-            apply_drafts(turn, drafts, self._scheduler)
+            self._apply(turn, drafts)
             return
-
-        async def finish() -> None:
-            apply_drafts(turn, await drafts, self._scheduler)
-            self._dispatch()
-
-        task = asyncio.get_running_loop().create_task(finish())
+        task = asyncio.get_running_loop().create_task(self._finish_draft(turn, drafts))
         self._drafting.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._drafting.discard)
 
-    def _deliver(self, progress: list[Progress]) -> None:
-        now = time.perf_counter()
-        for p in progress:
-            session = self._sessions.get(p.sequence.seq)
-            if session is None or p.event is None:
-                continue
-            self._metrics.count_event(p.event, now - session.last_event, session.n_events == 0)
-            session.last_event = now
-            session.n_events += 1
-            session.mailbox.put_nowait(p.event)
+    async def _finish_draft(self, turn: Turn, drafts: Awaitable[Drafts]) -> None:
+        """Drafts that come later; without them if that fails, for nobody else would ever wake these sequences."""
+        try:
+            arrived = await drafts
+        except Exception:
+            logger.exception("drafting failed; %d sequences go on without", len(turn.drafting))
+            arrived = {}
+        self._apply(turn, arrived)
+        self._dispatch()
+
+    def _apply(self, turn: Turn, drafts: Drafts) -> None:
+        try:
+            apply_drafts(turn, drafts, self._scheduler)
+        except Exception:
+            logger.exception("a draft is no tree; %d sequences go on without", len(turn.drafting))
+            apply_drafts(turn, {}, self._scheduler)
 
     def _fail(self, sequences: list[Sequence], error: str) -> None:
         """A step the target could not run takes its own sequences with it, no others."""
         for sequence in sequences:
             sequence.in_flight = False
             self._scheduler.cancel(sequence)
-            session = self._sessions.get(sequence.seq)
-            if session is not None:
-                session.mailbox.put_nowait(StepFailedError(error))
+            self._sessions.fail(sequence, StepFailedError(error))

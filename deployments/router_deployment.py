@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import aclosing
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -16,8 +16,9 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.drafters import ActorDrafter, Drafter, InlineDrafter
 from deployments.messages import Health, ModelCard, decode_request, encode_error, encode_event
+from deployments.options import RouterOptions, SpeculatorPlacement
 from deployments.pipeline import Endpoints, Pipeline
-from deployments.router import RECONNECT_S, Router, RouterOptions
+from deployments.router import RECONNECT_S, Router
 from deployments.speculator_actor import start_speculators
 from engine.errors import SpectraError, TargetLostError
 from engine.target import TargetInfo
@@ -25,14 +26,6 @@ from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculatorPlacement:
-    """Where speculators run."""
-
-    actors: int = 0  # 0: inline in the router
-    timeout: float = 2.0  # seconds a draft may take before a step goes on without it
 
 
 class RouterDeployment:
@@ -76,8 +69,9 @@ class RouterDeployment:
     async def stream(self, raw: bytes) -> AsyncIterator[bytes]:
         """Events of one request; an engine error is the last item, not an exception."""
         try:
-            async for event in self._router.stream(decode_request(raw)):
-                yield encode_event(event)
+            async with aclosing(self._router.stream(decode_request(raw))) as events:
+                async for event in events:
+                    yield encode_event(event)
         except SpectraError as error:
             yield encode_error(error)
 

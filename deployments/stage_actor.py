@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from deployments.stage_worker import StageWorker
+from engine.errors import TargetLostError
 from engine.model.loader import load_shard, load_spec
 from engine.model.shard import LayerRange
 from engine.stage import Stage
@@ -41,5 +42,11 @@ class StageActor:
         return os.getpid()
 
     def ping(self) -> int:
-        """Sequences the stage holds; answers while the process lives."""
+        """Sequences the stage holds; answers while the process lives.
+
+        Raises:
+            TargetLostError: the process lives, but its loop has ended.
+        """
+        if self._worker is not None and not self._worker.is_alive:
+            raise TargetLostError("the stage's loop has ended; its log says why")
         return self._stage.n_sequences

@@ -22,6 +22,7 @@ from engine.step import Step, StepResult, WorkResult, encode
 from engine.target import attach_attention
 
 STEPS, RESULTS = "steps", "results"  # roles of the connections a stage accepts
+ACCEPT_AGAIN_S = 0.05  # pause after a connection that could not be taken
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,9 @@ class StageWorker:
     """Serves one stage to whoever knows the secret.
 
     Whoever connects with role ``steps`` becomes the stage's upstream (the router, or the stage before); the newest
-    wins and starts with an empty stage, because a router that reconnects has forgotten what was in flight.
+    wins and starts with an empty stage, because a router that reconnects has forgotten what was in flight. Its results
+    go to whoever connected with role ``results`` last before it: a router connects there first. Losing one neighbour
+    drops the other, so that the loss of any stage reaches the router at once.
 
     Args:
         stage: the layers and their cache.
@@ -51,7 +54,8 @@ class StageWorker:
         self._secret = secret
         self._next_address: str | None = None
         self._server, self.address = listen(address)
-        self._upstreams: queue.Queue[Channel] = queue.Queue()
+        self._lock = threading.Lock()  # the three below: connections are taken in by threads of their own
+        self._upstreams: queue.Queue[tuple[Channel, Channel | None] | None] = queue.Queue()  # and where results go
         self._upstream: Channel | None = None
         self._results: Channel | None = None
         self._next: Channel | None = None
@@ -62,6 +66,11 @@ class StageWorker:
         """Sequences the stage holds state of."""
         return self._stage.n_sequences
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether steps would be served; a process that answers may still have lost its device."""
+        return not self._closing
+
     def start(self, next_address: str | None) -> None:
         """Run acceptor and loop in daemon threads; ``next_address`` is the stage behind, None for the last one."""
         self._next_address = next_address
@@ -70,7 +79,9 @@ class StageWorker:
 
     def close(self) -> None:
         """Stop listening and drop every connection."""
-        self._closing = True
+        with self._lock:
+            self._closing = True
+            self._upstreams.put(None)
         for channel in (self._upstream, self._results, self._next):
             if channel is not None:
                 channel.close()
@@ -82,51 +93,76 @@ class StageWorker:
         while not self._closing:
             try:
                 connection, _ = self._server.accept()
-                channel = Channel.accept(connection, self._secret)
-            except (UnauthenticatedError, EOFError) as error:
-                logger.warning("connection refused: %s", error)
+            except OSError:  # closed, or a peer that went at once, or no file descriptor left
+                time.sleep(ACCEPT_AGAIN_S)
                 continue
-            except OSError:
-                return  # closed
-            if channel.role == RESULTS:
-                self._results = channel
-            else:
+            # A thread each: a stranger who connects and says nothing must not keep the router waiting.
+            threading.Thread(target=self._welcome, args=(connection,), name="stage-welcome", daemon=True).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        try:
+            Channel.accept(connection, self._secret, self._register)
+        except UnauthenticatedError as error:
+            logger.warning("connection refused: %s", error)
+
+    def _register(self, channel: Channel) -> None:
+        previous: Channel | None = channel
+        with self._lock:
+            if self._closing:
+                logger.info("a connection came while the stage was closing")
+            elif channel.role == RESULTS:
+                previous, self._results = self._results, channel
+            elif channel.role == STEPS:
                 previous, self._upstream = self._upstream, channel
-                self._upstreams.put(channel)
-                if previous is not None:
-                    previous.close()
+                self._upstreams.put((channel, self._results))
+            else:
+                logger.warning("connection refused: no stage has a role %r for it", channel.role)
+        if previous is not None:
+            previous.close()
 
     def _loop(self) -> None:
-        while not self._closing:
-            upstream = self._upstreams.get()
+        while (connected := self._upstreams.get()) is not None:
+            upstream, results = connected
             self._stage.reset()
-            if self._next is not None:
-                self._next.close()
-                self._next = None
-            with contextlib.suppress(EOFError, OSError):
+            try:
                 while True:
-                    self._serve(upstream.receive())
+                    self._serve(upstream.receive(), results)
+            except (EOFError, OSError, UnauthenticatedError) as error:
+                logger.info("upstream lost: %s", error)
+            except Exception:
+                logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the pipeline is replaced
+                self.close()
+            for channel in (upstream, self._next, results):
+                if channel is not None:
+                    channel.close()
+            self._next = None
 
-    def _serve(self, raw: bytes) -> None:
+    def _serve(self, raw: bytes, results: Channel | None) -> None:
         """One frame. A malformed one ends the connection; a step that fails is answered with its error."""
         began = time.perf_counter()
         try:
             step, incoming, error = decode_frame(raw, self._device)
-        except msgspec.ValidationError as wrong:
+        except (msgspec.DecodeError, ValueError, RuntimeError) as wrong:  # the latter two from a tensor's bytes
             raise EOFError(f"malformed frame: {wrong}") from wrong
         activations: Activations | None = None
-        results: list[WorkResult] = []
+        answers: list[WorkResult] = []
         if not error:
             try:
-                activations, results = self._run(step, incoming)
+                activations, answers = self._run(step, incoming)
+            except torch.AcceleratorError:
+                raise  # a device that failed stays failed
             except Exception as failure:  # whatever it is, only this step's sequences may suffer
                 logger.exception("step %d failed", step.step_id)
                 error = f"{type(failure).__name__}: {failure}"
+        if error:
+            self._stage.admit(step)  # what ended has ended, on the stages behind a failed one too
         if self._next_address is not None:
-            self._pass_on(encode_frame(step, activations, error))
-        elif self._results is not None:
+            self._pass_on(self._next_address, encode_frame(step, activations, error))
+        elif results is not None:
             seconds = time.perf_counter() - began
-            self._results.send(encode(StepResult(step.step_id, results, seconds, error)))
+            results.send(encode(StepResult(step.step_id, answers, seconds, error)))
+        else:
+            raise EOFError("nobody has connected for the results")
 
     def _run(self, step: Step, incoming: Activations | None) -> tuple[Activations | None, list[WorkResult]]:
         """This stage's part of a step; results only on the last stage."""
@@ -136,12 +172,11 @@ class StageWorker:
         activations = self._stage.forward(step, incoming)
         if self._next_address is not None:
             return activations, []
-        results = self._stage.verify(activations)
-        rows = self._stage.attention(results)
-        return activations, [attach_attention(result, rows) for result in results] if rows else results
+        answers = self._stage.verify(activations)
+        rows = self._stage.attention(answers)
+        return activations, [attach_attention(answer, rows) for answer in answers] if rows else answers
 
-    def _pass_on(self, frame: bytes) -> None:
-        assert self._next_address is not None
+    def _pass_on(self, address: str, frame: bytes) -> None:
         if self._next is None:
-            self._next = Channel.connect(self._next_address, self._secret, STEPS)
+            self._next = Channel.connect(address, self._secret, STEPS)
         self._next.send(frame)

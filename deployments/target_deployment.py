@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from deployments.options import PipelineOptions
 from deployments.pipeline import Endpoints
 from deployments.stage_actor import StageActor
 from engine.errors import TargetLostError
@@ -25,17 +25,6 @@ from engine.model.shard import split_layers
 from engine.target import TargetOptions, plan_cache, resolve_dtype
 
 PING_S = 5.0  # a stage that does not answer so long is dead
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """What a stage actor gets from the cluster."""
-
-    cpus: float = 0.1  # per stage
-    gpus: float = 0.0  # per stage
-    threads: int = 1  # intra-op threads per stage
-    transport: str = "auto"  # "unix", "tcp", or unix on a one-node cluster and tcp otherwise
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 def stage_environment(options: PipelineOptions) -> dict[str, str]:
@@ -95,6 +84,12 @@ class TargetDeployment:
         following = [*addresses[1:], None]
         self._pids = ray.get([actor.serve.remote(a) for actor, a in zip(self._actors, following, strict=True)])
         return addresses
+
+    def __del__(self) -> None:
+        """Serve calls this when it stops the replica in good order."""
+        sockets = getattr(self, "_sockets", None)  # missing when the constructor failed
+        if sockets is not None:
+            sockets.cleanup()
 
     async def endpoints(self) -> Endpoints:
         """Where the pipeline listens."""

@@ -61,7 +61,7 @@ def answer_for(error: BaseException) -> ErrorAnswer:
         case ApiError():
             return ErrorAnswer(error.status, error.message, error.param, error.code)
         case errors.UnknownMethodError():
-            return ErrorAnswer(400, str(error), error.param or "speculative.method", "unknown_method")
+            return ErrorAnswer(400, str(error), "speculative.method", "unknown_method")  # where clients write it
         case errors.PromptTooLongError():
             return ErrorAnswer(400, str(error), error.param, "context_length_exceeded")
         case errors.RequestError():

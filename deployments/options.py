@@ -1,0 +1,38 @@
+"""What the deployments can be told. Frozen, and free of Ray, so that a command line can read it before Ray is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.drafting import AUTOREGRESSIVE
+from engine.scheduler import SchedulerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """Defaults and limits of the router."""
+
+    model: str = "demo"  # name in metrics
+    method: str = AUTOREGRESSIVE  # for requests that name none
+    max_nodes: int = 64  # likewise
+    limit_nodes: int = 256  # most a request may ask for
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorPlacement:
+    """Where speculators run."""
+
+    actors: int = 0  # 0: inline in the router
+    timeout: float = 2.0  # seconds a draft may take before a step goes on without it
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """What a stage actor gets from the cluster."""
+
+    cpus: float = 0.1  # per stage
+    gpus: float = 0.0  # per stage
+    threads: int = 1  # intra-op threads per stage
+    transport: str = "auto"  # "unix", "tcp", or unix on a one-node cluster and tcp otherwise
+    environment: tuple[tuple[str, str], ...] = ()

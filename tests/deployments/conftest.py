@@ -1,0 +1,218 @@
+"""A real pipeline without Ray: stages in threads behind Unix sockets, a router in the test's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.drafters import Drafter, InlineDrafter
+from deployments.messages import SubmitRequest
+from deployments.options import RouterOptions
+from deployments.pipeline import Endpoints, Pipeline
+from deployments.router import Router
+from deployments.stage_worker import StageWorker
+from engine.errors import TargetLostError
+from engine.events import StepEvent
+from engine.loop import Completion, Engine, Job
+from engine.model.loader import load_shard, load_spec
+from engine.model.shard import split_layers
+from engine.sampling.params import SamplingParams
+from engine.scheduler import SchedulerOptions
+from engine.stage import Stage
+from engine.target import LocalTarget, TargetInfo, TargetOptions, plan_cache, positions
+from speculators.pool import SpeculatorPool
+
+CPU = torch.device("cpu")
+SECRET = b"k" * 32
+METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
+
+
+class Stages:
+    """The stages of one pipeline, each in threads of its own.
+
+    Args:
+        path: checkpoint.
+        info: of the target.
+        n: stages.
+        kinds: class of each stage; tests bring failing ones.
+    """
+
+    def __init__(self, path: Path, info: TargetInfo, n: int, kinds: Sequence[type[Stage]]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="st-")
+        self.workers = []
+        for i, layers in enumerate(split_layers(info.spec.n_layers, n)):
+            shard = load_shard(path, layers, dtype=torch.float32, device=CPU, n_positions=positions(info))
+            stage = kinds[i](shard, info.n_blocks, info.block_size)
+            self.workers.append(StageWorker(stage, CPU, f"unix:{self._folder.name}/{i}", SECRET))
+        addresses = [worker.address for worker in self.workers]
+        for worker, following in zip(self.workers, [*addresses[1:], None], strict=True):
+            worker.start(following)
+        self.endpoints = Endpoints(addresses[0], addresses[-1], SECRET, info)
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences any stage still holds state of."""
+        return max(worker.n_sequences for worker in self.workers)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self._folder.cleanup()
+
+
+@dataclass
+class Answer:
+    """All events of one request."""
+
+    events: list[StepEvent] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for event in self.events for token in event.token_ids]
+
+
+@dataclass
+class Served:
+    """A router on a pipeline that can be replaced."""
+
+    path: Path
+    info: TargetInfo
+    stages: Stages
+    router: Router = field(init=False)
+    sent: int = 0
+
+    async def connect(self) -> Pipeline:
+        """What the router deployment does: try until a pipeline answers."""
+        while True:
+            try:
+                return await Pipeline.connect(self.stages.endpoints)
+            except TargetLostError:
+                await asyncio.sleep(0.02)
+
+    def replace(self, kinds: Sequence[type[Stage]] | None = None) -> None:
+        """A fresh pipeline, as Serve brings up after a stage died."""
+        n = len(self.stages.workers)
+        self.stages.close()
+        self.stages = Stages(self.path, self.info, n, kinds or [Stage] * n)
+
+    def request(self, job: Job) -> SubmitRequest:
+        self.sent += 1
+        return SubmitRequest(f"r{self.sent}", job.prompt, job.params, job.method, job.max_nodes, job.priority)
+
+    async def answer(self, job: Job) -> Answer:
+        return Answer([event async for event in self.router.stream(self.request(job))])
+
+    async def settled(self) -> dict[str, int | bool]:
+        """The router's state once every stage has heard that nothing is left; fails if that does not happen."""
+        deadline = time.monotonic() + 10
+        while self.stages.n_sequences and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert self.stages.n_sequences == 0
+        state = await self.router.state()
+        assert state["free_blocks"] == state["blocks"]
+        assert [state[name] for name in ("sessions", "running", "waiting", "speculator_states")] == [0, 0, 0, 0]
+        return state
+
+
+Serving = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture(scope="session")
+def info(tiny_checkpoint: Path) -> TargetInfo:
+    options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, block_size=16, max_model_len=1024)
+    return plan_cache(load_spec(tiny_checkpoint), options, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def small_cache(info: TargetInfo) -> TargetInfo:
+    """Room for about three sequences of a hundred tokens."""
+    return replace(info, n_blocks=24, max_model_len=368)
+
+
+@pytest.fixture
+def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
+    """``async with serving(n_stages=2, max_sequences=4) as served: await served.answer(job)``."""
+
+    @asynccontextmanager
+    async def serve(
+        n_stages: int = 1,
+        kinds: Sequence[type[Stage]] | None = None,
+        drafter: Drafter | None = None,
+        target: TargetInfo = info,
+        **limits: int,
+    ) -> AsyncIterator[Served]:
+        stages = Stages(tiny_checkpoint, target, n_stages, kinds or [Stage] * n_stages)
+        served = Served(tiny_checkpoint, target, stages)
+        scheduler = SchedulerOptions(n_micro_batches=n_stages, **limits)
+        speculators = drafter or InlineDrafter(SpeculatorPool(), target.spec.vocab_size)
+        served.router = Router(RouterOptions("tiny", scheduler=scheduler), target, speculators, served.connect)
+        served.router.start()
+        try:
+            yield served
+        finally:
+            await served.router.close()
+            served.stages.close()
+
+    return serve
+
+
+@pytest.fixture(scope="session")
+def offline(tiny_checkpoint: Path, info: TargetInfo) -> Callable[[Job], Completion]:
+    """What plain decoding in one process writes for a job, whatever its method: the oracle of all texts."""
+    options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, block_size=16, max_model_len=1024)
+    engine = Engine(LocalTarget.load(options, tiny_checkpoint), SpeculatorPool())
+    known: dict[tuple[object, ...], Completion] = {}
+
+    def complete(job: Job) -> Completion:
+        key = (tuple(job.prompt), str(job.params))
+        if key not in known:
+            known[key] = engine.complete(Job(job.prompt, job.params))
+        return known[key]
+
+    return complete
+
+
+@pytest.fixture(scope="session")
+def make_job() -> Callable[..., Job]:
+    """``make_job(3, "pld", temperature=0.8)``: prompt and seed follow from the number."""
+
+    @lru_cache
+    def prompt(number: int) -> tuple[int, ...]:
+        chance = random.Random(number)
+        motif = [chance.randrange(3, 300) for _ in range(5)]
+        return (1, *motif, *(chance.randrange(3, 300) for _ in range(number % 7)), *motif, *motif)
+
+    def make(number: int, method: str = "autoregressive", **params: object) -> Job:
+        chosen = {"max_tokens": 40, "seed": number, "stop_ids": (2,)} | params
+        return Job(list(prompt(number)), SamplingParams(**chosen), method, max_nodes=32)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Iterator[None]:
+    """Every stage brings threads; more than one for the arithmetic would only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

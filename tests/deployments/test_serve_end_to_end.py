@@ -1,0 +1,354 @@
+"""One real server, started as a user starts it, and everything a client may do to it; the last test stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from app.cli import main
+
+METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
+READY_S, STOP_S = 180, 30  # seconds; generous, for machines that do other things as well
+FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
+
+
+class Server:
+    """``spectra serve`` as a subprocess."""
+
+    def __init__(self, checkpoint: Path, log: Path) -> None:
+        self.checkpoint = checkpoint
+        self.port = free_port()
+        command = [spectra(), "serve", "--model", str(checkpoint), "--port", str(self.port), *FLAGS]
+        self._log = log.open("w")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        watchdog = threading.Timer(READY_S, self.process.kill)
+        watchdog.start()
+        assert self.process.stdout is not None
+        self.first_line = self.process.stdout.readline()
+        watchdog.cancel()
+        assert self.first_line.startswith("Ready: "), log.read_text()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.base, timeout=60)
+        self.openai = openai.OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0)
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"model": "tiny", "prompt": "Snow falls", **fields})
+
+    def token_ids(self, **fields: Any) -> list[int]:
+        answer = self.complete(return_token_ids=True, **fields)
+        assert answer.status_code == 200, answer.text
+        ids: list[int] = answer.json()["choices"][0]["token_ids"]
+        return ids
+
+    def health(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.http.get("/health").json()
+        return answer
+
+    def settled(self) -> dict[str, Any]:
+        """Health once nothing runs any more; fails if something is left over."""
+        deadline = time.monotonic() + 10
+        while (health := self.health())["sessions"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert health["status"] == "ok"
+        assert [health[name] for name in ("sessions", "running", "waiting", "speculator_states")] == [0, 0, 0, 0]
+        assert health["free_blocks"] == health["blocks"]
+        return health
+
+    def processes(self) -> list[psutil.Process]:
+        """The server and everything it started."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def stage(self) -> psutil.Process:
+        return next(process for process in self.processes() if "StageActor" in " ".join(process.cmdline()))
+
+    def close(self) -> None:
+        self.http.close()
+        self.openai.close()
+        if self.process.poll() is None:
+            left = self.processes()
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_S)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._log.close()
+
+
+class Stream:
+    """A streamed completion, read in a thread."""
+
+    def __init__(self, server: Server, **fields: Any) -> None:
+        self._server = server
+        self._fields = {"model": "tiny", "prompt": "Snow falls", "stream": True, "return_token_ids": True, **fields}
+        self.token_ids: list[int] = []
+        self.errors: list[Any] = []
+        self.ended_with = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._server.http.stream("POST", "/v1/completions", json=self._fields) as answer:
+            for line in answer.iter_lines():
+                self.ended_with = line or self.ended_with
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    self.errors += [chunk["error"]] if "error" in chunk else []
+                    self.token_ids += chunk["choices"][0]["token_ids"] if chunk.get("choices") else []
+
+    def until(self, n_tokens: int) -> None:
+        deadline = time.monotonic() + 30
+        while len(self.token_ids) < n_tokens:
+            assert time.monotonic() < deadline, f"only {len(self.token_ids)} tokens came"
+            time.sleep(0.005)
+
+    def all_ids(self) -> list[int]:
+        self._thread.join(120)
+        assert not self._thread.is_alive(), "the stream hangs"
+        assert not self.errors
+        assert self.ended_with == "data: [DONE]"
+        return self.token_ids
+
+
+def spectra() -> str:
+    """The installed command."""
+    return str(Path(sys.executable).with_name("spectra"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def leftovers() -> set[str]:
+    """Temporary folders that servers use."""
+    return {path.name for path in Path(tempfile.gettempdir()).glob("spectra-*")}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    before = leftovers()
+    started = Server(tiny_checkpoint, tmp_path_factory.mktemp("server") / "stderr.txt")
+    yield started
+    started.close()
+    assert leftovers() <= before
+
+
+def test_ready_is_printed_once_a_request_succeeds(server: Server) -> None:
+    assert server.first_line == f"Ready: {server.base}/v1\n"
+    assert len(server.token_ids(max_tokens=5, temperature=0, ignore_eos=True)) == 5
+    assert [model.id for model in server.openai.models.list()] == ["tiny"]
+    assert server.http.get("/version").status_code == 200
+
+
+def test_completions_and_chats_streamed_and_whole_are_the_same_through_the_openai_client(server: Server) -> None:
+    chat: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "seed": 5, "max_tokens": 40}
+    whole = server.openai.chat.completions.create(**chat)
+    chunks = list(server.openai.chat.completions.create(**chat, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    text: Any = {"model": "tiny", "prompt": "Snow", "seed": 5, "max_tokens": 40, "n": 2, "temperature": 1.0}
+    answer = server.openai.completions.create(**text)
+    assert answer.usage is not None
+    assert answer.choices[0].text != answer.choices[1].text
+    streamed = ["", ""]
+    for part in server.openai.completions.create(**text, stream=True):
+        streamed[part.choices[0].index] += part.choices[0].text
+    assert streamed == [choice.text for choice in answer.choices]
+
+
+def test_a_seed_gives_the_same_text_under_every_method_and_the_text_of_spectra_generate(
+    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompts = ["Snow falls on", "The quick brown fox", "Speculation drafts tokens and"]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"turns": [prompt]}) + "\n" for prompt in prompts))
+    flags = ["--max-new-tokens", "50", "--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--json", "--raw"]
+    capsys.readouterr()
+    assert main(["generate", "--model", str(server.checkpoint), "--prompts", str(questions), *flags]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for prompt, line in zip(prompts, lines, strict=True):
+        for method in METHODS:
+            ids = server.token_ids(
+                prompt=prompt,
+                max_tokens=50,
+                temperature=0.9,
+                top_p=0.95,
+                seed=11,
+                speculative={"method": method, "max_nodes": 16},
+            )
+            assert ids == line["token_ids"], method
+
+
+def test_a_request_chooses_its_speculation_and_is_told_what_it_did(server: Server) -> None:
+    fields: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "logit_bias": {"9": 100}}
+    plain = server.complete(**fields, speculative={"enabled": False}).json()
+    figures = plain["metrics"]["speculative_decoding"]
+    assert (figures["num_draft_tokens"], figures["num_spec_steps"], figures["by_source"]) == (0, 59, {})
+    drafted = server.complete(**fields, speculative={"method": "pld", "max_nodes": 4}).json()
+    figures = drafted["metrics"]["speculative_decoding"]
+    assert drafted["choices"] == plain["choices"]
+    assert figures["num_spec_steps"] < 30
+    assert figures["by_source"]["pld"]["accepted"] == figures["num_accepted_draft_tokens"] > 30
+    assert figures["num_draft_tokens"] <= 4 * figures["num_spec_steps"]
+
+
+def test_bad_requests_get_their_status_and_a_running_stream_does_not_notice(server: Server) -> None:
+    fields: dict[str, Any] = {"max_tokens": 1500, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    stream = Stream(server, **fields)
+    stream.until(5)
+    expected = [
+        (404, "model", {"model": "gpt-4"}),
+        (400, "speculative.method", {"speculative": {"method": "magic"}}),
+        (400, "speculative.method", {"speculative": {"method": "medusa"}}),
+        (400, "prompt", {"prompt": "word " * 5000}),
+        (400, "prompt", {"prompt": [1, 10**7]}),
+        (400, "prompt", {"prompt": ""}),
+        (400, "prompt", {"max_tokens": 4096}),
+        (400, "n", {"n": 17}),
+        (400, "temperature", {"temperature": -1}),
+        (400, "frobnicate", {"frobnicate": 1}),
+    ]
+    for status, param, wrong in expected:
+        answer = server.complete(**wrong)
+        assert answer.status_code == status, (wrong, answer.text)
+        error = answer.json()["error"]
+        assert error["param"] == param, error
+        assert error["message"]
+    json_type = {"Content-Type": "application/json"}
+    assert server.http.post("/v1/completions", content=b'{"model": ', headers=json_type).status_code == 400
+    assert server.http.post("/v1/completions", content=b"x" * 10_000_000, headers=json_type).status_code == 413
+    assert server.http.post("/v1/completions", content=b"{}").status_code == 415
+    assert server.http.get("/v1/nothing").status_code == 404
+    assert not stream.errors
+    ids = stream.all_ids()
+    assert len(ids) == 1500
+    assert ids == server.token_ids(**fields, speculative={"enabled": False})
+    server.settled()
+
+
+def test_two_hundred_clients_that_go_leave_nothing_behind(server: Server) -> None:
+    chance = random.Random(1)
+    fields = {"model": "tiny", "prompt": "Snow falls", "max_tokens": 2000, "ignore_eos": True}
+
+    async def go_away(client: httpx.AsyncClient, turn: asyncio.Semaphore, number: int) -> None:
+        body = fields | {"speculative": {"method": METHODS[number % 4]}, "n": 1 + number % 2}
+        async with turn:
+            if number % 3:
+                async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+                    async for _ in answer.aiter_raw():
+                        if chance.random() < 0.3:
+                            break
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(client.post("/v1/completions", json=body), chance.random() * 0.3)
+
+    async def all_of_them() -> None:
+        turn = asyncio.Semaphore(6)
+        async with httpx.AsyncClient(base_url=server.base, timeout=60) as client:
+            await asyncio.gather(*(go_away(client, turn, number) for number in range(200)))
+
+    asyncio.run(all_of_them())
+    server.settled()
+    assert len(server.token_ids(max_tokens=5, ignore_eos=True)) == 5
+
+
+def test_a_full_server_says_when_to_come_back_and_serves_those_it_took(server: Server) -> None:
+    async def crowd() -> list[httpx.Response]:
+        fields = {"model": "tiny", "prompt": "Snow", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+        async with httpx.AsyncClient(base_url=server.base, timeout=60) as client:
+            return await asyncio.gather(*(client.post("/v1/completions", json=fields) for _ in range(40)))
+
+    answers = asyncio.run(crowd())
+    refused = [answer for answer in answers if answer.status_code == 429]
+    taken = [answer for answer in answers if answer.status_code == 200]
+    assert refused
+    assert len(taken) >= 8
+    assert len(refused) + len(taken) == 40
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
+    assert refused[0].json()["error"]["code"] == "overloaded"
+    assert len({answer.json()["choices"][0]["text"] for answer in taken}) == 1
+    server.settled()
+
+
+def test_metrics_are_those_of_vllm(server: Server) -> None:
+    def scrape() -> dict[str, float]:
+        lines = [line for line in server.http.get("/metrics").text.splitlines() if not line.startswith("#")]
+        return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    before = scrape()
+    answer = server.complete(max_tokens=30, temperature=0, ignore_eos=True).json()
+    after = scrape()
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["vllm:generation_tokens_total"] == 30
+    assert grown["vllm:prompt_tokens_total"] == answer["usage"]["prompt_tokens"]
+    figures = answer["metrics"]["speculative_decoding"]
+    assert grown["vllm:spec_decode_num_draft_tokens_total"] == figures["num_draft_tokens"]
+    assert grown["vllm:spec_decode_num_accepted_tokens_total"] == figures["num_accepted_draft_tokens"]
+    assert after["vllm:num_requests_running"] == after["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_streams_go_on_with_the_same_text_when_the_stage_is_killed(server: Server) -> None:
+    fields: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.8, "seed": 8, "ignore_eos": True}
+    wanted = server.token_ids(**fields)
+    streams = [Stream(server, **fields), Stream(server, **fields, speculative={"method": "pld"})]
+    for stream in streams:
+        stream.until(50)
+    stage = server.stage()
+    stage.kill()
+    assert [stream.all_ids() for stream in streams] == [wanted, wanted]
+    assert server.stage().pid != stage.pid
+    assert server.settled()["pipelines_lost"] >= 1
+
+
+def test_a_port_that_is_taken_is_one_clear_line_and_starts_nothing(server: Server) -> None:
+    sessions = sorted(Path(tempfile.gettempdir(), "ray").iterdir())
+    command = [spectra(), "serve", "--model", str(server.checkpoint), "--port", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert (
+        done.stderr.splitlines()[-1] == f"spectra: port {server.port} on 127.0.0.1 is taken; choose another with --port"
+    )
+    assert "Traceback" not in done.stderr
+    assert sorted(Path(tempfile.gettempdir(), "ray").iterdir()) == sessions
+    server.settled()
+
+
+def test_a_term_signal_lets_the_running_stream_end_and_leaves_no_process(server: Server) -> None:
+    stream = Stream(server, max_tokens=300, ignore_eos=True, temperature=0.8, seed=4)
+    stream.until(5)
+    processes = server.processes()
+    assert len(processes) > 8
+    began = time.monotonic()
+    os.kill(server.process.pid, signal.SIGTERM)
+    assert len(stream.all_ids()) == 300
+    assert server.process.wait(STOP_S) == 0
+    took = time.monotonic() - began
+    gone, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert len(gone) == len(processes)
+    assert took < STOP_S
