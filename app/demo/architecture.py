@@ -65,4 +65,5 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     shipped = copy.deepcopy(model).to(torch.bfloat16)
     shipped.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=END_ID, pad_token_id=PAD_ID)
     shipped.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # written as 0600, which an installed package must not be
     save_tokenizer(tokenizer, folder)

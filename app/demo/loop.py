@@ -20,8 +20,8 @@ from app.demo.packing import PackedStream
 
 TOKENS_PER_PASS = 4096  # one forward and backward; a fixed shape, so that compiling pays
 SHORT, LONG = 512, 2048  # row lengths, tokens
-LONG_FROM = 0.86  # share of the budget after which rows are long: positions beyond SHORT get trained
-TWO_PASSES_FROM = 0.4  # small steps early, larger ones once progress is limited by noise
+LONG_FROM = 0.93  # share of the budget after which rows are long: positions beyond SHORT get trained
+TWO_PASSES_FROM = 0.9  # small steps early, larger ones once progress is limited by noise
 CHECKPOINT_EVERY = 120.0  # seconds
 SMOOTHING = 0.97
 
@@ -42,7 +42,8 @@ class Run:
     def __init__(self, model: nn.Module, loss: Loss, stream: PackedStream, checkpoint: Path) -> None:
         self.model, self.stream, self.checkpoint = model, stream, checkpoint
         self.progress = Progress()
-        self._loss: Loss = torch.compile(loss, dynamic=False)
+        # Long rows come last and briefly: compiling a second shape would cost more than it saves.
+        self._losses: dict[int, Loss] = {SHORT: torch.compile(loss, dynamic=False), LONG: loss}
         self._optimizers = optimizers_for(model)
         self._saved_at = 0.0
 
@@ -67,7 +68,7 @@ class Run:
         total = 0.0
         for _ in range(passes):
             batch = self.stream.batch(TOKENS_PER_PASS // length, length)
-            loss = self._loss(batch) / passes
+            loss = self._losses[length](batch) / passes
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         step_all(self._optimizers, factor_at(share))

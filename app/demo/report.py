@@ -49,7 +49,8 @@ def encode_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path) -> dict[str
             chats = [[{"role": "user", "content": text}] for text in texts]
             texts = [tokenizer.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
         else:
-            texts = [f"{tokenizer.bos_token}{text}" for text in texts]
+            # A newline and the indentation after it are one token: training text never ends between them.
+            texts = [f"{tokenizer.bos_token}{text.rstrip()}" for text in texts]
         encoded[domain] = [tokenizer(t, add_special_tokens=False, return_tensors="pt").input_ids for t in texts]
     return encoded
 
@@ -89,6 +90,21 @@ def held_out_perplexities(
     return perplexities(model, encode(tokenizer.backend_tokenizer, documents))
 
 
+def measure(folder: Path, corpus: Path | None, prompts: Path | None, show: bool) -> dict[str, Any]:
+    """Parameters and bytes, and with their data perplexity and loops."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    report: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "bytes": sum(f.stat().st_size for f in folder.iterdir()),
+    }
+    if corpus:
+        report["perplexity"] = held_out_perplexities(model, tokenizer, corpus)
+    if prompts:
+        report["loops"] = count_loops(model, tokenizer, prompts, show)
+    return report
+
+
 def main(argv: list[str] | None = None) -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(
@@ -100,17 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--show", action="store_true", help="print the continuations")
     args = parser.parse_args(argv)
 
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
-    report: dict[str, Any] = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "bytes": sum(f.stat().st_size for f in args.model.iterdir()),
-    }
-    if args.corpus:
-        report["perplexity"] = held_out_perplexities(model, tokenizer, args.corpus)
-    if args.prompts:
-        report["loops"] = count_loops(model, tokenizer, args.prompts, args.show)
-    print(json.dumps(report))
+    print(json.dumps(measure(args.model, args.corpus, args.prompts, args.show)))
 
 
 if __name__ == "__main__":

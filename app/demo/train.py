@@ -51,6 +51,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def command_line(args: argparse.Namespace) -> str:
+    """This run's command as the model card shows it: folders are the reader's own."""
+    return f"python -m app.demo.train {args.role} --corpus DIR --work DIR --minutes {args.minutes:g}"
+
+
 def tokenizer_for(role: str, out: Path, training: list[Document]) -> Tokenizer:
     """The target's tokenizer is learnt here, the drafter takes the target's."""
     if role == "target":
@@ -85,8 +90,10 @@ def main(argv: list[str] | None = None) -> None:
     progress = run.train(args.minutes)
 
     save(model, tokenizer, args.out / args.role)
+    record = {"role": args.role, **vars(progress), "commands": [command_line(args)]}
+    (args.out / args.role / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     figures = perplexities(model, encode(tokenizer, held_out))
-    print(json.dumps({"role": args.role, **vars(progress), "perplexity": figures}))
+    print(json.dumps({**record, "perplexity": figures}))
 
 
 if __name__ == "__main__":
