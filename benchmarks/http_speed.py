@@ -29,8 +29,8 @@ import torch
 from tqdm import tqdm
 
 from app.demo.paths import DEMO_TARGET
+from app.environment import free_port
 from app.prompts import encode_chat
-from app.server import free_port
 from app.tokenizers import load_tokenizer
 from benchmarks.prompt_sets import questions
 from engine.loop import Engine, Job

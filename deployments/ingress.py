@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from ray.serve.handle import DeploymentHandle
@@ -18,7 +19,7 @@ class Edge(Protocol):
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """One request without HTTP: a request body in, a response body out."""
 
-    def generate_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The same, chunk by chunk."""
 
 
@@ -45,7 +46,8 @@ class Ingress:
         """``serve.get_app_handle("spectra").generate.remote({...})``."""
         return await self._edge.generate(body)
 
-    async def generate_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """``handle.options(stream=True).generate_stream.remote({...})``."""
-        async for chunk in self._edge.generate_stream(body):
-            yield chunk
+        async with aclosing(self._edge.generate_stream(body)) as chunks:
+            async for chunk in chunks:
+                yield chunk

@@ -52,6 +52,7 @@ class RouterDeployment:
         self._aliases = aliases
         self._created = int(time.time())
         drafter = _make_drafter(speculators, placement, endpoints.info)
+        drafter.needs(options.method)  # a default nobody could use must not come up
         self._router = Router(options, endpoints.info, drafter, self._connect)
         self._router.start()
         gc.collect()

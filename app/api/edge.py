@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -37,7 +37,7 @@ class Edge:
         answer: dict[str, Any] = msgspec.json.decode(raw)
         return answer
 
-    async def generate_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Chunks as the event stream has them."""
         try:
             async with aclosing(await self._api.events(self._parse(body, stream=True))) as events:

@@ -44,7 +44,6 @@ class Server:
         assert self.process.stdout is not None
         self.first_line = self.process.stdout.readline()
         watchdog.cancel()
-        assert self.first_line.startswith("Ready: "), log.read_text()
         self.base = f"http://127.0.0.1:{self.port}"
         self.http = httpx.Client(base_url=self.base, timeout=60)
         self.openai = openai.OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0)
@@ -77,8 +76,8 @@ class Server:
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
 
-    def stage(self) -> psutil.Process:
-        return next(process for process in self.processes() if "StageActor" in " ".join(process.cmdline()))
+    def process_of(self, name: str) -> psutil.Process:
+        return next(process for process in self.processes() if name in " ".join(process.cmdline()))
 
     def close(self) -> None:
         self.http.close()
@@ -123,9 +122,12 @@ class Stream:
             assert time.monotonic() < deadline, f"only {len(self.token_ids)} tokens came"
             time.sleep(0.005)
 
-    def all_ids(self) -> list[int]:
+    def join(self) -> None:
         self._thread.join(120)
         assert not self._thread.is_alive(), "the stream hangs"
+
+    def all_ids(self) -> list[int]:
+        self.join()
         assert not self.errors
         assert self.ended_with == "data: [DONE]"
         return self.token_ids
@@ -151,9 +153,13 @@ def leftovers() -> set[str]:
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     before = leftovers()
-    started = Server(tiny_checkpoint, tmp_path_factory.mktemp("server") / "stderr.txt")
-    yield started
-    started.close()
+    log = tmp_path_factory.mktemp("server") / "stderr.txt"
+    started = Server(tiny_checkpoint, log)
+    try:
+        assert started.first_line.startswith("Ready: "), log.read_text()
+        yield started
+    finally:
+        started.close()
     assert leftovers() <= before
 
 
@@ -255,12 +261,12 @@ def test_two_hundred_clients_that_go_leave_nothing_behind(server: Server) -> Non
     fields = {"model": "tiny", "prompt": "Snow falls", "max_tokens": 2000, "ignore_eos": True}
 
     async def go_away(client: httpx.AsyncClient, turn: asyncio.Semaphore, number: int) -> None:
-        body = fields | {"speculative": {"method": METHODS[number % 4]}, "n": 1 + number % 2}
+        body = fields | {"speculative": {"method": METHODS[number % 4]}, "n": 1 + (number % 8 == 0)}
         async with turn:
             if number % 3:
                 async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
                     async for _ in answer.aiter_raw():
-                        if chance.random() < 0.3:
+                        if chance.random() < 0.5:
                             break
             else:
                 with contextlib.suppress(TimeoutError):
@@ -317,11 +323,24 @@ def test_streams_go_on_with_the_same_text_when_the_stage_is_killed(server: Serve
     streams = [Stream(server, **fields), Stream(server, **fields, speculative={"method": "pld"})]
     for stream in streams:
         stream.until(50)
-    stage = server.stage()
+    stage = server.process_of("StageActor")
     stage.kill()
     assert [stream.all_ids() for stream in streams] == [wanted, wanted]
-    assert server.stage().pid != stage.pid
+    assert server.process_of("StageActor").pid != stage.pid
     assert server.settled()["pipelines_lost"] >= 1
+
+
+def test_a_router_that_dies_breaks_its_streams_off_with_an_error_and_is_replaced(server: Server) -> None:
+    stream = Stream(server, max_tokens=3000, ignore_eos=True)
+    stream.until(20)
+    server.process_of("ServeReplica:spectra:Router").kill()
+    stream.join()
+    assert [error["code"] for error in stream.errors] == ["target_lost"]
+    deadline = time.monotonic() + READY_S
+    while server.complete(max_tokens=5).status_code != 200:
+        assert time.monotonic() < deadline, "no router comes up"
+        time.sleep(0.2)
+    server.settled()
 
 
 def test_a_port_that_is_taken_is_one_clear_line_and_starts_nothing(server: Server) -> None:
