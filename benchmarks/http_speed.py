@@ -50,9 +50,9 @@ class Served:
         command = [sys.executable, "-m", "app.cli", "serve", "--model", str(model), "--port", str(self.port)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.startswith("Ready"):
-            raise SystemExit(f"the server did not start: {line!r}")
+        lines = iter(self._process.stdout.readline, "")
+        if not any(line.startswith("Ready") for line in lines):  # Ray may have something to say before
+            raise SystemExit("the server did not start")
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time so far of every part of the server."""
