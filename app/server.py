@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from app.config import ServeConfig
-from app.environment import check_port, serve_environment
+from app.environment import check_port, folder_for_sockets, serve_environment
 from engine.errors import ConfigError
 
 READY_S = 600.0  # a large model may load for minutes
@@ -33,7 +33,7 @@ class Server:
         self.host = host
         self.port = port
         self._address = address
-        self._scratch = tempfile.TemporaryDirectory(prefix="spectra-serve-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets())
         self._stop = threading.Event()
         self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
         self._has_ray = False  # imported, and perhaps started
@@ -68,18 +68,17 @@ class Server:
         they would end the process at once and leave Ray's behind."""
         import ray
 
-        options: dict[str, Any] = {"address": self._address}
+        options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "configure_logging": False}
         if self._address is None:
-            options = {
+            options |= {
                 "address": "local",  # never some other cluster that happens to run here
                 "num_cpus": self._cpus(),
                 "include_dashboard": False,
-                "configure_logging": False,
                 "object_store_memory": 128 << 20,
             }
         logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
         self._has_ray = True
-        starting = self._ray_thread.submit(ray.init, log_to_driver=False, **options)
+        starting = self._ray_thread.submit(ray.init, **options)
         while wait((starting,), timeout=0.02).not_done:
             self.install_signals()
         self.install_signals()
