@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.speculation import add_speculation
+
 if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
     from app.generate import Answer
 
@@ -30,6 +32,7 @@ def add(commands: Any) -> None:
     add_input(parser)
     add_model(parser)
     add_sampling(parser)
+    add_speculation(parser)
     parser.add_argument("--method", default="spectra-core", help="speculation, e.g. pld (default: spectra-core)")
     parser.add_argument("--json", action="store_true", help="one JSON object per turn instead of text")
     parser.set_defaults(run=run)
@@ -51,7 +54,6 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--stages", type=int, default=1, metavar="P", help="pipeline stages, in this process")
     parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="questions side by side (default: 1)")
-    parser.add_argument("--max-nodes", type=int, default=64, metavar="N", help="drafted nodes per step (default: 64)")
     parser.add_argument("--kv-gib", type=float, default=0.5, metavar="X", help="KV cache, GiB (default: 0.5)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="intra-op threads (default: 1)")
 

@@ -10,6 +10,7 @@ import torch
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.generate import Generator
 from app.prompts import Question, read_questions
+from app.speculation import speculator_options
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.loop import Engine
@@ -102,7 +103,9 @@ def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingPara
 def generator(arguments: argparse.Namespace, method: str) -> Generator:
     """A generator with fresh speculators on a freshly loaded target."""
     target = load_target(arguments)
+    path = model_path(arguments.model)
+    pool = SpeculatorPool(speculator_options(arguments, path, target.info.spec))
     size = max(64, arguments.batch_size)
-    engine = Engine(target, SpeculatorPool(), SchedulerOptions(max_sequences=size, max_waiting=size))
-    tokenizer = load_tokenizer(model_path(arguments.model))
+    engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
+    tokenizer = load_tokenizer(path)
     return Generator(engine, tokenizer, sampling(arguments, target), method, arguments.max_nodes, arguments.raw)

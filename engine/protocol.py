@@ -66,7 +66,9 @@ class Branch:
 
     ``tokens`` ``[n]``; ``parents`` ``[n]`` indices into ``tokens`` (-1 is the root), parents first. A probe is never
     accepted: the target's top ids behind its last node are read back. ``q`` ``[n, vocab]`` is the distribution each
-    token was *independently sampled* from; leave it out for anything chosen by rank, score or rule.
+    token was *independently sampled* from; leave it out for anything chosen by rank, score or rule. ``scores`` ``[n]``
+    are the source's own estimates of the probability that the target writes a node's token once its parent was
+    accepted: combinations spend their nodes by them (``speculators.combined``).
     """
 
     tokens: Sequence[int]
@@ -74,6 +76,7 @@ class Branch:
     parents: Sequence[int] | None = None
     probe: bool = False
     q: FloatArray | None = None
+    scores: Sequence[float] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,6 +88,7 @@ class Needs:
     prompt_top_k: int = 0  # ids at every prompt position
     hidden_layer: int | None = None  # hidden state after this layer, for every committed position
     heads: tuple[tuple[int, int], ...] = ()  # (layer, head): attention row of the last forwarded position
+    top_logprobs: bool = False  # with every list of top ids, their log-probabilities
 
     def merge(self, other: Needs) -> Needs:
         """The smallest needs that cover both.
@@ -101,6 +105,7 @@ class Needs:
             prompt_top_k=max(self.prompt_top_k, other.prompt_top_k),
             hidden_layer=layers.pop() if layers else None,
             heads=tuple(dict.fromkeys(self.heads + other.heads)),
+            top_logprobs=self.top_logprobs or other.top_logprobs,
         )
 
 
@@ -123,7 +128,9 @@ class Outcome:
     tree: TokenTree
     accepted: Sequence[int] = ()  # nodes of the accepted path, root first
     top_ids: Mapping[int, Sequence[int]] = field(default_factory=dict)  # node (-1 root) -> ids, best first
+    top_logprobs: Mapping[int, Sequence[float]] = field(default_factory=dict)  # of the same, raw (temperature 1)
     prompt_top_ids: IntArray | None = None  # [chunk, k]
+    prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
     prompt_start: int = 0  # position of the chunk's first token
     artefacts: Artefacts | None = None
 
