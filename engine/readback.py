@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.protocol import Needs
 from engine.step import Work
-from engine.tree import ROOT, IntArray
+from engine.tree import ROOT, FloatArray, IntArray
 
 
 @dataclass(slots=True)
@@ -45,21 +45,38 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
     return LogitRows([node + 1 for node in nodes], n_walk, max(needs.node_top_k, needs.probe_top_k), nodes)
 
 
-def node_top_ids(logits: Tensor, rows: LogitRows, work: Work, needs: Needs) -> dict[int, list[int]]:
-    """Best next ids behind nodes, from raw logits ``[len(rows.rows), vocab]``."""
+def node_top(
+    logits: Tensor, rows: LogitRows, work: Work, needs: Needs
+) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
+    """Best next ids behind nodes, and their log-probabilities if wanted; ``logits`` ``[len(rows.rows), vocab]``."""
     if work.tree is None or not rows.top_k or not rows.nodes:
-        return {}
+        return {}, {}
     wanted = list(range(len(rows.nodes)))
     if not needs.node_top_k:
         wanted = [i for i, node in enumerate(rows.nodes) if node in work.tree.probe_ends]
     if not wanted:
-        return {}
+        return {}, {}
     picked = logits if len(wanted) == len(rows.nodes) else logits[torch.tensor(wanted, device=logits.device)]
-    ids = torch.topk(picked, min(rows.top_k, logits.shape[-1]), dim=-1).indices.tolist()
-    return {rows.nodes[i]: top for i, top in zip(wanted, ids, strict=True)}
+    ids, logprobs = _top(picked, rows.top_k, needs.top_logprobs)
+    nodes = [rows.nodes[i] for i in wanted]
+    by_node = {} if logprobs is None else dict(zip(nodes, logprobs.tolist(), strict=True))
+    return dict(zip(nodes, ids.tolist(), strict=True)), by_node
 
 
-def prompt_top_ids(logits: Tensor, k: int) -> IntArray:
-    """Best next ids at every position of a chunk, int32 ``[chunk, k]``."""
-    ids = torch.topk(logits, min(k, logits.shape[-1]), dim=-1).indices
-    return np.ascontiguousarray(ids.to(torch.int32).cpu().numpy())
+def prompt_top(logits: Tensor, needs: Needs) -> tuple[IntArray | None, FloatArray | None]:
+    """Best next ids at every position of a chunk, ``[chunk, k]`` int32, and their log-probabilities if wanted."""
+    if not needs.prompt_top_k:
+        return None, None
+    ids, logprobs = _top(logits, needs.prompt_top_k, needs.top_logprobs)
+    return (
+        np.ascontiguousarray(ids.to(torch.int32).cpu().numpy()),
+        None if logprobs is None else np.ascontiguousarray(logprobs.cpu().numpy()),
+    )
+
+
+def _top(logits: Tensor, k: int, with_logprobs: bool) -> tuple[Tensor, Tensor | None]:
+    """The ``k`` best ids of every row, best first, and their fp32 log-probabilities."""
+    values, ids = torch.topk(logits, min(k, logits.shape[-1]), dim=-1)
+    if not with_logprobs:
+        return ids, None
+    return ids, values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)

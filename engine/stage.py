@@ -17,7 +17,7 @@ from engine.kv.arena import KVArena
 from engine.kv.table import BlockTable
 from engine.model.shard import ModelShard
 from engine.packing import Packed, compaction, pack, row_tokens
-from engine.readback import LogitRows, logit_rows, node_top_ids, prompt_top_ids
+from engine.readback import LogitRows, logit_rows, node_top, prompt_top
 from engine.sampling.processors import History
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
@@ -192,15 +192,18 @@ class Stage:
             span = self._running.packed.spans[index]  # type: ignore[union-attr]
             kept = range(span.n) if work.tree is None else [0, *(node + 1 for node in accepted)]
             hidden = activations.tapped[0, [span.first + row for row in kept]].float().cpu().numpy()
-        prompt_ids = prompt_top_ids(logits, needs.prompt_top_k) if work.tree is None and needs.prompt_top_k else None
+        top_ids, top_logprobs = node_top(logits, rows, work, needs)
+        prompt_ids, prompt_logprobs = prompt_top(logits, needs) if work.tree is None else (None, None)
         return WorkResult(
             work.seq,
             walk.tokens if walk is not None else [],
             accepted,
             walk.logprobs if walk is not None else None,
-            node_top_ids(logits, rows, work, needs),
+            top_ids,
             prompt_ids,
             hidden,
+            top_logprobs=top_logprobs,
+            prompt_top_logprobs=prompt_logprobs,
         )
 
     def _local_tap(self, works: Sequence[Work]) -> int | None:

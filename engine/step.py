@@ -64,6 +64,8 @@ class WorkResult(msgspec.Struct, frozen=True):
     prompt_top_ids: IntArray | None = None  # [chunk, k]
     hidden: FloatArray | None = None  # [n_new_positions, d]
     attention: FloatArray | None = None  # [n_heads, n_positions]
+    top_logprobs: dict[int, list[float]] = {}  # of top_ids
+    prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
 
 
 class StepResult(msgspec.Struct, frozen=True):

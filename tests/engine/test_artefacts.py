@@ -161,6 +161,30 @@ def test_ids_of_all_nodes_and_the_root(draft: Draft, listen: Any, model: Model) 
     assert n_trees > 3
 
 
+@pytest.mark.parametrize("needs", [Needs(node_top_k=TOP, top_logprobs=True), Needs(probe_top_k=TOP, top_logprobs=True)])
+def test_log_probabilities_of_nodes_come_with_their_ids(needs: Needs, listen: Any, model: Model) -> None:
+    _, heard = listen("qwen2", needs, bushy)
+    n_nodes = 0
+    for context, outcome in (one for text in heard for one in text[1:]):
+        assert set(outcome.top_logprobs) == set(outcome.top_ids)
+        for node, values in outcome.top_logprobs.items():
+            path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
+            logits = forward(model("qwen2"), before(context, outcome) + path).logits[0, -1]
+            wanted = logits.log_softmax(-1)[list(outcome.top_ids[node])]
+            assert values == pytest.approx(wanted.tolist(), abs=1e-4)
+            n_nodes += 1
+    assert n_nodes > 3
+
+
+def test_log_probabilities_of_the_prompt_come_with_its_ids(listen: Any, model: Model, prompts: Prompts) -> None:
+    needs = Needs(prompt_top_k=TOP, top_logprobs=True)
+    _, heard = listen("gemma3", needs, bushy, SchedulerOptions(prefill_chunk=7), stages=2)
+    for text, outcomes in zip(prompts(3, first=1), heard, strict=True):
+        values = [o.prompt_top_logprobs for _, o in outcomes if o.prompt_top_logprobs is not None]
+        wanted = forward(model("gemma3"), text).logits[0].log_softmax(-1).topk(TOP).values
+        assert np.concatenate(values) == pytest.approx(wanted.numpy(), abs=1e-4)
+
+
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_ids_at_every_prompt_position(chunk: int, listen: Any, model: Model, prompts: Prompts) -> None:
     _, heard = listen("gemma3", Needs(prompt_top_k=TOP), bushy, SchedulerOptions(prefill_chunk=chunk), stages=2)

@@ -171,7 +171,7 @@ def test_arrays_of_another_dtype_do_not_travel() -> None:
 
 
 def test_every_field_of_needs_travels() -> None:
-    needs = Needs(1, 2, 3, 4, ((5, 6), (7, 8)))
+    needs = Needs(1, 2, 3, 4, ((5, 6), (7, 8)), True)
     assert all(value for value in dataclasses.astuple(needs))
     step = Step(1, [], [SequenceStart(1, SamplingParams(), 3, needs)])
     assert decode_step(encode(step)).starts[0].needs == needs
