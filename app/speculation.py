@@ -1,0 +1,72 @@
+"""Flags about speculation that all offline commands share, and the speculators' settings they make."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from speculators.draft_model import DraftModelConfig
+
+if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
+    from engine.model.spec import ModelSpec
+    from engine.target import LocalTarget
+    from speculators.registry import SpeculatorOptions
+
+
+def add_speculation(parser: argparse.ArgumentParser) -> None:
+    """Flags of methods that need something beside the target."""
+    parser.add_argument("--max-nodes", type=int, default=64, metavar="N", help="drafted nodes per step (default: 64)")
+    parser.add_argument(
+        "--heads",
+        type=Path,
+        metavar="FILE",
+        help="induction heads of the model for pld-plus-a, as 'spectra heads find' writes them (default: found at "
+        "first use, and cached)",
+    )
+    parser.add_argument(
+        "--retrieval",
+        metavar="DIR",
+        help="corpus of rest: a folder or a file of JSON lines (messages or text) or plain text, indexed at start",
+    )
+    draft = DraftModelConfig()
+    parser.add_argument(
+        "--draft-model", metavar="DIR", help="the small model of draft-model ('demo': the packaged one)"
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=draft.draft_tokens,
+        metavar="K",
+        help=f"tokens it drafts, one behind the other (default: {draft.draft_tokens})",
+    )
+    parser.add_argument(
+        "--draft-nodes",
+        type=int,
+        default=draft.tree_nodes,
+        metavar="N",
+        help=f"nodes of the tree it drafts; 0 is a chain (default: {draft.tree_nodes})",
+    )
+
+
+def speculator_options(
+    arguments: argparse.Namespace, path: Path, spec: ModelSpec, target: LocalTarget
+) -> SpeculatorOptions:
+    """Settings of every method for ``target``, whose directory is ``path``; it may be run to find its heads.
+
+    Raises:
+        ConfigError: a flag is wrong; the message names it.
+    """
+    from app.drafter import offline_drafter
+    from app.heads import offline_heads, with_model
+    from app.retrieval import corpus_index
+    from speculators.registry import SpeculatorOptions
+
+    return with_model(
+        SpeculatorOptions(
+            draft_model=offline_drafter(arguments, path, spec),
+            retrieval=corpus_index(arguments.retrieval, str(path)),
+        ),
+        spec,
+        offline_heads(arguments, path, target),
+    )
