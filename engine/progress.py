@@ -70,7 +70,6 @@ def _outcome(work: Work, answer: WorkResult, known: int = 0) -> Outcome:
         tree=work.tree if work.tree is not None else EMPTY_TREE,
         accepted=answer.accepted,
         top_ids=answer.top_ids,
-        top_logprobs=answer.top_logprobs,
         prompt_top_ids=None if answer.prompt_top_ids is None else answer.prompt_top_ids[known:],
         prompt_top_logprobs=None if answer.prompt_top_logprobs is None else answer.prompt_top_logprobs[known:],
         prompt_start=work.n_cached + known if work.tree is None else 0,

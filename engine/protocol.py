@@ -7,12 +7,13 @@ the decode loop receives speculators as instances and imports nothing upward.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from engine.sampling.params import SamplingParams
+from engine.top_ids import NO_TOP_IDS
 from engine.tree import FloatArray, IntArray, TokenTree
 
 
@@ -89,21 +90,26 @@ class Needs:
     hidden_layer: int | None = None  # hidden state after this layer, for every committed position
     heads: tuple[tuple[int, int], ...] = ()  # (layer, head): attention row of the last forwarded position
     top_logprobs: bool = False  # with every list of top ids, their log-probabilities
+    hidden_dims: int = 0  # project the hidden state to so many dimensions before it travels; 0: as it is
 
     def merge(self, other: Needs) -> Needs:
         """The smallest needs that cover both.
 
         Raises:
-            ValueError: two different hidden layers are wanted.
+            ValueError: two different hidden layers are wanted, or one in different projections.
         """
         layers = {layer for layer in (self.hidden_layer, other.hidden_layer) if layer is not None}
         if len(layers) > 1:
             raise ValueError(f"two speculators want hidden states of different layers: {sorted(layers)}")
+        dims = {needs.hidden_dims for needs in (self, other) if needs.hidden_layer is not None}
+        if len(dims) > 1:
+            raise ValueError(f"two speculators want hidden states of different dimensions: {sorted(dims)}")
         return Needs(
             probe_top_k=max(self.probe_top_k, other.probe_top_k),
             node_top_k=max(self.node_top_k, other.node_top_k),
             prompt_top_k=max(self.prompt_top_k, other.prompt_top_k),
             hidden_layer=layers.pop() if layers else None,
+            hidden_dims=dims.pop() if dims else 0,
             heads=tuple(dict.fromkeys(self.heads + other.heads)),
             top_logprobs=self.top_logprobs or other.top_logprobs,
         )
@@ -127,8 +133,7 @@ class Outcome:
     tokens: Sequence[int]
     tree: TokenTree
     accepted: Sequence[int] = ()  # nodes of the accepted path, root first
-    top_ids: Mapping[int, Sequence[int]] = field(default_factory=dict)  # node (-1 root) -> ids, best first
-    top_logprobs: Mapping[int, Sequence[float]] = field(default_factory=dict)  # of the same, raw (temperature 1)
+    top_ids: Mapping[int, Sequence[int]] = NO_TOP_IDS  # node (-1 root) -> ids, best first; a TopIds from the engine
     prompt_top_ids: IntArray | None = None  # [chunk, k]
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
     prompt_start: int = 0  # position of the chunk's first token

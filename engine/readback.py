@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.protocol import Needs
 from engine.step import Work
+from engine.top_ids import NO_TOP_IDS, TopIds
 from engine.tree import ROOT, FloatArray, IntArray
 
 
@@ -45,38 +46,32 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
     return LogitRows([node + 1 for node in nodes], n_walk, max(needs.node_top_k, needs.probe_top_k), nodes)
 
 
-def node_top(
-    logits: Tensor, rows: LogitRows, work: Work, needs: Needs
-) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
+def node_top(logits: Tensor, rows: LogitRows, work: Work, needs: Needs) -> TopIds:
     """Best next ids behind nodes, and their log-probabilities if wanted; ``logits`` ``[len(rows.rows), vocab]``."""
     if work.tree is None or not rows.top_k or not rows.nodes:
-        return {}, {}
+        return NO_TOP_IDS
     wanted = list(range(len(rows.nodes)))
     if not needs.node_top_k:
         wanted = [i for i, node in enumerate(rows.nodes) if node in work.tree.probe_ends]
     if not wanted:
-        return {}, {}
+        return NO_TOP_IDS
     picked = logits if len(wanted) == len(rows.nodes) else logits[torch.tensor(wanted, device=logits.device)]
-    ids, logprobs = _top(picked, rows.top_k, needs.top_logprobs)
-    nodes = [rows.nodes[i] for i in wanted]
-    by_node = {} if logprobs is None else dict(zip(nodes, logprobs.tolist(), strict=True))
-    return dict(zip(nodes, ids.tolist(), strict=True)), by_node
+    nodes = np.array([rows.nodes[i] for i in wanted], dtype=np.int32)
+    return TopIds(nodes, *_top(picked, rows.top_k, needs.top_logprobs))
 
 
 def prompt_top(logits: Tensor, needs: Needs) -> tuple[IntArray | None, FloatArray | None]:
     """Best next ids at every position of a chunk, ``[chunk, k]`` int32, and their log-probabilities if wanted."""
     if not needs.prompt_top_k:
         return None, None
-    ids, logprobs = _top(logits, needs.prompt_top_k, needs.top_logprobs)
-    return (
-        np.ascontiguousarray(ids.to(torch.int32).cpu().numpy()),
-        None if logprobs is None else np.ascontiguousarray(logprobs.cpu().numpy()),
-    )
+    return _top(logits, needs.prompt_top_k, needs.top_logprobs)
 
 
-def _top(logits: Tensor, k: int, with_logprobs: bool) -> tuple[Tensor, Tensor | None]:
-    """The ``k`` best ids of every row, best first, and their fp32 log-probabilities."""
+def _top(logits: Tensor, k: int, with_logprobs: bool) -> tuple[IntArray, FloatArray | None]:
+    """The ``k`` best ids of every row, best first, and their log-probabilities."""
     values, ids = torch.topk(logits, min(k, logits.shape[-1]), dim=-1)
+    places = np.ascontiguousarray(ids.to(torch.int32).cpu().numpy())
     if not with_logprobs:
-        return ids, None
-    return ids, values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+        return places, None
+    logprobs = values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    return places, np.ascontiguousarray(logprobs.cpu().numpy())

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.artefacts import AttentionRows, attention_rows
+from engine.artefacts import AttentionRows, CapturedStep, CapturedWork
 from engine.kv.arena import KVArena
 from engine.kv.table import BlockTable
 from engine.model.shard import ModelShard
 from engine.packing import Packed, compaction, pack, row_tokens
+from engine.projection import project
 from engine.readback import LogitRows, logit_rows, node_top, prompt_top
 from engine.sampling.processors import History
 from engine.step import SequenceStart, Step, Work, WorkResult
@@ -102,6 +103,8 @@ class Stage:
             incoming = Activations(self._shard.embed(torch.tensor(tokens, device=self._shard.device)))
         tap = self._local_tap(works)
         hidden, tapped = self._shard.run(incoming.hidden, packed.positions, packed.step, tap)
+        if tapped is not None:
+            tapped = project(tapped, self._tap_dims(works))
         self._running = _Running(packed, works)
         return Activations(hidden, tapped if tapped is not None else incoming.tapped)
 
@@ -129,17 +132,20 @@ class Stage:
 
         Keyed by (sequence, place in its needs' heads); empty for sequences that need none.
         """
+        captured = self.captured()
+        return {} if captured is None else captured.rows(results)
+
+    def captured(self) -> CapturedStep | None:
+        """What the attention rows of the step will be made from, for a stage that hears the results only later; None
+        when nobody wants any of this stage."""
         packed, works = self._running.packed, self._running.works
         if packed is None or not packed.step.captured:
-            return {}
-        rows: AttentionRows = {}
-        for work, span, result in zip(works, packed.spans, results, strict=True):
-            heads = self._sequences[work.seq].start.needs.heads
-            if heads and result.tokens:
-                rows |= attention_rows(
-                    work, span, result, heads, self._shard.range, packed.step, self._tables[work.seq]
-                )
-        return rows
+            return None
+        kept = [
+            CapturedWork(work, span, self._sequences[work.seq].start.needs.heads, self._tables[work.seq])
+            for work, span in zip(works, packed.spans, strict=True)
+        ]
+        return CapturedStep(packed.step, self._shard.range, kept)
 
     def admit(self, step: Step) -> None:
         """Forget the sequences that ended and learn of new ones; all a step without work asks for."""
@@ -191,18 +197,17 @@ class Stage:
         if needs.hidden_layer is not None and activations.tapped is not None:
             span = self._running.packed.spans[index]  # type: ignore[union-attr]
             kept = range(span.n) if work.tree is None else [0, *(node + 1 for node in accepted)]
-            hidden = activations.tapped[0, [span.first + row for row in kept]].float().cpu().numpy()
-        top_ids, top_logprobs = node_top(logits, rows, work, needs)
+            states = activations.tapped[0, [span.first + row for row in kept]].float()
+            hidden = project(states, needs.hidden_dims).cpu().numpy()
         prompt_ids, prompt_logprobs = prompt_top(logits, needs) if work.tree is None else (None, None)
         return WorkResult(
             work.seq,
             walk.tokens if walk is not None else [],
             accepted,
             walk.logprobs if walk is not None else None,
-            top_ids,
+            node_top(logits, rows, work, needs),
             prompt_ids,
             hidden,
-            top_logprobs=top_logprobs,
             prompt_top_logprobs=prompt_logprobs,
         )
 
@@ -213,6 +218,12 @@ class Stage:
             if layer is not None and self._shard.range.first <= layer < self._shard.range.last:
                 return layer - self._shard.range.first
         return None
+
+    def _tap_dims(self, works: Sequence[Work]) -> int:
+        """Dimensions the tapped states travel in: full ones (0) where sequences of one step do not agree."""
+        wanted = [self._sequences[work.seq].start.needs for work in works]
+        dims = {needs.hidden_dims for needs in wanted if needs.hidden_layer is not None}
+        return dims.pop() if len(dims) == 1 else 0
 
     def _local_heads(self, works: Sequence[Work]) -> dict[int, list[int]]:
         wanted: dict[int, set[int]] = {}

@@ -14,6 +14,7 @@ import numpy as np
 from engine.events import TokenLogprob
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
+from engine.top_ids import NO_TOP_IDS, TopIds
 from engine.tree import FloatArray, IntArray, TokenTree
 
 
@@ -60,11 +61,10 @@ class WorkResult(msgspec.Struct, frozen=True):
     tokens: list[int] = []  # accepted path + bonus token
     accepted: list[int] = []  # nodes
     logprobs: list[TokenLogprob] | None = None
-    top_ids: dict[int, list[int]] = {}  # node (-1 the root) -> ids
+    top_ids: TopIds = NO_TOP_IDS  # behind nodes
     prompt_top_ids: IntArray | None = None  # [chunk, k]
     hidden: FloatArray | None = None  # [n_new_positions, d]
     attention: FloatArray | None = None  # [n_heads, n_positions]
-    top_logprobs: dict[int, list[float]] = {}  # of top_ids
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
 
 
@@ -106,9 +106,20 @@ class _WireTree(msgspec.Struct, frozen=True, array_like=True):
     q: _WireArray | None
 
 
+class _WireTopIds(msgspec.Struct, frozen=True, array_like=True):
+    """Read-back ids as they travel."""
+
+    nodes: _WireArray
+    ids: _WireArray
+    logprobs: _WireArray | None
+
+
 def _encode(value: object) -> object:
     if isinstance(value, np.ndarray):
         return _WireArray.pack(value)
+    if isinstance(value, TopIds):
+        logprobs = None if value.logprobs is None else _WireArray.pack(value.logprobs)
+        return _WireTopIds(_WireArray.pack(value.nodes), _WireArray.pack(value.ids), logprobs)
     if isinstance(value, TokenTree):
         q = None if value.q is None else _WireArray.pack(value.q)
         return _WireTree(
@@ -118,6 +129,9 @@ def _encode(value: object) -> object:
 
 
 def _decode(kind: type, value: object) -> object:
+    if kind is TopIds:
+        top = msgspec.convert(value, _WireTopIds)
+        return TopIds(top.nodes.unpack(), top.ids.unpack(), None if top.logprobs is None else top.logprobs.unpack())
     if kind is not TokenTree:
         return msgspec.convert(value, _WireArray).unpack()
     wire = msgspec.convert(value, _WireTree)

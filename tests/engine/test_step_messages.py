@@ -16,6 +16,7 @@ from engine.events import TokenLogprob
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, StepResult, Work, WorkResult, decode_result, decode_step, encode
+from engine.top_ids import TopIds
 from engine.tree import TokenTree
 
 IDS = st.integers(0, 2**31 - 1)
@@ -43,6 +44,15 @@ def trees(draw: st.DrawFn) -> TokenTree:
         draw(st.none() | hnp.arrays(np.float32, (n, 3), elements=st.floats(0, 1, width=32))),
         draw(st.sets(st.integers(0, n - 1))) if n else (),
     )
+
+
+@st.composite
+def top_ids(draw: st.DrawFn) -> TopIds:
+    nodes = sorted(draw(st.sets(st.integers(-1, 90), max_size=3)))
+    shape = (len(nodes), draw(st.integers(0, 4)))
+    ids = draw(hnp.arrays(np.int32, shape))
+    logprobs = draw(st.none() | hnp.arrays(np.float32, shape, elements=st.floats(-9, 0, width=32)))
+    return TopIds(np.array(nodes, np.int32), ids, logprobs)
 
 
 PARAMS = st.builds(
@@ -96,7 +106,7 @@ RESULTS = st.builds(
             tokens=LISTS,
             accepted=LISTS,
             logprobs=st.none() | st.lists(LOGPROBS, max_size=2),
-            top_ids=st.dictionaries(st.integers(-1, 90), LISTS, max_size=3),
+            top_ids=top_ids(),
             prompt_top_ids=st.none() | hnp.arrays(np.int32, SHAPES),
             hidden=st.none() | FP32,
             attention=st.none() | FP32,
@@ -115,6 +125,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, TokenTree):
         rest = (value.tokens, value.parents, value.sources, value.probe, value.source_names, value.probe_ends)
         return ("tree", *rest, plain(value.q))
+    if isinstance(value, TopIds):
+        return ("top ids", plain(value.nodes), plain(value.ids), plain(value.logprobs))
     if isinstance(value, msgspec.Struct):
         return (type(value), *(plain(getattr(value, name)) for name in value.__struct_fields__))
     if isinstance(value, list | tuple):
@@ -170,8 +182,17 @@ def test_arrays_of_another_dtype_do_not_travel() -> None:
         decode_result(encode(StepResult(1, [WorkResult(2, hidden=wrong)], 0.0)))
 
 
+def test_top_ids_read_like_a_mapping() -> None:
+    top = TopIds(np.array([-1, 3], np.int32), np.array([[5, 6], [7, 8]], np.int32))
+    assert dict(top) == {-1: [5, 6], 3: [7, 8]}
+    assert (3 in top, 2 in top, 4 in top, len(top)) == (True, False, False, 2)
+    assert TopIds.of(dict(top)) == top
+    with pytest.raises(ValueError, match="do not fit together"):
+        TopIds(np.zeros(1, np.int32), np.zeros((2, 2), np.int32))
+
+
 def test_every_field_of_needs_travels() -> None:
-    needs = Needs(1, 2, 3, 4, ((5, 6), (7, 8)), True)
+    needs = Needs(1, 2, 3, 4, ((5, 6), (7, 8)), True, 9)
     assert all(value for value in dataclasses.astuple(needs))
     step = Step(1, [], [SequenceStart(1, SamplingParams(), 3, needs)])
     assert decode_step(encode(step)).starts[0].needs == needs
