@@ -11,6 +11,8 @@ from app.api.edge import Edge
 from app.api.http import Api
 from app.api.service import Settings
 from app.config import EdgeOptions, ServeConfig
+from app.drafter import check_served_drafter
+from app.heads import serve_speculators
 from app.tokenizers import load_tokenizer
 from app.version import VERSION
 from deployments.client import RouterClient
@@ -36,6 +38,7 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
 
 def build_app(args: ServeConfig) -> Application:
     """The application. ``serve run app.builder:build_app model=... method=...`` and a RayService's ``args`` work."""
+    check_served_drafter(args)
     common: dict[str, Any] = {
         "max_ongoing_requests": UNLIMITED,
         "health_check_period_s": 1.0,
@@ -45,7 +48,7 @@ def build_app(args: ServeConfig) -> Application:
     }
     target = serve.deployment(TargetDeployment, name="Target", **common).bind(args.target(), args.pipeline())
     router = serve.deployment(RouterDeployment, name="Router", **common).bind(
-        target, args.router(), args.speculators(), args.placement()
+        target, args.router(), serve_speculators(args), args.placement()
     )
     edge = EdgeOptions(args.model_path, VERSION, args.default_max_tokens, int(args.max_body_mib * 2**20))
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=args.ingress_replicas, **common)

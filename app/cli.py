@@ -14,12 +14,14 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
 
   spectra serve                      start the OpenAI-compatible server with the demo model
   spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
+  spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity
+  spectra heads find --out F.json    find the attention heads that pld-plus-a reads
 """
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from app import generate_command, serve_command
+    from app import bench_command, generate_command, heads_command, serve_command
 
     top = argparse.ArgumentParser(
         prog="spectra", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -28,6 +30,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve_command.add(commands)
     generate_command.add(commands)
+    bench_command.add(commands)
+    heads_command.add(commands)
     return top
 
 

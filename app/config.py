@@ -14,11 +14,18 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.demo.paths import DEMO, DEMO_TARGET
+from app.drafter import drafter_path
+from app.retrieval import corpus_index
 from deployments.options import PipelineOptions, RouterOptions, SpeculatorPlacement
 from engine.scheduler import SchedulerOptions
 from engine.target import GIB, TargetOptions
+from speculators.anpd import AnpdConfig
+from speculators.draft_model import DraftModelConfig
+from speculators.lookahead import LookaheadConfig
 from speculators.pld import PldConfig
+from speculators.pld_plus import PldPlusConfig
 from speculators.registry import SpeculatorOptions
+from speculators.rest import RestConfig
 from speculators.spectra_core import SpectraCoreConfig
 
 
@@ -44,6 +51,7 @@ class ServeConfig(BaseModel):
     max_step_rows: Annotated[int, Field(ge=1)] = Field(2048, description="tokens and nodes of one step")
     prefill_chunk: Annotated[int, Field(ge=1)] = Field(512, description="prompt tokens per step")
     speculator_actors: Annotated[int, Field(ge=0)] = Field(0, description="0 drafts inside the router")
+    speculator_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a speculator actor reserves")
     draft_timeout: Annotated[float, Field(gt=0)] = Field(2.0, description="seconds a draft may take, in actors")
     ingress_replicas: Annotated[int, Field(ge=1)] = Field(1, description="HTTP replicas")
     threads: Annotated[int, Field(ge=1)] = Field(1, description="intra-op threads of a stage")
@@ -53,12 +61,25 @@ class ServeConfig(BaseModel):
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(1024, description="for requests without max_tokens")
     max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="largest request body, MiB")
     grace: Annotated[float, Field(ge=0)] = Field(5.0, description="seconds running requests get at shutdown")
+    heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
+    draft_model: str | None = Field(None, description="directory or hub id of draft-model's small model; 'demo' works")
+    drafter: dict[str, Any] = Field(default_factory=dict, description="further settings of draft-model")
+    anpd: dict[str, Any] = Field(default_factory=dict, description="settings of anpd")
+    lookahead: dict[str, Any] = Field(default_factory=dict, description="settings of lookahead")
     pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
+    pld_plus: dict[str, Any] = Field(default_factory=dict, description="settings of pld-plus-h and pld-plus-a")
+    retrieval: str | None = Field(None, description="corpus of rest: a folder or file of text or JSON lines")
+    rest: dict[str, Any] = Field(default_factory=dict, description="settings of rest")
     spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
-        self.speculators()
+        draft = self.speculators().draft_model
+        if draft.path is not None and draft.device != "cpu" and not (self.speculator_actors and self.speculator_gpus):
+            raise ValueError(
+                f"draft_model on {draft.device} needs speculator_actors of at least 1 and speculator_gpus above 0; "
+                """drafter '{"device": "cpu"}' keeps it on the CPU"""
+            )
         if self.device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from who asks for none
             raise ValueError(f"stage_gpus is 0, but a stage on {self.device} needs a GPU, or a share of one")
         return self
@@ -104,13 +125,26 @@ class ServeConfig(BaseModel):
     def speculators(self) -> SpeculatorOptions:
         """Settings of the methods."""
         return SpeculatorOptions(
+            draft_model=_settings(DraftModelConfig, self._drafter(), "drafter"),
+            anpd=_settings(AnpdConfig, self.anpd, "anpd"),
+            lookahead=_settings(LookaheadConfig, self.lookahead, "lookahead"),
             pld=_settings(PldConfig, self.pld, "pld"),
+            pld_plus=_settings(PldPlusConfig, self.pld_plus, "pld_plus"),
+            rest=_settings(RestConfig, self.rest, "rest"),
+            retrieval=corpus_index(self.retrieval, self.model_path),
             spectra_core=_settings(SpectraCoreConfig, self.spectra_core, "spectra_core"),
         )
 
+    def _drafter(self) -> dict[str, Any]:
+        """Settings of draft-model: dtype and device are the target's unless given."""
+        if "path" in self.drafter:
+            raise ValueError("drafter has no setting 'path'; draft_model says which model it is")
+        path = None if self.draft_model is None else drafter_path(self.draft_model)
+        return {"dtype": self.dtype, "device": self.device, **self.drafter, "path": path}
+
     def placement(self) -> SpeculatorPlacement:
         """Where speculators run."""
-        return SpeculatorPlacement(self.speculator_actors, self.draft_timeout)
+        return SpeculatorPlacement(self.speculator_actors, self.draft_timeout, self.speculator_gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Answer:
             "seconds": round(stats.seconds, 6),
             "step_tokens": stats.step_tokens,
             "max_nodes_used": stats.max_nodes_used,
-            "by_source": {name: {"drafted": d, "accepted": a} for name, (d, a) in stats.by_source.items()},
+            "by_source": {name: counts.named for name, counts in stats.by_source.items()},
         }
 
 

@@ -104,7 +104,7 @@ def generator(arguments: argparse.Namespace, method: str) -> Generator:
     """A generator with fresh speculators on a freshly loaded target."""
     target = load_target(arguments)
     path = model_path(arguments.model)
-    pool = SpeculatorPool(speculator_options(arguments, path, target.info.spec))
+    pool = SpeculatorPool(speculator_options(arguments, path, target.info.spec, target))
     size = max(64, arguments.batch_size)
     engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
     tokenizer = load_tokenizer(path)

@@ -104,8 +104,11 @@ class Server:
 
     def _check_model(self) -> None:
         """Fail here, with a clear message, not in a replica that Serve restarts three times."""
+        from app.drafter import check_served_drafter
+        from app.heads import serve_speculators
         from app.offline import check_stages
         from app.tokenizers import load_tokenizer
+        from engine.admission import check_needs
         from engine.model.loader import load_spec, resolve
         from engine.target import plan_cache, resolve_dtype
         from speculators.registry import create
@@ -115,8 +118,9 @@ class Server:
         spec = load_spec(path)
         check_stages(spec, target.stages)
         plan_cache(spec, target, resolve_dtype(target.dtype, spec, target.device))
-        create(self.config.method, self.config.speculators())
+        check_needs(create(self.config.method, serve_speculators(self.config)).needs, spec)
         load_tokenizer(path)
+        check_served_drafter(self.config)
 
     def _wait_until_ready(self) -> None:
         body = {"model": self.config.served_name, "prompt": [1], "max_tokens": 1, "temperature": 0}

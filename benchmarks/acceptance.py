@@ -3,7 +3,7 @@
 For each row: all tokens, and pre-loop (a text counts only until it begins to repeat itself), by kind of prompt. Every
 output is checked to be identical to autoregressive decoding. Last line: one JSON document.
 
-    python -m benchmarks.acceptance --model DIR --prompts DIR [--temperature 0.8] [--rows all|short]
+    python -m benchmarks.acceptance --model DIR --prompts DIR [--temperature 0.8] [--rows all|short|ngrams|draft]
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from app.bench.loops import loop_start, steps_before
 from app.demo.paths import DEMO_TARGET
 from app.prompts import Question, encode_chat
 from app.tokenizers import load_tokenizer
-from benchmarks.loops import loop_start, steps_before
 from benchmarks.prompt_sets import questions
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.target import LocalTarget, TargetOptions
+from speculators.anpd import AnpdConfig
+from speculators.draft_model import DraftModelConfig
+from speculators.lookahead import LookaheadConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from speculators.spectra_core import SpectraCoreConfig
@@ -39,10 +42,13 @@ class Row:
     method: str
     core: SpectraCoreConfig | None = None
     max_nodes: int = 64
+    options: SpeculatorOptions | None = None  # of other methods than the core
 
 
 def rows(which: str) -> dict[str, Row]:
-    """Rows by label; ``short`` leaves the ablations out."""
+    """Rows by label; ``short`` leaves the ablations out, ``ngrams`` compares the n-gram methods."""
+    if which == "ngrams":
+        return ngram_rows()
     paper, ours = SpectraCoreConfig.paper(), SpectraCoreConfig()
     short = {
         "autoregressive": Row("autoregressive"),
@@ -91,6 +97,55 @@ def rows(which: str) -> dict[str, Row]:
     )
 
 
+def ngram_rows() -> dict[str, Row]:
+    """pld, anpd, lookahead and spectra-core, and what the options of the middle two do."""
+
+    def anpd(config: AnpdConfig) -> Row:
+        return Row("anpd", options=SpeculatorOptions(anpd=config))
+
+    def lookahead(**changes: Any) -> Row:
+        return Row("lookahead", options=SpeculatorOptions(lookahead=replace(LookaheadConfig.paper(), **changes)))
+
+    return {
+        "autoregressive": Row("autoregressive"),
+        "pld": Row("pld"),
+        "anpd, as published (a chain of 6)": anpd(AnpdConfig.paper()),
+        "anpd, a chain of 16": anpd(replace(AnpdConfig.paper(), draft_tokens=16)),
+        "anpd": Row("anpd"),
+        "anpd, 16 nodes": Row("anpd", max_nodes=16),
+        "lookahead, as published": lookahead(),
+        "+ prompt": lookahead(learn_from_prompt=True),
+        "+ output": lookahead(learn_from_output=True),
+        "+ prompt and output": lookahead(learn_from_prompt=True, learn_from_output=True),
+        "lookahead": Row("lookahead"),
+        "lookahead, 16 nodes": Row("lookahead", max_nodes=16),
+        "anpd+lookahead": Row("anpd+lookahead"),
+        "spectra-core": Row("spectra-core"),
+        "spectra-core, 16 nodes": Row("spectra-core", max_nodes=16),
+    }
+
+
+def draft_rows(path: Path) -> dict[str, Row]:
+    """draft-model with the small model in ``path``: chains, trees, and what lookup adds to them."""
+
+    def drafting(n_nodes: int, k: int = 5, method: str = "draft-model", **changes: Any) -> Row:
+        config = DraftModelConfig(str(path), draft_tokens=k, tree_nodes=n_nodes, **changes)
+        return Row(method, options=SpeculatorOptions(draft_model=config))
+
+    return {
+        "draft-model, chain of 5": drafting(0),
+        "draft-model, chain of 10": drafting(0, 10),
+        "draft-model, tree of 5": drafting(5),
+        "draft-model, tree of 10": drafting(10),
+        "draft-model, tree of 16": drafting(16),
+        "draft-model, tree of 16, beam 4": drafting(16, tree_beam=4),
+        "draft-model, tree of 32": drafting(32),
+        "draft-model, tree of 64": drafting(64),
+        "draft-model, tree of 64, 8 deep": drafting(64, 8),
+        "draft-model+pld, tree of 16": drafting(16, method="draft-model+pld"),
+    }
+
+
 def figures(done: Mapping[str, list[Completion]]) -> dict[str, Any]:
     """Tokens per forward over all kinds and by kind, with and without loops."""
     total, before = [0, 0], [0, 0]
@@ -118,7 +173,9 @@ def run_row(
     target: LocalTarget, row: Row, prompts: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, bar: Any
 ) -> dict[str, list[Completion]]:
     """All prompts, each with cold state."""
-    options = SpeculatorOptions() if row.core is None else SpeculatorOptions(spectra_core=row.core)
+    options = row.options or SpeculatorOptions()
+    if row.core is not None:
+        options = SpeculatorOptions(spectra_core=row.core)
     done: dict[str, list[Completion]] = {}
     for kind, ids in prompts.items():
         engine = Engine(target, SpeculatorPool(options))
@@ -141,7 +198,10 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
-    parser.add_argument("--rows", choices=("all", "short"), default="all")
+    parser.add_argument("--rows", choices=("all", "short", "ngrams", "draft"), default="all")
+    parser.add_argument(
+        "--draft-model", type=Path, help="small model: adds rows of draft-model; for 'draft', no others"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
@@ -157,7 +217,10 @@ def main() -> None:
         seed=arguments.seed,
         stop_ids=target.info.spec.eos_ids,
     )
-    report(target, prompts, params, rows(arguments.rows), arguments)
+    table = {"autoregressive": Row("autoregressive")} if arguments.rows == "draft" else rows(arguments.rows)
+    if arguments.draft_model is not None:
+        table |= draft_rows(arguments.draft_model)
+    report(target, prompts, params, table, arguments)
 
 
 def report(

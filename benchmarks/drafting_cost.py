@@ -17,7 +17,7 @@ from engine.composer import compose
 from engine.protocol import Outcome, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
-from speculators.registry import AVAILABLE, create
+from speculators.registry import STANDALONE, create
 from speculators.testing_target import HashTarget
 
 _VOCAB_SIZE = 32_000
@@ -83,7 +83,7 @@ def _prompt(target: HashTarget, n_tokens: int) -> list[int]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join((*AVAILABLE, "pld+spectra-core")), help="comma-separated")
+    parser.add_argument("--methods", default=",".join((*STANDALONE, "pld+spectra-core")), help="comma-separated")
     parser.add_argument("--contexts", default="256,1024,4096", help="prompt lengths in tokens, comma-separated")
     parser.add_argument("--steps", type=int, default=1000, help="decode steps per measurement")
     parser.add_argument("--budget", type=int, default=64, help="nodes per step")

@@ -29,6 +29,7 @@ class StageFrame(msgspec.Struct, frozen=True, array_like=True):
     hidden: WireTensor | None = None
     tapped: WireTensor | None = None
     error: str = ""  # an earlier stage could not run the step; the rest only pass it on
+    rows_at: tuple[str, ...] = ()  # addresses of stages that wait to be asked for attention rows
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -64,14 +65,15 @@ class Arrived(NamedTuple):
     step: Step
     activations: Activations | None
     error: str
+    rows_at: tuple[str, ...]
 
 
-def encode_frame(step: Step, activations: Activations | None, error: str = "") -> bytes:
+def encode_frame(step: Step, activations: Activations | None, error: str = "", rows_at: tuple[str, ...] = ()) -> bytes:
     """A frame for the next stage."""
     if activations is None or error:
         return _ENCODER.encode(StageFrame(encode(step), error=error))
     hidden, tapped = pack_tensor(activations.hidden), pack_tensor(activations.tapped)
-    return _ENCODER.encode(StageFrame(encode(step), hidden, tapped))
+    return _ENCODER.encode(StageFrame(encode(step), hidden, tapped, rows_at=rows_at))
 
 
 def decode_frame(raw: bytes, device: torch.device) -> Arrived:
@@ -84,4 +86,4 @@ def decode_frame(raw: bytes, device: torch.device) -> Arrived:
     frame = _DECODER.decode(raw)
     hidden = unpack_tensor(frame.hidden, device)
     activations = None if hidden is None else Activations(hidden, unpack_tensor(frame.tapped, device))
-    return Arrived(decode_step(frame.step), activations, frame.error)
+    return Arrived(decode_step(frame.step), activations, frame.error, frame.rows_at)

@@ -11,7 +11,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from engine.events import ABORT, StepEvent
+from engine.events import ABORT, SourceCounts, StepEvent
 from engine.scheduler import Scheduler
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
@@ -87,13 +87,13 @@ class RouterMetrics:
         """A request was cancelled, or failed."""
         self._done.labels(self._model, ABORT).inc()
 
-    def _count_drafts(self, drafts: dict[str, tuple[int, int]]) -> None:
+    def _count_drafts(self, drafts: dict[str, SourceCounts]) -> None:
         self._drafts.inc()
-        for source, (drafted, accepted) in drafts.items():
-            self._draft_tokens.inc(drafted)
-            self._accepted.inc(accepted)
-            self._by_source.labels(self._model, source, "drafted").inc(drafted)
-            self._by_source.labels(self._model, source, "accepted").inc(accepted)
+        for source, counts in drafts.items():
+            self._draft_tokens.inc(counts.drafted)
+            self._accepted.inc(counts.accepted)
+            for name, count in counts.named.items():
+                self._by_source.labels(self._model, source, name).inc(count)
 
     def render(self, scheduler: Scheduler) -> str:
         """Prometheus exposition text."""

@@ -25,6 +25,7 @@ class SpeculatorPlacement:
 
     actors: int = 0  # 0: inline in the router
     timeout: float = 2.0  # seconds a draft may take before a step goes on without it
+    gpus: float = 0.0  # per actor, for a drafter with weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from deployments.options import RouterOptions, SpeculatorPlacement
 from deployments.pipeline import Endpoints, Pipeline
 from deployments.router import RECONNECT_S, Router
 from deployments.speculator_actor import start_speculators
+from engine.admission import check_needs
 from engine.errors import SpectraError, TargetLostError
 from engine.target import TargetInfo
 from speculators.pool import SpeculatorPool
@@ -52,7 +53,7 @@ class RouterDeployment:
         self._aliases = aliases
         self._created = int(time.time())
         drafter = _make_drafter(speculators, placement, endpoints.info)
-        drafter.needs(options.method)  # a default nobody could use must not come up
+        check_needs(drafter.needs(options.method), endpoints.info.spec)  # a default nobody could use must not come up
         self._router = Router(options, endpoints.info, drafter, self._connect)
         self._router.start()
         gc.collect()
@@ -106,5 +107,5 @@ def _make_drafter(speculators: SpeculatorOptions, placement: SpeculatorPlacement
     pool = SpeculatorPool(speculators)
     if placement.actors == 0:
         return InlineDrafter(pool, info.spec.vocab_size)
-    actors = start_speculators(placement.actors, speculators)
+    actors = start_speculators(placement.actors, speculators, gpus=placement.gpus)
     return ActorDrafter(actors, pool, info.spec.vocab_size, placement.timeout)

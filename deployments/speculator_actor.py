@@ -45,7 +45,8 @@ class SpeculatorActor:
         return self._pool.n_live
 
 
-def start_speculators(n: int, options: SpeculatorOptions, cpus: float = 0.1) -> list[Any]:
+def start_speculators(n: int, options: SpeculatorOptions, cpus: float = 0.1, gpus: float = 0.0) -> list[Any]:
     """``n`` actors that Ray restarts when they die; their state then begins anew."""
     remote = ray.remote(SpeculatorActor)
-    return [remote.options(num_cpus=cpus, max_restarts=-1, max_task_retries=0).remote(options) for _ in range(n)]
+    resources = {"num_cpus": cpus, "num_gpus": gpus}
+    return [remote.options(**resources, max_restarts=-1, max_task_retries=0).remote(options) for _ in range(n)]

@@ -17,9 +17,9 @@ import torch
 
 from deployments.channel import Channel, UnauthenticatedError, listen
 from deployments.frames import decode_frame, encode_frame
+from deployments.head_rows import ROWS, PeerLostError, RowAsker, RowKeeper
 from engine.stage import Activations, Stage
 from engine.step import Step, StepResult, WorkResult, encode
-from engine.target import attach_attention
 
 STEPS, RESULTS = "steps", "results"  # roles of the connections a stage accepts
 ACCEPT_AGAIN_S = 0.05  # pause after a connection that could not be taken
@@ -60,6 +60,9 @@ class StageWorker:
         self._results: Channel | None = None
         self._next: Channel | None = None
         self._closing = False
+        self._keeper = RowKeeper()
+        self._asker = RowAsker(secret)
+        self._askers: set[Channel] = set()  # peers that ask for rows; under the lock
 
     @property
     def n_sequences(self) -> int:
@@ -82,7 +85,8 @@ class StageWorker:
         with self._lock:
             self._closing = True
             self._upstreams.put(None)
-        for channel in (self._upstream, self._results, self._next):
+            askers = [*self._askers]
+        for channel in (self._upstream, self._results, self._next, *askers):
             if channel is not None:
                 channel.close()
         with contextlib.suppress(OSError):
@@ -115,15 +119,25 @@ class StageWorker:
             elif channel.role == STEPS:
                 previous, self._upstream = self._upstream, channel
                 self._upstreams.put((channel, self._results))
+            elif channel.role == ROWS:
+                previous = None
+                self._askers.add(channel)
+                threading.Thread(target=self._answer, args=(channel,), name="stage-rows", daemon=True).start()
             else:
                 logger.warning("connection refused: no stage has a role %r for it", channel.role)
         if previous is not None:
             previous.close()
 
+    def _answer(self, channel: Channel) -> None:
+        self._keeper.serve(channel)
+        with self._lock:
+            self._askers.discard(channel)
+
     def _loop(self) -> None:
         while (connected := self._upstreams.get()) is not None:
             upstream, results = connected
             self._stage.reset()
+            self._keeper.clear()
             try:
                 while True:
                     self._serve(upstream.receive(), results)
@@ -136,45 +150,52 @@ class StageWorker:
                 if channel is not None:
                     channel.close()
             self._next = None
+            self._asker.close()
 
     def _serve(self, raw: bytes, results: Channel | None) -> None:
         """One frame. A malformed one ends the connection; a step that fails is answered with its error."""
         began = time.perf_counter()
         try:
-            step, incoming, error = decode_frame(raw, self._device)
+            step, incoming, error, rows_at = decode_frame(raw, self._device)
         except (msgspec.DecodeError, ValueError, RuntimeError) as wrong:  # the latter two from a tensor's bytes
             raise EOFError(f"malformed frame: {wrong}") from wrong
         activations: Activations | None = None
         answers: list[WorkResult] = []
         if not error:
             try:
-                activations, answers = self._run(step, incoming)
-            except torch.AcceleratorError:
-                raise  # a device that failed stays failed
+                activations, answers, rows_at = self._run(step, incoming, rows_at)
+            except (torch.AcceleratorError, PeerLostError):
+                raise  # a device that failed stays failed, a pipeline without one of its stages is none
             except Exception as failure:  # whatever it is, only this step's sequences may suffer
                 logger.exception("step %d failed", step.step_id)
                 error = f"{type(failure).__name__}: {failure}"
         if error:
             self._stage.admit(step)  # what ended has ended, on the stages behind a failed one too
         if self._next_address is not None:
-            self._pass_on(self._next_address, encode_frame(step, activations, error))
+            self._pass_on(self._next_address, encode_frame(step, activations, error, rows_at))
         elif results is not None:
             seconds = time.perf_counter() - began
             results.send(encode(StepResult(step.step_id, answers, seconds, error)))
         else:
             raise EOFError("nobody has connected for the results")
 
-    def _run(self, step: Step, incoming: Activations | None) -> tuple[Activations | None, list[WorkResult]]:
-        """This stage's part of a step; results only on the last stage."""
+    def _run(
+        self, step: Step, incoming: Activations | None, rows_at: tuple[str, ...]
+    ) -> tuple[Activations | None, list[WorkResult], tuple[str, ...]]:
+        """This stage's part of a step: activations, results (only on the last stage), who is to be asked for rows."""
         if not step.work:
             self._stage.admit(step)
-            return None, []
+            return None, [], ()
         activations = self._stage.forward(step, incoming)
         if self._next_address is not None:
-            return activations, []
+            captured = self._stage.captured() if any(work.draw for work in step.work) else None
+            if captured is not None:
+                self._keeper.keep(step.step_id, captured)
+                rows_at = (*rows_at, self.address)
+            return activations, [], rows_at
         answers = self._stage.verify(activations)
-        rows = self._stage.attention(answers)
-        return activations, [attach_attention(answer, rows) for answer in answers] if rows else answers
+        answers = self._asker.attach(step.step_id, answers, self._stage.attention(answers), rows_at)
+        return activations, answers, rows_at
 
     def _pass_on(self, address: str, frame: bytes) -> None:
         if self._next is None:

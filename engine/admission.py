@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.errors import PromptTooLongError, RequestError
+from engine.errors import ConfigError, PromptTooLongError, RequestError
+from engine.model.spec import ModelSpec
+from engine.protocol import Needs
 from engine.sequence import Sequence
 from engine.target import TargetInfo
 
@@ -13,7 +15,9 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
     Raises:
         PromptTooLongError: prompt and wanted tokens exceed the context.
         RequestError: the prompt is empty, holds ids outside the vocabulary, or no token is wanted.
+        ConfigError: its method wants states that the model does not have.
     """
+    check_needs(sequence.needs, info.spec)
     n, limit = len(sequence.tokens), info.max_model_len
     if n == 0:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
@@ -27,3 +31,20 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
     wrong = next((token for token in sequence.tokens if not 0 <= token < info.spec.vocab_size), None)
     if wrong is not None:
         raise RequestError(f"token id {wrong} is outside the vocabulary of {info.spec.vocab_size}", "prompt")
+
+
+def check_needs(needs: Needs, spec: ModelSpec) -> None:
+    """Refuse what no stage could read back: it would be missing without a word.
+
+    Raises:
+        ConfigError: a layer or a head is out of the model's range.
+    """
+    layer = needs.hidden_layer
+    if layer is not None and not 0 <= layer < spec.n_layers:
+        raise ConfigError(f"hidden_layer is {layer}; this model has layers 0 to {spec.n_layers - 1}")
+    for place in needs.heads:
+        if not (0 <= place[0] < spec.n_layers and 0 <= place[1] < spec.n_heads):
+            raise ConfigError(
+                f"heads contains {tuple(place)}; this model has (layer, head) pairs from (0, 0) to "
+                f"({spec.n_layers - 1}, {spec.n_heads - 1})"
+            )

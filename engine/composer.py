@@ -40,28 +40,38 @@ class _Builder:
         self.names: dict[str, int] = {}
         self.q: dict[int, FloatArray] = {}
         self.probe_ends: set[int] = set()
-        self.proposers: dict[int, set[int]] = {}  # parent -> who tried to place children to be accepted
+        self.proposers: list[int] = []  # bit set of the sources that proposed a node to be accepted
+        self.drawers: dict[int, set[int]] = {}  # parent -> who tried to place children to be accepted
 
     def insert(self, branch: Branch) -> None:
         """Add one branch; nodes beyond the budget are left out, and all below them."""
         if branch.probe and self._missing(branch) > self.budget - len(self.tokens):
             return
-        source = self.names.setdefault(branch.source, len(self.names))
+        source = self._source(branch.source) if branch.proposers is None else 0
         nodes: list[int | None] = []
         for i, (token, above) in enumerate(zip(branch.tokens, _parents(branch), strict=True)):
             parent = ROOT if above == ROOT else nodes[above]
+            if branch.proposers is not None:
+                source = self._source(branch.proposers[i][0])
             if parent is None:
                 nodes.append(None)
             elif branch.probe:
                 nodes.append(self._merge(int(token), parent, source, probe=True))
             elif branch.q is None:
-                self.proposers.setdefault(parent, set()).add(_RULE)
+                self.drawers.setdefault(parent, set()).add(_RULE)
                 nodes.append(self._merge(int(token), parent, source, probe=False))
             else:
-                self.proposers.setdefault(parent, set()).add(source)
+                self.drawers.setdefault(parent, set()).add(source)
                 nodes.append(self._draw(int(token), parent, source, branch.q[i]))
+            placed = nodes[-1]
+            if placed is not None and not branch.probe:
+                for name in (branch.source,) if branch.proposers is None else branch.proposers[i]:
+                    self.proposers[placed] |= 1 << self._source(name)
         if branch.probe and nodes and nodes[-1] is not None:
             self.probe_ends.add(nodes[-1])
+
+    def _source(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
 
     def _merge(self, token: int, parent: int, source: int, probe: bool) -> int | None:
         """The node of this token below ``parent``, a new one if need be; ``None`` when there is no room."""
@@ -94,6 +104,7 @@ class _Builder:
         self.parents.append(parent)
         self.sources.append(source)
         self.probe.append(probe)
+        self.proposers.append(0)
         self.index.setdefault((parent, token), node)
         if not probe:
             self.acceptable.setdefault((parent, token), node)
@@ -110,11 +121,12 @@ class _Builder:
     def build(self) -> TokenTree:
         """The finished tree."""
         names = tuple(self.names) or ("draft",)
-        return TokenTree(self.tokens, self.parents, self.sources, self.probe, names, self._kept_q(), self.probe_ends)
+        q = self._kept_q()
+        return TokenTree(self.tokens, self.parents, self.sources, self.probe, names, q, self.probe_ends, self.proposers)
 
     def _kept_q(self) -> FloatArray | None:
         """``[n_nodes, vocab]`` fp32, rows of zeros where Algorithm 4 applies; ``None`` if that is everywhere."""
-        kept = {node: row for node, row in self.q.items() if len(self.proposers[self.parents[node]]) == 1}
+        kept = {node: row for node, row in self.q.items() if len(self.drawers[self.parents[node]]) == 1}
         if not kept:
             return None
         q = np.zeros((len(self.tokens), len(next(iter(kept.values())))), dtype=np.float32)

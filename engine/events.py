@@ -6,6 +6,9 @@ they cross processes cheaply. Nothing here knows text, HTTP or how tokens came a
 
 from __future__ import annotations
 
+import operator
+from typing import NamedTuple
+
 import msgspec
 
 STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason an event may carry
@@ -19,6 +22,27 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first, as many as the request asked for
 
 
+class SourceCounts(NamedTuple):
+    """What one source did, in nodes. A node belongs to the source that proposed it first (in priority order, or with
+    the highest estimate); the others' proposals of it are counted too, so that one sees which source earns its place.
+    """
+
+    drafted: int  # nodes that are its own; probes not counted
+    accepted: int  # of these
+    proposed: int = 0  # nodes it proposed, its own or not
+    proposed_accepted: int = 0  # of these
+    sole_accepted: int = 0  # accepted nodes that nobody else proposed
+
+    def plus(self, other: SourceCounts) -> SourceCounts:
+        """Both together."""
+        return SourceCounts(*map(operator.add, self, other))
+
+    @property
+    def named(self) -> dict[str, int]:
+        """Count by name, as JSON shows it."""
+        return self._asdict()
+
+
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     """What one choice cost. ``len(tokens) = 1 + sum(step_tokens)`` and ``target_forwards = len(step_tokens)``."""
 
@@ -28,7 +52,7 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int  # drafted nodes on accepted paths, cut to what was emitted
     step_tokens: list[int] = []  # tokens committed by each decode step, bonus included; at least 1 each
     max_nodes_used: int = 0  # largest tree of any step, nodes
-    by_source: dict[str, tuple[int, int]] = {}  # speculator -> (drafted, accepted), tokens
+    by_source: dict[str, SourceCounts] = {}
     seconds: float = 0.0  # from submission to the last token
     preemptions: int = 0  # how often the sequence lost its KV blocks and was prefilled again
 
@@ -44,5 +68,5 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None  # STOP, LENGTH, ABORT
     stop_reason: int | None = None  # the stop id, when one ended the text
     logprobs: list[TokenLogprob] | None = None  # one per token, when the request asked for them
-    drafts: dict[str, tuple[int, int]] | None = None  # this step: speculator -> (drafted, accepted), tokens
+    drafts: dict[str, SourceCounts] | None = None  # this step, by source
     stats: RequestStats | None = None

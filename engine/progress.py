@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.events import LENGTH, STOP, StepEvent
+from engine.events import LENGTH, STOP, SourceCounts, StepEvent
 from engine.protocol import Artefacts, Outcome
 from engine.sequence import Sequence, State
 from engine.step import Work, WorkResult
@@ -37,7 +37,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Progress
     return Progress(sequence, _event(sequence, answer, drafts) if answer.tokens else None, news)
 
 
-def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, tuple[int, int]] | None) -> StepEvent:
+def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
     last = answer.tokens[-1]
     stopped = last in sequence.params.stop_ids
     reason = STOP if stopped else LENGTH if sequence.max_new <= 0 else None

@@ -69,7 +69,8 @@ class Branch:
     accepted: the target's top ids behind its last node are read back. ``q`` ``[n, vocab]`` is the distribution each
     token was *independently sampled* from; leave it out for anything chosen by rank, score or rule. ``scores`` ``[n]``
     are the source's own estimates of the probability that the target writes a node's token once its parent was
-    accepted: combinations spend their nodes by them (``speculators.combined``).
+    accepted: combinations spend their nodes by them (``speculators.combined``). ``proposers`` ``[n]`` name the sources
+    of each node, its owner first, in a branch that several made together; else all nodes are ``source``'s.
     """
 
     tokens: Sequence[int]
@@ -78,6 +79,7 @@ class Branch:
     probe: bool = False
     q: FloatArray | None = None
     scores: Sequence[float] | None = None
+    proposers: Sequence[tuple[str, ...]] | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.events import RequestStats
+from engine.events import RequestStats, SourceCounts
 from engine.tree import TokenTree
 
 
@@ -20,23 +20,19 @@ class StatsCounter:
     n_drafted: int = 0
     n_accepted: int = 0
     max_nodes: int = 0
-    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)
     n_preempted: int = 0
 
-    def count_step(self, tree: TokenTree, accepted: Sequence[int], n_emitted: int) -> dict[str, tuple[int, int]]:
-        """One decode forward; returns the step's own (drafted, accepted) by source."""
+    def count_step(self, tree: TokenTree, accepted: Sequence[int], n_emitted: int) -> dict[str, SourceCounts]:
+        """One decode forward; returns the step's own counts by source."""
         self.step_tokens.append(n_emitted)
         self.max_nodes = max(self.max_nodes, len(tree))
-        step: dict[str, tuple[int, int]] = {}
-        for source, name in enumerate(tree.source_names):
-            mine = [node for node, owner in enumerate(tree.sources) if owner == source and not tree.probe[node]]
-            if mine:
-                step[name] = (len(mine), sum(tree.sources[node] == source for node in accepted))
-        for name, (drafted, taken) in step.items():
-            before = self.by_source.get(name, (0, 0))
-            self.by_source[name] = (before[0] + drafted, before[1] + taken)
-            self.n_drafted += drafted
-            self.n_accepted += taken
+        step = count_sources(tree, accepted)
+        for name, counts in step.items():
+            before = self.by_source.get(name)
+            self.by_source[name] = counts if before is None else before.plus(counts)
+            self.n_drafted += counts.drafted
+            self.n_accepted += counts.accepted
         return step
 
     def freeze(self) -> RequestStats:
@@ -52,3 +48,23 @@ class StatsCounter:
             seconds=time.perf_counter() - self.began,
             preemptions=self.n_preempted,
         )
+
+
+def count_sources(tree: TokenTree, accepted: Sequence[int]) -> dict[str, SourceCounts]:
+    """What every source did in one tree; sources that proposed nothing to be accepted are left out."""
+    n_sources = len(tree.source_names)
+    counts = [[0] * len(SourceCounts._fields) for _ in range(n_sources)]
+    taken = set(accepted)
+    for node, (owner, proposers) in enumerate(zip(tree.sources, tree.proposers, strict=True)):
+        if tree.probe[node]:
+            continue
+        hit = node in taken
+        counts[owner][0] += 1
+        counts[owner][1] += hit
+        counts[owner][4] += hit and proposers == 1 << owner
+        for source in range(n_sources):
+            if proposers >> source & 1:
+                counts[source][2] += 1
+                counts[source][3] += hit
+    named = zip(tree.source_names, counts, strict=True)
+    return {name: SourceCounts(*values) for name, values in named if values[2]}

@@ -36,7 +36,7 @@ class TopIds(Mapping[int, Sequence[int]]):
             return mapping
         nodes = sorted(mapping)
         ids = np.array([mapping[node] for node in nodes], dtype=np.int32)
-        return cls(np.array(nodes, dtype=np.int32), ids.reshape(len(nodes), -1))
+        return cls(np.array(nodes, dtype=np.int32), ids if nodes else ids.reshape(0, 0))
 
     def __getitem__(self, node: int) -> list[int]:
         row = int(np.searchsorted(self.nodes, node))

@@ -38,6 +38,7 @@ class TokenTree:
         q: distribution each node's token was drawn from, ``[n_nodes, vocab]`` fp32, or ``None`` when all nodes
             count as one-hot (deterministic) proposals. A row of zeros marks a single node as one-hot.
         probe_ends: last node of every probe branch (also where it was merged with a guess): read back there.
+        proposers: the sources that proposed a node, as a bit set, ``[n_nodes]``; its own source when omitted.
 
     Raises:
         ValueError: the arrays differ in length, a parent does not precede its child, a normal node hangs
@@ -53,6 +54,7 @@ class TokenTree:
         source_names: Sequence[str] = ("draft",),
         q: FloatArray | None = None,
         probe_ends: Iterable[int] = (),
+        proposers: Sequence[int] | None = None,
     ) -> None:
         n = len(tokens)
         self.tokens = list(tokens)
@@ -62,6 +64,7 @@ class TokenTree:
         self.source_names = tuple(source_names)
         self.q = q
         self.probe_ends = frozenset(probe_ends)
+        self.proposers = [1 << source for source in self.sources] if proposers is None else list(proposers)
         if not len(self.parents) == len(self.sources) == len(self.probe) == n:
             raise ValueError(
                 f"{n} tokens, {len(self.parents)} parents, {len(self.sources)} sources, "

@@ -27,6 +27,8 @@ class SpeculatorPool:
         self._extra = extra
         self._speculators: dict[str, Guarded] = {}  # method -> its speculator
         self._live: dict[int, tuple[RequestView, Guarded]] = {}  # request id -> its view and who drafts for it
+        if self._options.retrieval is not None:
+            self._options.retrieval()  # now: a corpus takes seconds, and no request should wait for it
 
     @property
     def n_live(self) -> int:

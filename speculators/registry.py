@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from engine.errors import UnknownMethodError
 from engine.protocol import Speculator
+from retrieval_store.index import Index
+from speculators.anpd import Anpd, AnpdConfig
 from speculators.autoregressive import Autoregressive
-from speculators.combined import Combined
+from speculators.combined import CombinationConfig, Combined
+from speculators.draft_model import DraftModel, DraftModelConfig
+from speculators.lookahead import Lookahead, LookaheadConfig
 from speculators.pld import PldConfig, PromptLookup
+from speculators.pld_plus import PldPlusAttention, PldPlusConfig, PldPlusHidden
+from speculators.rest import Rest, RestConfig
 from speculators.spectra_core import SpectraCore, SpectraCoreConfig
+from speculators.successors import TARGET, TEXT, SuccessorConfig, Successors
+from speculators.suffix import SuffixConfig, SuffixDecoding
+from speculators.token_recycling import TokenRecycling, TokenRecyclingConfig
 
 METHODS = (
     "autoregressive",
@@ -40,8 +49,27 @@ METHODS = (
 class SpeculatorOptions:
     """Settings of every method, at their defaults unless given."""
 
+    draft_model: DraftModelConfig = field(default_factory=DraftModelConfig)
+    anpd: AnpdConfig = field(default_factory=AnpdConfig)
+    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     pld: PldConfig = field(default_factory=PldConfig)
+    pld_plus: PldPlusConfig = field(default_factory=PldPlusConfig)  # its layer and heads are the model's: see app.heads
+    rest: RestConfig = field(default_factory=RestConfig)
+    retrieval: Callable[[], Index] | None = None  # makes or finds the corpus' index; called once per process or more
     spectra_core: SpectraCoreConfig = field(default_factory=SpectraCoreConfig)
+    suffix: SuffixConfig = field(default_factory=SuffixConfig)
+    token_recycling: TokenRecyclingConfig = field(default_factory=TokenRecyclingConfig)
+    successors: SuccessorConfig = field(default_factory=SuccessorConfig)  # of both, where they are not the papers'
+    combination: CombinationConfig = field(default_factory=CombinationConfig)
+
+    def warm(self) -> SpeculatorOptions:
+        """The same, where methods that can learn from one request for the next do so, within a namespace."""
+        return replace(
+            self,
+            suffix=replace(self.suffix, shared=True),
+            token_recycling=replace(self.token_recycling, shared=True),
+            successors=replace(self.successors, shared=True),
+        )
 
 
 Factory = Callable[[SpeculatorOptions], Speculator]
@@ -49,12 +77,26 @@ Factory = Callable[[SpeculatorOptions], Speculator]
 _FACTORIES: Mapping[str, Factory] = MappingProxyType(
     {
         "autoregressive": lambda options: Autoregressive(),
+        "draft-model": lambda options: DraftModel(options.draft_model),
+        "anpd": lambda options: Anpd(options.anpd),
+        "lookahead": lambda options: Lookahead(options.lookahead),
         "pld": lambda options: PromptLookup(options.pld),
         "spectra-core": lambda options: SpectraCore(options.spectra_core),
+        "pld-plus-h": lambda options: PldPlusHidden(options.pld_plus),
+        "pld-plus-a": lambda options: PldPlusAttention(options.pld_plus),
+        "token-recycling": lambda options: _token_recycling(options),
+        "suffix": lambda options: _suffix(options),
+        "rest": lambda options: Rest(_index(options, "rest"), options.rest),
     }
 )
 
 AVAILABLE = tuple(name for name in METHODS if name in _FACTORIES)
+
+NEEDS_INPUT = ("rest", "pld-plus-h", "pld-plus-a", "draft-model")
+"""Names that cannot be made at the default settings: a corpus, the model's layers or heads, a drafter is missing."""
+
+STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)
+"""Available names that need nothing but the text."""
 
 
 def create(
@@ -75,8 +117,40 @@ def create(
     names = [name.strip() for name in method.split("+")]
     if len(set(names)) < len(names):
         raise UnknownMethodError(f"method {method!r} names one method twice", "method")
-    parts = [_factory(name, factories)(options) for name in names]
-    return parts[0] if len(parts) == 1 else Combined(parts)
+    parts = _parts(names, factories, options)
+    return parts[0] if len(parts) == 1 else Combined(parts, options.combination)
+
+
+def _parts(names: list[str], factories: Mapping[str, Factory], options: SpeculatorOptions) -> list[Speculator]:
+    """A speculator per name; the two halves of one mixed model are made as one."""
+    halves = tuple(name for name in names if name in (TEXT, TARGET))
+    whole = len(halves) == 2 and options.suffix.mode == options.token_recycling.mode == "mixed"
+    parts: list[Speculator] = []
+    for name in names:
+        factory = _factory(name, factories)
+        if not whole or name not in halves:
+            parts.append(factory(options))
+        elif name == halves[0]:
+            parts.append(Successors(options.successors, halves))
+    return parts
+
+
+def _suffix(options: SpeculatorOptions) -> Speculator:
+    if options.suffix.mode == "paper":
+        return SuffixDecoding(options.suffix)
+    return Successors(options.successors, (TEXT,))
+
+
+def _token_recycling(options: SpeculatorOptions) -> Speculator:
+    if options.token_recycling.mode == "paper":
+        return TokenRecycling(options.token_recycling)
+    return Successors(options.successors, (TARGET,))
+
+
+def _index(options: SpeculatorOptions, method: str) -> Index:
+    if options.retrieval is None:
+        raise UnknownMethodError(f"method {method!r} needs a corpus: give --retrieval DIR", "method")
+    return options.retrieval()
 
 
 def _factory(name: str, factories: Mapping[str, Factory]) -> Factory:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.api.convert import Job
 from engine.errors import TargetLostError
-from engine.events import ABORT, STOP, RequestStats, StepEvent, TokenLogprob
+from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
 from engine.text import Detokenizer, StopMatcher
 
 
@@ -54,7 +54,7 @@ class Choice:
         self._by_token = self._matcher is not None or job.params.logprobs is not None
         self._n_chars = 0  # characters the detokenizer gave out
         self._step_tokens: list[int] = []
-        self._drafts: dict[str, tuple[int, int]] | None = {}
+        self._drafts: dict[str, SourceCounts] | None = {}
 
     def feed(self, event: StepEvent) -> Piece:
         """The step's contribution. The choice is complete when it has a ``finish_reason``.
@@ -75,8 +75,8 @@ class Choice:
         return RequestStats(
             prompt_tokens=len(self.job.prompt_ids),
             target_forwards=len(self._step_tokens),
-            drafted_tokens=sum(drafted for drafted, _ in self._drafts.values()),
-            accepted_tokens=sum(accepted for _, accepted in self._drafts.values()),
+            drafted_tokens=sum(counts.drafted for counts in self._drafts.values()),
+            accepted_tokens=sum(counts.accepted for counts in self._drafts.values()),
             step_tokens=self._step_tokens,
             by_source=self._drafts,
         )
@@ -122,8 +122,7 @@ class Choice:
             if event.drafts is None:
                 self._drafts = None
             elif self._drafts is not None:
-                for name, (drafted, accepted) in event.drafts.items():
-                    before = self._drafts.get(name, (0, 0))
-                    self._drafts[name] = (before[0] + drafted, before[1] + accepted)
+                for name, counts in event.drafts.items():
+                    self._drafts[name] = counts.plus(self._drafts[name]) if name in self._drafts else counts
         self.n_tokens += used
         self.stats = event.stats

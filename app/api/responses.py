@@ -13,7 +13,7 @@ import msgspec
 
 from app.api.assembly import Choice, Piece
 from app.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
-from engine.events import RequestStats
+from engine.events import RequestStats, SourceCounts
 
 DONE = b"data: [DONE]\n\n"
 
@@ -61,19 +61,17 @@ def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
         return {}
     steps = sum(s.target_forwards for s in every)
     drafted, accepted = sum(s.drafted_tokens for s in every), sum(s.accepted_tokens for s in every)
-    by_source: dict[str, dict[str, int]] = {}
+    by_source: dict[str, SourceCounts] = {}
     for stats in every:
-        for name, (n_drafted, n_accepted) in stats.by_source.items():
-            counts = by_source.setdefault(name, {"drafted": 0, "accepted": 0})
-            counts["drafted"] += n_drafted
-            counts["accepted"] += n_accepted
+        for name, counts in stats.by_source.items():
+            by_source[name] = counts.plus(by_source[name]) if name in by_source else counts
     figures = {
         "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
-        "by_source": by_source,
+        "by_source": {name: counts.named for name, counts in by_source.items()},
     }
     return {"speculative_decoding": figures}
 

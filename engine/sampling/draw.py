@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.sampling.noise import GUMBEL_RANGE, NoiseKey, gumbel, gumbel_row
+from engine.sampling.keys import NoiseKey
+from engine.sampling.noise import GUMBEL_RANGE, gumbel, gumbel_row
 from engine.tree import FloatArray
 
 

@@ -23,38 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.sampling.keys import GOLDEN64, GUMBEL_DOMAIN, U64, UNIFORM_DOMAIN, NoiseKey, mix64, position_key
 from engine.tree import FloatArray
 
-NoiseKey = tuple[int, int, int]  # seed (64 bit), choice, position
 GUMBEL_RANGE = 26.02  # largest minus smallest value that can occur
 
-_U64 = (1 << 64) - 1
 _U32 = (1 << 32) - 1
-_GOLDEN64 = 0x9E3779B97F4A7C15
 _GOLDEN32 = 0x9E3779B9
 _TRIPLE32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))  # (xor-shift, multiplier), then a last shift
 _LAST_SHIFT = 14
-_GUMBEL_DOMAIN = 0x67756D62
-_UNIFORM_DOMAIN = 0x756E6966
-
-
-def _mix64(x: int) -> int:
-    """One splitmix64 output for state ``x``: a permutation of the 64-bit integers."""
-    x = (x + _GOLDEN64) & _U64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _U64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _U64
-    return x ^ (x >> 31)
-
-
-@lru_cache(maxsize=4096)
-def _request_key(seed: int, choice: int, domain: int) -> int:
-    return _mix64(_mix64(_mix64(seed & _U64) ^ (choice & _U64)) ^ domain)
-
-
-def _key(key: NoiseKey, domain: int) -> int:
-    """64 well-mixed bits of a noise key."""
-    seed, choice, position = key
-    return _mix64(_request_key(seed, choice, domain) ^ (position & _U64))
 
 
 @lru_cache(maxsize=8)
@@ -95,7 +72,7 @@ def _bits_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.
 def gumbel_row(key: NoiseKey, vocab: int, ids: npt.NDArray[np.intp] | None = None) -> FloatArray:
     """One row of ``gumbel`` as NumPy array, ``[vocab]`` fp32, or its values at ``ids`` only, at their cost only."""
     counters = _counters(vocab)
-    return _gumbel_numpy(_key(key, _GUMBEL_DOMAIN), counters if ids is None else counters[ids])
+    return _gumbel_numpy(position_key(key, GUMBEL_DOMAIN), counters if ids is None else counters[ids])
 
 
 def _gumbel_numpy(key: int, counters: npt.NDArray[np.uint32]) -> FloatArray:
@@ -127,13 +104,13 @@ def gumbel(keys: Sequence[NoiseKey], vocab: int, device: torch.device | str = "c
     device = torch.device(device)
     if device.type == "cpu":
         return torch.from_numpy(np.stack([gumbel_row(key, vocab) for key in keys]))
-    return _gumbel_torch([_key(key, _GUMBEL_DOMAIN) for key in keys], vocab, device)
+    return _gumbel_torch([position_key(key, GUMBEL_DOMAIN) for key in keys], vocab, device)
 
 
 def uniforms(seed: int, choice: int, position: int, salt: int, n: int) -> list[float]:
     """``n`` numbers in [0, 1) of 53 bits each, independent of ``gumbel`` and of every other salt."""
-    key = _mix64(_key((seed, choice, position), _UNIFORM_DOMAIN) ^ salt)
-    return [(_mix64(key + i * _GOLDEN64 & _U64) >> 11) * 2.0**-53 for i in range(n)]
+    key = mix64(position_key((seed, choice, position), UNIFORM_DOMAIN) ^ salt)
+    return [(mix64(key + i * GOLDEN64 & U64) >> 11) * 2.0**-53 for i in range(n)]
 
 
 class KeyedRandom:

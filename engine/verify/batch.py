@@ -17,7 +17,8 @@ import torch
 
 from engine.events import TokenLogprob
 from engine.sampling.draw import draw_tokens
-from engine.sampling.noise import KeyedRandom, NoiseKey
+from engine.sampling.keys import NoiseKey
+from engine.sampling.noise import KeyedRandom
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import History, is_shifted, logprobs, process
 from engine.tree import ROOT, TokenTree

@@ -19,7 +19,7 @@ from app.api.http import create_app
 from app.api.service import Settings
 from deployments.messages import Health, ModelCard
 from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
-from engine.events import LENGTH, STOP, RequestStats, StepEvent, TokenLogprob
+from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
 from engine.sampling.params import SamplingParams
 
 SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -132,7 +132,7 @@ class ScriptedBackend:
                 finish_reason=finish,
                 stop_reason=reason,
                 logprobs=self._logprobs(batch, params.logprobs),
-                drafts={"pld": (4, len(batch) - 1)} if self.reports_drafts else None,
+                drafts={"pld": SourceCounts(4, len(batch) - 1, 4, len(batch) - 1, len(batch) - 1)} if self.reports_drafts else None,
                 stats=self._stats(len(prompt_ids), steps[1:]) if finish else None,
             )
             if finish:
@@ -153,7 +153,7 @@ class ScriptedBackend:
             accepted_tokens=accepted,
             step_tokens=steps,
             max_nodes_used=4,
-            by_source={"pld": (drafted, accepted)},
+            by_source={"pld": SourceCounts(drafted, accepted, drafted, accepted, accepted)},
         )
 
     async def health(self) -> Health:

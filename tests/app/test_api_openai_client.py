@@ -46,7 +46,9 @@ def test_a_stream_without_usage_carries_its_metrics_on_the_final_chunk(client) -
     steps, accepted = figures["num_spec_steps"], figures["num_accepted_draft_tokens"]
     assert figures["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
     assert figures["draft_acceptance_rate"] == pytest.approx(accepted / (4 * steps))
-    assert figures["by_source"] == {"pld": {"drafted": 4 * steps, "accepted": accepted}}
+    counts = {"drafted": 4 * steps, "accepted": accepted, "proposed": 4 * steps}
+    counts |= {"proposed_accepted": accepted, "sole_accepted": accepted}
+    assert figures["by_source"] == {"pld": counts}
     assert whole.usage.completion_tokens == 1 + steps + accepted
 
 

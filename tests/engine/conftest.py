@@ -31,13 +31,19 @@ from engine.model.shard import ModelShard, split_layers
 from engine.model.spec import read_spec
 from engine.scheduler import SchedulerOptions
 from engine.target import LocalTarget, TargetInfo
+from retrieval_store.memory import MemoryIndex
+from speculators.draft_model import DraftModel, DraftModelConfig
+from speculators.drafter import Drafter
+from speculators.pld_plus import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.pool import SpeculatorPool
 from speculators.registry import Factory
+from speculators.rest import Rest
 from speculators.testing import AlwaysRight, AlwaysWrong
 
 torch.set_num_threads(1)
 
 VOCAB = 97
+PLD_PLUS = PldPlusConfig(layer=1, dims=16, heads=((0, 1), (1, 0), (3, 2)))  # heads on every stage
 WINDOW = 24  # tokens; prompts of the tests are longer
 
 _COMMON: dict[str, Any] = {
@@ -158,17 +164,41 @@ def make_target(
     return LocalTarget(TargetInfo(shards[0].spec, n_blocks, block_size, 500), shards, reference)
 
 
+@lru_cache
+def _shaken_shard(family: str) -> ModelShard:
+    """All layers of the tiny model with its weights shaken: its argmax is the original's more often than not."""
+    model = copy.deepcopy(tiny_model(family))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.03 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    spec = read_spec(model.config)
+    return ModelShard(model, spec, split_layers(spec.n_layers, 1)[0], 600)
+
+
+def make_draft_model(family: str, tree_nodes: int = 0) -> DraftModel:
+    """A drafter that is often right about the tiny target of a family; its cache is tight."""
+    shard = _shaken_shard(family.removesuffix("_text"))
+    config = DraftModelConfig(tree_nodes=tree_nodes, tree_beam=3, prefill_chunk=50)
+    return DraftModel(config, Drafter(shard, TargetInfo(shard.spec, 60, 8, 500)))
+
+
 def make_engine(
     target: LocalTarget,
     answers: Mapping[tuple[int, ...], Sequence[int]] | None = None,
     options: SchedulerOptions | None = None,
     extra: Mapping[str, Factory] | None = None,
 ) -> Engine:
-    """An engine whose pool also knows ``always-right`` and ``always-wrong``, given the true ``answers``."""
+    """An engine whose pool also knows drafters, and ``always-right`` and ``always-wrong``, given true ``answers``."""
     known = dict(answers or {})
     factories: dict[str, Factory] = {
         "always-right": lambda _: AlwaysRight(known),
         "always-wrong": lambda _: AlwaysWrong(known),
+        "draft-model": lambda _: make_draft_model(target.info.spec.family),
+        "draft-tree": lambda _: make_draft_model(target.info.spec.family, tree_nodes=9),
+        "pld-plus-h": lambda _: PldPlusHidden(PLD_PLUS),
+        "pld-plus-a": lambda _: PldPlusAttention(PLD_PLUS),
+        "rest": lambda _: Rest(MemoryIndex([[*prompt, *answer] for prompt, answer in known.items()])),
         **(extra or {}),
     }
     return Engine(target, SpeculatorPool(extra=factories), options)

@@ -17,7 +17,24 @@ from engine.scheduler import SchedulerOptions
 from engine.target import LocalTarget, TargetOptions
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
-METHODS = ("autoregressive", "pld", "spectra-core", "always-wrong", "always-right")
+METHODS = (
+    "autoregressive",
+    "pld",
+    "anpd",
+    "lookahead",
+    "pld-plus-h",
+    "pld-plus-a",
+    "rest",
+    "spectra-core",
+    "suffix",
+    "token-recycling",
+    "suffix+token-recycling",
+    "suffix+token-recycling+spectra-core+lookahead",
+    "draft-model",
+    "draft-tree",
+    "always-wrong",
+    "always-right",
+)
 DEPTH = 4  # tokens per draft of the last two
 EOS = 2
 N_TOKENS = 20

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.sampling import draw, noise
 from engine.sampling.draw import draw_tokens
+from engine.sampling.keys import position_key
 from engine.sampling.noise import KeyedRandom, gumbel, gumbel_row, uniforms
 
 KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 200), st.integers(0, 2**31))
@@ -20,7 +21,7 @@ KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 200), st.integers(0, 
 @settings(max_examples=50, deadline=None)
 @given(KEYS, st.integers(1, 600))
 def test_numpy_and_torch_compute_the_same_integers_and_noise(key: noise.NoiseKey, vocab: int) -> None:
-    mixed = noise._key(key, 1)
+    mixed = position_key(key, 1)
     cpu = torch.device("cpu")
     bits = noise._bits_numpy(mixed, noise._counters(vocab))
     assert noise._bits_torch([mixed], vocab, cpu)[0].tolist() == bits.tolist()
@@ -41,7 +42,7 @@ def test_rows_do_not_depend_on_their_batch_and_ids_not_on_the_vocabulary() -> No
 
 def test_noise_never_changes_between_versions() -> None:
     """A seed names a text: these values are part of the interface."""
-    assert noise._bits_numpy(noise._key((42, 1, 7), 1), noise._counters(4)).tolist() == GOLDEN_BITS
+    assert noise._bits_numpy(position_key((42, 1, 7), 1), noise._counters(4)).tolist() == GOLDEN_BITS
     assert uniforms(42, 1, 7, salt=0, n=2) == pytest.approx(GOLDEN_UNIFORMS, abs=1e-15)
 
 
@@ -76,7 +77,7 @@ def test_neighbouring_keys_give_uncorrelated_noise(along: str) -> None:
 
 
 def test_every_output_bit_is_balanced_and_follows_every_key_bit() -> None:
-    key = noise._key((3, 0, 0), 1)
+    key = position_key((3, 0, 0), 1)
     counters = noise._counters(4096)
     bits = noise._bits_numpy(key, counters)
     for flipped in range(0, 64, 7):

@@ -18,13 +18,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.composer import compose
-from engine.protocol import Branch
+from engine.model.shard import ModelShard, split_layers
+from engine.model.spec import read_spec
+from engine.protocol import Branch, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
+from engine.target import TargetInfo
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match, walk, walk_greedy
+from speculators.draft_model import DraftModel, DraftModelConfig
+from speculators.drafter import Drafter as DraftingModel
 
 VOCAB, LENGTH = 3, 3
 EXACT = 1e-9
@@ -217,6 +224,62 @@ DRAFTERS: dict[str, Drafter] = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_tree_yields_the_autoregressive_distribution(name: str, params: SamplingParams) -> None:
     assert worst_error(Target(params), DRAFTERS[name]) < EXACT
+
+
+@lru_cache
+def small_model() -> DraftingModel:
+    """A drafter with weights over the same three tokens."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        initializer_range=0.7,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).float()
+    spec = read_spec(model.config)
+    return DraftingModel(ModelShard(model, spec, split_layers(1, 1)[0], 64), TargetInfo(spec, 16, 4, 32))
+
+
+def model_draft(random: Randomness, params: SamplingParams, *others: Branch) -> TokenTree:
+    """What ``draft-model`` drafts with its draws from ``random``, before or after other guesses."""
+    speculator = DraftModel(DraftModelConfig(draft_tokens=2), small_model(), lambda key: random)
+    request = RequestView(0, TokenBuffer([1, 0, 2, 1]), 4, structs.replace(params, verification="rejection"), VOCAB)
+    speculator.begin(request)
+    branches = speculator.propose(request, 8)
+    speculator.end(request)
+    assert branches[0].q is not None
+    return compose([*others, *branches], 8)
+
+
+@pytest.mark.parametrize("others", [(), (Branch([1, 2], "pld"),)], ids=["alone", "behind a guess"])
+@pytest.mark.parametrize("params", SETTINGS, ids=["T1", "T0.4", "top-k", "top-p", "top-1", "min-p and bias"])
+def test_drafts_of_a_model_yield_the_autoregressive_distribution(
+    params: SamplingParams, others: tuple[Branch, ...]
+) -> None:
+    assert worst_error(Target(params), lambda random: model_draft(random, params, *others)) < EXACT
+
+
+def test_a_model_accepts_more_by_its_distribution_than_by_its_tokens() -> None:
+    """``min(1, p / q)`` is what ``q`` is handed over for: with it, less is rejected."""
+    target, params = Target(SETTINGS[0]), SETTINGS[0]
+
+    def accepted(keeps_q: bool) -> float:
+        def step(random: Randomness) -> int:
+            tree = model_draft(random, params)
+            if not keeps_q:
+                tree = TokenTree(tree.tokens, tree.parents)
+            p = target.table(tree)
+            return len(walk(tree, lambda node: decide_rejection(p[node + 1], tree, node, random))[0])
+
+        return sum(n * weight for n, weight in every_outcome(step))
+
+    assert accepted(keeps_q=True) > accepted(keeps_q=False) + 0.05
 
 
 @pytest.mark.parametrize(

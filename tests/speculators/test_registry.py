@@ -9,7 +9,7 @@ from engine.errors import UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
 from speculators.combined import Combined
 from speculators.pld import PldConfig
-from speculators.registry import AVAILABLE, METHODS, SpeculatorOptions, create
+from speculators.registry import AVAILABLE, METHODS, NEEDS_INPUT, STANDALONE, SpeculatorOptions, create
 from speculators.spectra_core import SpectraCoreConfig
 from speculators.testing import AlwaysRight, AlwaysWrong
 from speculators.testing_target import HashTarget
@@ -27,11 +27,18 @@ def test_drafting_on_the_cpu_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", modules], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", AVAILABLE)
+@pytest.mark.parametrize("name", STANDALONE)
 def test_available_methods_follow_the_protocol_and_carry_their_name(name):
     speculator = create(name)
     assert isinstance(speculator, Speculator)
     assert speculator.name == name
+
+
+@pytest.mark.parametrize("name", NEEDS_INPUT)
+def test_methods_without_their_input_say_so(name):
+    with pytest.raises(UnknownMethodError, match=f"{name}'? needs ") as caught:
+        create(name)
+    assert caught.value.param == "method"
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(AVAILABLE)))
@@ -45,8 +52,9 @@ def test_later_methods_are_not_available_yet(name):
 
 @pytest.mark.parametrize("name", ["", "pld+", "magic", "PLD", "always-right"])
 def test_unknown_names_are_refused_with_the_available_ones(name):
-    with pytest.raises(UnknownMethodError, match=r"unknown method .*autoregressive, pld, spectra-core"):
+    with pytest.raises(UnknownMethodError, match=r"unknown method .*; available: ") as caught:
         create(name)
+    assert set(AVAILABLE) <= set(str(caught.value).partition("available: ")[2].split(", "))
 
 
 def test_a_method_cannot_be_named_twice():
@@ -82,7 +90,7 @@ def test_speculators_for_tests_come_in_by_argument_only(decode):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 64])
-@pytest.mark.parametrize("method", [*AVAILABLE, "pld+spectra-core", "spectra-core+pld", "pld+autoregressive"])
+@pytest.mark.parametrize("method", [*STANDALONE, "pld+spectra-core", "spectra-core+pld", "pld+autoregressive"])
 def test_every_method_gives_the_plain_text(decode, method, budget):
     target = HashTarget(48, n_successors=2)
     prompt = [3, 1, 4, 1, 5]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.loops import loop_start, steps_before
+from app.bench.loops import loop_start, steps_before
 
 
 def test_a_text_without_repetition_has_no_loop() -> None:

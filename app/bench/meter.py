@@ -1,0 +1,131 @@
+"""An engine that keeps time: what each step took, what of it was the target's, and which sequences were in it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from engine.events import StepEvent
+from engine.loop import Engine, Job
+from engine.protocol import DraftPool
+from engine.scheduler import SchedulerOptions
+from engine.step import Step, StepResult
+from engine.target import Target
+from speculators import guarded
+
+
+@dataclass(slots=True)
+class Times:
+    """One sequence's time; a list has one entry per decode step, in seconds."""
+
+    seconds: float = 0.0  # its share of all steps it was in, and its speculator's begin
+    step_seconds: list[float] = field(default_factory=list)
+    target_seconds: list[float] = field(default_factory=list)
+    step_nodes: list[int] = field(default_factory=list)  # rows beyond one per sequence
+
+
+class FailureCount(logging.Handler):
+    """Counts the drafting failures that the fence around speculators logs: decoding goes on, figures suffer.
+
+    Use it as a context; ``take`` gives the failures since it was last asked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._n = 0
+
+    def __enter__(self) -> FailureCount:
+        logging.getLogger(guarded.__name__).addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger(guarded.__name__).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more."""
+        self._n += 1
+
+    def take(self) -> int:
+        """Failures since the last call."""
+        taken, self._n = self._n, 0
+        return taken
+
+
+class TimedTarget:
+    """A target that remembers its last step and what it took."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.info = target.info
+        self.last: Step | None = None
+        self.seconds = 0.0
+
+    def step(self, step: Step) -> StepResult:
+        """The target's own."""
+        began = time.perf_counter()
+        result = self._target.step(step)
+        self.seconds = time.perf_counter() - began
+        self.last = step
+        return result
+
+
+class MeteredEngine(Engine):
+    """An engine that times its steps and decides which state speculators see.
+
+    A step's time is shared evenly by the sequences in it, so that the seconds of all sequences sum to the time the
+    engine worked, at any batch size; the step's own time is nobody's share, but the whole.
+
+    Args:
+        target: what runs.
+        pool: its speculators.
+        options: of the scheduler.
+        namespace: called for every job; jobs in one namespace share what speculators learn.
+    """
+
+    def __init__(
+        self, target: Target, pool: DraftPool, options: SchedulerOptions, namespace: Callable[[], str]
+    ) -> None:
+        self._timed = TimedTarget(target)
+        super().__init__(self._timed, pool, options)
+        self._namespace = namespace
+        self._times: dict[int, Times] = {}
+        self.finished: deque[Times] = deque()  # in the order of the events that ended sequences
+
+    def submit(self, job: Job) -> int:
+        """Queue a job in its namespace; what the speculator does with the prompt is part of its time."""
+        job = replace(job, namespace=self._namespace())
+        began = time.perf_counter()
+        seq = super().submit(job)
+        self._times[seq] = Times(time.perf_counter() - began)
+        return seq
+
+    def cancel(self, seq: int) -> None:
+        """Stop a job now."""
+        super().cancel(seq)
+        self._times.pop(seq, None)
+
+    def step(self) -> list[tuple[int, StepEvent]]:
+        """One target step."""
+        self._timed.last = None
+        began = time.perf_counter()
+        events = super().step()
+        seconds = time.perf_counter() - began
+        if self._timed.last is not None:
+            self._share(self._timed.last, seconds)
+        for seq, event in events:
+            if event.finish_reason is not None:
+                self.finished.append(self._times.pop(seq))
+        return events
+
+    def _share(self, step: Step, seconds: float) -> None:
+        rows = sum(len(work.tokens) + (0 if work.tree is None else len(work.tree)) for work in step.work)
+        for work in step.work:
+            times = self._times[work.seq]
+            times.seconds += seconds / len(step.work)
+            if work.tree is not None:
+                times.step_seconds.append(seconds)
+                times.target_seconds.append(self._timed.seconds)
+                times.step_nodes.append(rows - len(step.work))

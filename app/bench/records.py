@@ -1,0 +1,220 @@
+"""What a run leaves behind: one record per method, repeat and turn, kept as JSON lines.
+
+Tables, plots and the JSON document are made from records alone, so whatever writes records gets all of them: runs of a
+model (``app.bench.runs``) with times, replays of recorded answers without.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from engine.drafting import AUTOREGRESSIVE
+from engine.errors import ConfigError
+from engine.events import RequestStats, SourceCounts
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+COUNTS = SourceCounts._fields
+"""What is counted per source, in the order ``RequestStats.by_source`` has it; tokens."""
+
+
+class Setting(NamedTuple):
+    """What methods are compared under: figures of different settings never mix."""
+
+    temperature: float = 0.0
+    warm: bool = False
+
+    @property
+    def label(self) -> str:
+        """For people: ``greedy, cold``."""
+        decoding = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
+        return f"{decoding}, {'warm' if self.warm else 'cold'}"
+
+
+class Key(NamedTuple):
+    """What a record is the record of."""
+
+    setting: Setting
+    method: str
+    repeat: int
+    question: int  # its index
+    turn: int
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one method did on one turn of one question.
+
+    The lists have one entry per decode step, the prefill left out: ``step_tokens`` sum to ``len(token_ids) - 1``.
+    A record without times (a replay) leaves ``step_seconds``, ``target_seconds`` and ``seconds`` at their defaults.
+    """
+
+    method: str
+    index: int  # of the question among those asked
+    prompt_tokens: int
+    token_ids: list[int]  # a terminating EOS included
+    step_tokens: list[int]  # committed by each step, bonus token included; at least 1 each
+    temperature: float = 0.0
+    warm: bool = False  # speculator state kept across prompts
+    repeat: int = 0
+    turn: int = 0
+    question_id: int | str = ""
+    category: str = ""
+    finish_reason: str = ""
+    step_nodes: list[int] = []  # rows each step scored beyond one per sequence: drafted nodes, probes included
+    step_seconds: list[float] = []  # whole steps, drafting included
+    target_seconds: list[float] = []  # the target's part of them
+    seconds: float = 0.0  # from prompt to last token; a batch's steps are shared evenly by the sequences in them
+    by_source: dict[str, dict[str, int]] = {}  # speculator -> name in COUNTS -> nodes
+    failures: int = 0  # exceptions of the method; it drafts nothing more for a request after one
+
+    @property
+    def setting(self) -> Setting:
+        """What it was measured under."""
+        return Setting(self.temperature, self.warm)
+
+    @property
+    def key(self) -> Key:
+        """What it is the record of."""
+        return Key(self.setting, self.method, self.repeat, self.index, self.turn)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether other methods are held against it."""
+        return self.method == AUTOREGRESSIVE
+
+
+def source_counts(stats: RequestStats) -> dict[str, dict[str, int]]:
+    """What each speculator of a request drafted, and what came of it, as a record keeps it."""
+    return {name: counts.named for name, counts in stats.by_source.items()}
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """A short name of settings: equal for equal settings only."""
+    return hashlib.sha256(msgspec.json.encode(dict(settings), order="deterministic")).hexdigest()[:16]
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """First line of a record file."""
+
+    fingerprint: str
+    settings: dict[str, Any]
+
+
+class _Forgotten(msgspec.Struct, frozen=True):
+    """A line that takes earlier records back."""
+
+    forgotten: list[Key]
+
+
+_FORGOTTEN = b'{"forgotten":'  # how its line begins
+
+
+class RecordFile:
+    """Records on disk: what was measured so far, and where more is appended. One process at a time.
+
+    Every record is on disk when ``append`` returns, so a run that is killed loses at most the record being written.
+
+    Args:
+        path: of the JSON-lines file; made with its folder if missing. Its first line holds the settings.
+        settings: everything that decides what the records say.
+        restart: forget what is there.
+
+    Raises:
+        ConfigError: the file belongs to other settings (the message names them), is in use, or is no record file.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], restart: bool = False) -> None:
+        self.path = path
+        self._header = _Header(fingerprint(settings), msgspec.to_builtins(dict(settings)))
+        self._records: dict[Key, Record] = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"--out {path.parent}: {error.strerror}") from error
+        try:
+            self._lock()
+            if restart:
+                self._file.truncate(0)
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> RecordFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    @property
+    def records(self) -> list[Record]:
+        """Everything measured so far; a record measured twice counts as measured last."""
+        return list(self._records.values())
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether a record is there already."""
+        return key in self._records
+
+    def append(self, record: Record) -> None:
+        """Keep a record."""
+        self._records[record.key] = record
+        self._write(record)
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Treat records as never measured, now and when the file is read again."""
+        known = [key for key in keys if self._records.pop(key, None) is not None]
+        if known:
+            self._write(_Forgotten(known))
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{self.path} is being written by another bench") from error
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        raw = self._file.read()
+        whole = raw[: raw.rfind(b"\n") + 1]  # a killed run may leave half a line at the end
+        self._file.truncate(len(whole))
+        lines = whole.split(b"\n")[:-1]
+        if not lines:
+            self._write(self._header)
+            return
+        self._check(self._decode(1, lines[0], _Header))
+        for number, line in enumerate(lines[1:], start=2):
+            if line.startswith(_FORGOTTEN):
+                for key in self._decode(number, line, _Forgotten).forgotten:
+                    self._records.pop(key, None)
+            else:
+                record = self._decode(number, line, Record)
+                self._records[record.key] = record
+
+    def _decode(self, number: int, line: bytes, kind: type[Kind]) -> Kind:
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{self.path}, line {number}: {error}; --restart begins anew") from error
+
+    def _check(self, found: _Header) -> None:
+        if found.fingerprint == self._header.fingerprint:
+            return
+        mine, theirs = self._header.settings, found.settings
+        differ = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
+        changes = "; ".join(f"{name}: {theirs.get(name)!r} there, {mine.get(name)!r} now" for name in differ)
+        raise ConfigError(f"{self.path} holds records of other settings ({changes}): use --restart or another --out")
+
+    def _write(self, value: msgspec.Struct) -> None:
+        self._file.write(msgspec.json.encode(value) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())

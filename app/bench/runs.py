@@ -1,0 +1,236 @@
+"""Running methods side by side on a model, and writing down what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from msgspec.structs import replace
+from transformers import PreTrainedTokenizerFast
+
+from app.bench.meter import FailureCount, MeteredEngine, Times
+from app.bench.records import Key, Record, RecordFile, Setting, source_counts
+from app.generate import Answer, Generator
+from app.prompts import Conversation, Question, encode_chat, encode_raw
+from engine.admission import check_needs
+from engine.errors import ConfigError
+from engine.sampling.params import SamplingParams
+from engine.scheduler import SchedulerOptions
+from engine.target import Target
+from speculators.pool import SpeculatorPool
+
+WARM_UP_TOKENS = 16
+UNIT_BATCHES = 8  # batches of questions that one method answers before the next one's turn, at batch sizes above 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure."""
+
+    methods: Sequence[str]
+    settings: Sequence[Setting]
+    questions: Sequence[Question]
+    params: SamplingParams  # temperature and, when it samples, seed + repeat are put in
+    repeats: int = 1
+    batch_size: int = 1
+    max_nodes: int = 64
+    raw: bool = False
+    warm_passes: int = 1  # passes over the questions before the measured one, in warm settings
+
+    def turns(self, question: int) -> int:
+        """Turns of a question that are run."""
+        return 1 if self.raw else len(self.questions[question].turns)
+
+    @property
+    def n_turns(self) -> int:
+        """Turns of one pass."""
+        return sum(map(self.turns, range(len(self.questions))))
+
+    def units(self) -> list[range]:
+        """Questions that a method answers in one go; short, so that all methods meet the same machine."""
+        size = 1 if self.batch_size == 1 else UNIT_BATCHES * self.batch_size
+        n = len(self.questions)
+        return [range(start, min(n, start + size)) for start in range(0, n, size)]
+
+    def keys(self, setting: Setting, method: str, repeat: int, questions: range) -> list[Key]:
+        """Records that some questions make."""
+        return [Key(setting, method, repeat, q, turn) for q in questions for turn in range(self.turns(q))]
+
+
+class Bench:
+    """Measures a plan on one engine.
+
+    Methods take turns question by question (unit by unit in batches), each round in another order, so that a machine
+    that changes its speed changes it for all. A cold setting gives every turn a namespace of its own, so that no
+    speculator knows anything of earlier ones; a warm setting gives all turns of a method and repeat the same.
+
+    Args:
+        target: what writes.
+        tokenizer: of the target.
+        pools: speculators of cold (False) and of warm settings, as far as the plan has such.
+        plan: what to measure.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: PreTrainedTokenizerFast,
+        pools: Mapping[bool, SpeculatorPool],
+        plan: Plan,
+    ) -> None:
+        self._plan = plan
+        self._pools = pools
+        self._tokenizer = tokenizer
+        self._fresh = (f"cold {i}" for i in count())
+        self._shared: str | None = None  # the namespace of warm turns
+        size = max(64, plan.batch_size)
+        options = SchedulerOptions(max_sequences=size, max_waiting=size)
+        self._engine = MeteredEngine(target, pools[plan.settings[0].warm], options, self._namespace)
+        self._failures = FailureCount()
+
+    def check(self) -> None:
+        """Refuse what would stop the run halfway.
+
+        Raises:
+            UnknownMethodError: a method is unknown or not available yet.
+            ConfigError: a method lacks what it needs, or a question is longer than the model's context.
+        """
+        info, params = self._engine.target.info, self._plan.params
+        for pool in self._pools.values():
+            for method in self._plan.methods:
+                check_needs(pool.needs(method), info.spec)
+        for i, question in enumerate(self._plan.questions):
+            n = len(first_prompt(self._tokenizer, question, self._plan.raw))
+            if n + params.max_tokens > info.max_model_len:
+                raise ConfigError(
+                    f"question {i} ({question.question_id}) has {n} tokens: with --max-new-tokens {params.max_tokens} "
+                    f"they exceed the context of {info.max_model_len}"
+                )
+
+    def work(self, file: RecordFile) -> int:
+        """Turns still to be run, warming passes included; forgets the parts of passes that cannot be continued."""
+        plan, todo = self._plan, 0
+        for repeat, setting, method in self._passes():
+            keys = plan.keys(setting, method, repeat, range(len(plan.questions)))
+            missing = [key for key in keys if key not in file]
+            if setting.warm and missing:  # what the speculator had learnt is gone: from the start again
+                file.forget(keys)
+                todo += (1 + plan.warm_passes) * len(keys)
+            else:
+                todo += sum(plan.turns(q) for q in {key.question for key in missing})
+        return todo
+
+    def run(self, file: RecordFile, done: Callable[[], object]) -> None:
+        """Measure what ``file`` does not hold yet.
+
+        Args:
+            file: gets a record per turn as it is complete.
+            done: called after every turn.
+        """
+        with self._failures:
+            if self.work(file):
+                self._warm_up()
+            self._measure(file, done)
+
+    def _measure(self, file: RecordFile, done: Callable[[], object]) -> None:
+        plan = self._plan
+        for repeat in range(plan.repeats):
+            for setting in plan.settings:
+                if setting.warm:
+                    self._teach(file, setting, repeat, done)
+                for i, unit in enumerate(plan.units()):
+                    for method in rotated(plan.methods, i + repeat):
+                        for record in self._missing(file, setting, method, repeat, unit):
+                            file.append(record)
+                            done()
+
+    def _passes(self) -> Iterator[tuple[int, Setting, str]]:
+        for repeat in range(self._plan.repeats):
+            for setting in self._plan.settings:
+                for method in self._plan.methods:
+                    yield repeat, setting, method
+
+    def _warm_up(self) -> None:
+        """First steps are slow (memory is touched, code is loaded): every method makes some that nobody counts."""
+        short = replace(self._plan.params, max_tokens=min(WARM_UP_TOKENS, self._plan.params.max_tokens))
+        first = [Question(self._plan.questions[0].turns[:1])]
+        for pool in self._pools.values():
+            self._engine.pool = pool
+            for method in self._plan.methods:
+                for _ in self._answers(first, short, method):
+                    pass
+        self._failures.take()
+
+    def _teach(self, file: RecordFile, setting: Setting, repeat: int, done: Callable[[], object]) -> None:
+        every = range(len(self._plan.questions))
+        for _ in range(self._plan.warm_passes):
+            for method in self._plan.methods:
+                if any(key not in file for key in self._plan.keys(setting, method, repeat, every)):
+                    for _ in self._records(setting, method, repeat, every):
+                        done()
+
+    def _missing(self, file: RecordFile, setting: Setting, method: str, repeat: int, unit: range) -> Iterator[Record]:
+        """Records of the questions in ``unit`` that lack one; a question's turns are run together."""
+        lacking = {k.question for k in self._plan.keys(setting, method, repeat, unit) if k not in file}
+        return self._records(setting, method, repeat, sorted(lacking))
+
+    def _records(self, setting: Setting, method: str, repeat: int, questions: Sequence[int]) -> Iterator[Record]:
+        self._engine.pool = self._pools[setting.warm]  # no sequence is alive between two calls
+        self._shared = f"{setting.label}, {method}, {repeat}" if setting.warm else None
+        params = replace(self._plan.params, temperature=setting.temperature)
+        if setting.temperature > 0:
+            params = replace(params, seed=(params.seed + repeat) % 2**64)
+        asked = [self._plan.questions[q] for q in questions]
+        for answer, times in self._answers(asked, params, method):
+            record = _record(setting, method, repeat, questions[answer.index], asked[answer.index], answer, times)
+            yield replace(record, failures=self._failures.take())
+
+    def _answers(
+        self, questions: Sequence[Question], params: SamplingParams, method: str
+    ) -> Iterator[tuple[Answer, Times]]:
+        plan = self._plan
+        generator = Generator(self._engine, self._tokenizer, params, method, plan.max_nodes, plan.raw)
+        for answer in generator.answers(questions, plan.batch_size):
+            yield answer, self._engine.finished.popleft()
+
+    def _namespace(self) -> str:
+        return next(self._fresh) if self._shared is None else self._shared
+
+
+def first_prompt(tokenizer: PreTrainedTokenizerFast, question: Question, raw: bool) -> list[int]:
+    """Ids of a question's first turn, as ``Generator`` encodes it."""
+    return encode_raw(tokenizer, question.turns[0]) if raw else encode_chat(tokenizer, Conversation(question, []).ask())
+
+
+def rotated(methods: Sequence[str], by: int) -> list[str]:
+    """The methods, beginning with another one each time."""
+    by %= len(methods)
+    return [*methods[by:], *methods[:by]]
+
+
+def _record(
+    setting: Setting, method: str, repeat: int, index: int, question: Question, answer: Answer, times: Times
+) -> Record:
+    def rounded(seconds: Sequence[float]) -> list[float]:
+        return [round(value, 6) for value in seconds]
+
+    return Record(
+        method=method,
+        index=index,
+        prompt_tokens=answer.stats.prompt_tokens,
+        token_ids=answer.token_ids,
+        step_tokens=answer.stats.step_tokens,
+        temperature=setting.temperature,
+        warm=setting.warm,
+        repeat=repeat,
+        turn=answer.turn,
+        question_id=question.question_id,
+        category=question.category,
+        finish_reason=answer.finish_reason,
+        step_nodes=times.step_nodes,
+        step_seconds=rounded(times.step_seconds),
+        target_seconds=rounded(times.target_seconds),
+        seconds=round(times.seconds, 6),
+        by_source=source_counts(answer.stats),
+    )

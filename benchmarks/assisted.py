@@ -1,0 +1,271 @@
+"""Our draft-model and pld beside Hugging Face's assisted generation and prompt lookup, on the same prompts.
+
+Hugging Face drafts 5 tokens with the same small model (constant schedule, no confidence threshold) or looks up 10; ours
+run with the same numbers, as a chain and as trees. Forwards of the target are counted by wrapping its ``forward``; what
+each committed is read from the streamer. Two figures for both sides:
+
+* *decode*: tokens per forward without the first one, which reads the prompt. This is what the other tables count;
+* *all*: tokens per forward, the first one included. Hugging Face drafts behind the prompt before it has read it, so its
+  first forward may commit several tokens; ours commits one.
+
+Times are of a whole run, divided; *drafting* and *scoring* are medians per step, in ms. Texts are compared with Hugging
+Face's ``generate``; with --temperature both sides sample, and ours are compared with our own autoregressive ones. Last
+line: one JSON document.
+
+    python -m benchmarks.assisted --model DIR --draft-model DIR --prompts DIR [--temperature 0.8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM
+
+from app.prompts import encode_chat
+from app.tokenizers import load_tokenizer
+from benchmarks.prompt_sets import questions
+from engine.loop import Engine, Job
+from engine.sampling.params import SamplingParams
+from engine.target import LocalTarget, TargetOptions
+from speculators.draft_model import DraftModelConfig
+from speculators.pld import PldConfig
+from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+
+K = 5  # drafted tokens
+LOOKUP = 10  # looked-up tokens
+
+
+@dataclass(slots=True)
+class Text:
+    """One output: its ids, and how many tokens each forward committed, the first one (the prompt's) apart."""
+
+    ids: list[int]
+    first: int
+    steps: list[int]
+
+
+@dataclass(slots=True)
+class Result:
+    """All outputs of one row."""
+
+    texts: list[Text] = field(default_factory=list)
+    seconds: float = 0.0
+    drafting: list[float] = field(default_factory=list)  # seconds of every call, ours only
+    scoring: list[float] = field(default_factory=list)  # seconds of every step of the target, ours only
+
+    def figures(self) -> dict[str, float]:
+        """Tokens per forward, and milliseconds."""
+        tokens, forwards = sum(sum(t.steps) for t in self.texts), sum(len(t.steps) for t in self.texts)
+        n_all = tokens + sum(text.first for text in self.texts)
+        return {
+            "decode": round(tokens / max(1, forwards), 3),
+            "all": round(n_all / (forwards + len(self.texts)), 3),
+            "ms_per_step": round(1e3 * self.seconds / (forwards + len(self.texts)), 2),
+            "ms_per_token": round(1e3 * self.seconds / n_all, 2),
+            "median_drafting_ms": round(1e3 * median(self.drafting or [0.0]), 2),
+            "median_scoring_ms": round(1e3 * median(self.scoring or [0.0]), 2),
+        }
+
+
+class Steps:
+    """A streamer that notes how many tokens come at a time; the first thing put is the prompt."""
+
+    def __init__(self) -> None:
+        self.puts: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        """Tokens that one forward committed."""
+        self.puts.append(value.numel())
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+
+class Counted:
+    """A Hugging Face model whose forwards are counted."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.n_forwards = 0
+        self._forward = self.model.forward
+        self.model.forward = self._count
+
+    def _count(self, *args: Any, **kwargs: Any) -> Any:
+        self.n_forwards += 1
+        return self._forward(*args, **kwargs)
+
+    def generate(self, prompt: Sequence[int], arguments: argparse.Namespace, **options: Any) -> Text:
+        """One output; every forward must have committed something."""
+        ids, steps = torch.tensor([prompt]), Steps()
+        self.n_forwards = 0
+        torch.manual_seed(arguments.seed)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if arguments.temperature:
+            sampling = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0}
+        mask = torch.ones_like(ids)
+        out = self.model.generate(
+            ids, attention_mask=mask, max_new_tokens=arguments.max_new_tokens, streamer=steps, **sampling, **options
+        )
+        committed = steps.puts[1:]
+        assert len(committed) == self.n_forwards, (committed, self.n_forwards)
+        return Text(out[0, len(prompt) :].tolist(), committed[0], committed[1:])
+
+
+def assistant(path: Path) -> Any:
+    """The drafting model as a fair count needs it."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.num_assistant_tokens = K
+    model.generation_config.num_assistant_tokens_schedule = "constant"
+    model.generation_config.assistant_confidence_threshold = 0
+    return model
+
+
+def hugging_face(arguments: argparse.Namespace) -> dict[str, Callable[[Sequence[int]], Text]]:
+    """Rows of Hugging Face by label."""
+    counted, small = Counted(arguments.model), assistant(arguments.draft_model)
+    lookup: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP}
+    rows: dict[str, Callable[[Sequence[int]], Text]] = {
+        "HF generate": lambda prompt: counted.generate(prompt, arguments),
+        f"HF assisted, {K} tokens": lambda prompt: counted.generate(prompt, arguments, assistant_model=small),
+        f"HF prompt lookup, {LOOKUP}": lambda prompt: counted.generate(prompt, arguments, **lookup),
+        f"HF prompt lookup, {LOOKUP}, n-gram 3": lambda prompt: counted.generate(
+            prompt, arguments, max_matching_ngram_size=3, **lookup
+        ),
+    }
+    if arguments.temperature:
+        del rows["HF generate"]  # no text equals another's
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A row of ours."""
+
+    method: str
+    options: SpeculatorOptions = field(default_factory=SpeculatorOptions)
+    verification: str = "coupled"
+
+
+def ours(drafter: str, is_sampled: bool) -> dict[str, Ours]:
+    """Rows of ours by label."""
+
+    def drafting(n_nodes: int, verification: str = "coupled") -> Ours:
+        config = DraftModelConfig(drafter, draft_tokens=K, tree_nodes=n_nodes)
+        return Ours("draft-model", SpeculatorOptions(draft_model=config), verification)
+
+    first = SpeculatorOptions(pld=PldConfig(tie_break="first"))
+    rows = {
+        "autoregressive": Ours("autoregressive"),
+        f"draft-model, chain of {K}": drafting(0),
+        f"draft-model, tree of {K}": drafting(K),
+        "draft-model, tree of 16": drafting(16),
+        "draft-model, tree of 64": drafting(64),
+        "pld": Ours("pld"),
+        "pld, first match": Ours("pld", first),
+    }
+    if is_sampled:
+        rows[f"draft-model, chain of {K}, rejection"] = drafting(0, verification="rejection")
+        rows["pld, rejection"] = Ours("pld", verification="rejection")
+    return rows
+
+
+def run_ours(target: LocalTarget, row: Ours, prompts: Sequence[list[int]], params: SamplingParams) -> Result:
+    """All prompts, one after the other, state cold."""
+    result = Result()
+    engine = Engine(target, SpeculatorPool(row.options))
+    engine.complete(Job(prompts[0], params, row.method))  # loads the small model
+    _time(engine.pool, "advance", result.drafting)
+    _time(target, "step", result.scoring)
+    began = time.perf_counter()
+    for prompt in prompts:
+        done = engine.complete(Job(prompt, params, row.method))
+        result.texts.append(Text(done.token_ids, 1, done.stats.step_tokens))
+    result.seconds = time.perf_counter() - began
+    del target.step  # the wrapper
+    return result
+
+
+def _time(owner: Any, name: str, seconds: list[float]) -> None:
+    """Note how long every call of a method of ``owner`` takes."""
+    call = getattr(owner, name)
+
+    def timed(*args: Any) -> Any:
+        began = time.perf_counter()
+        result = call(*args)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    setattr(owner, name, timed)
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    tokenizer = load_tokenizer(arguments.model)
+    asked = [q for some in questions(arguments.prompts, arguments.per_kind).values() for q in some]
+    prompts = [encode_chat(tokenizer, [{"role": "user", "content": question.turns[0]}]) for question in asked]
+    results: dict[str, Result] = {}
+    for label, generate in {} if arguments.ours_only else hugging_face(arguments).items():
+        results[label] = Result()
+        began = time.perf_counter()
+        results[label].texts = [generate(prompt) for prompt in tqdm(prompts, desc=label, file=sys.stderr)]
+        results[label].seconds = time.perf_counter() - began
+    target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
+    for label, row in ours(str(arguments.draft_model), arguments.temperature > 0).items():
+        params = SamplingParams(
+            max_tokens=arguments.max_new_tokens,
+            temperature=arguments.temperature,
+            seed=arguments.seed,
+            stop_ids=target.info.spec.eos_ids,
+            verification=row.verification,
+        )
+        results[label] = run_ours(target, row, prompts, params)
+    report(results, arguments)
+
+
+def report(results: Mapping[str, Result], arguments: argparse.Namespace) -> None:
+    """The table, and the JSON document."""
+    reference = results.get("HF generate", results["autoregressive"])
+    rows: dict[str, Any] = {}
+    print("| | tokens per forward: decode | all | ms per step | ms per token | drafting | scoring | equal texts |")
+    print("|---|---|---|---|---|---|---|---|")
+    for label, result in results.items():
+        figures = result.figures()
+        same = sum(a.ids == b.ids for a, b in zip(result.texts, reference.texts, strict=True))
+        rows[label] = figures | {"identical": same, "of": len(result.texts)}
+        shown = " | ".join(f"{value:.2f}" for value in figures.values())
+        print(f"| {label} | {shown} | {same}/{len(result.texts)} |")
+    document = {"model": arguments.model.name, "temperature": arguments.temperature, "seed": arguments.seed}
+    print(json.dumps(document | {"rows": rows}))
+    if arguments.texts:
+        arguments.texts.write_text(json.dumps({k: [asdict(t) for t in v.texts] for k, v in results.items()}))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint directory of the target")
+    parser.add_argument("--draft-model", type=Path, required=True, help="checkpoint directory of the small model")
+    parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
+    parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind (default: 12)")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ours-only", action="store_true", help="leave Hugging Face out: for the times")
+    parser.add_argument("--texts", type=Path, help="write every text and its steps to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
