@@ -13,6 +13,7 @@ from app.api.service import Settings
 from app.config import EdgeOptions, ServeConfig
 from app.drafter import check_served_drafter
 from app.heads import serve_speculators
+from app.step_costs import router_options
 from app.tokenizers import load_tokenizer
 from app.version import VERSION
 from deployments.client import RouterClient
@@ -48,7 +49,7 @@ def build_app(args: ServeConfig) -> Application:
     }
     target = serve.deployment(TargetDeployment, name="Target", **common).bind(args.target(), args.pipeline())
     router = serve.deployment(RouterDeployment, name="Router", **common).bind(
-        target, args.router(), serve_speculators(args), args.placement()
+        target, router_options(args), serve_speculators(args), args.placement()
     )
     edge = EdgeOptions(args.model_path, VERSION, args.default_max_tokens, int(args.max_body_mib * 2**20))
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=args.ingress_replicas, **common)

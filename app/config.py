@@ -20,6 +20,8 @@ from deployments.options import PipelineOptions, RouterOptions, SpeculatorPlacem
 from engine.scheduler import SchedulerOptions
 from engine.target import GIB, TargetOptions
 from speculators.anpd import AnpdConfig
+from speculators.auto import AutoConfig
+from speculators.combined import CombinationConfig
 from speculators.draft_model import DraftModelConfig
 from speculators.lookahead import LookaheadConfig
 from speculators.pld import PldConfig
@@ -27,6 +29,9 @@ from speculators.pld_plus import PldPlusConfig
 from speculators.registry import SpeculatorOptions
 from speculators.rest import RestConfig
 from speculators.spectra_core import SpectraCoreConfig
+from speculators.successors import SuccessorConfig
+from speculators.suffix import SuffixConfig
+from speculators.token_recycling import TokenRecyclingConfig
 
 
 class ServeConfig(BaseModel):
@@ -71,6 +76,11 @@ class ServeConfig(BaseModel):
     retrieval: str | None = Field(None, description="corpus of rest: a folder or file of text or JSON lines")
     rest: dict[str, Any] = Field(default_factory=dict, description="settings of rest")
     spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
+    suffix: dict[str, Any] = Field(default_factory=dict, description="settings of suffix")
+    token_recycling: dict[str, Any] = Field(default_factory=dict, description="settings of token-recycling")
+    successors: dict[str, Any] = Field(default_factory=dict, description="settings both of these share")
+    combination: dict[str, Any] = Field(default_factory=dict, description="settings of a+b")
+    auto: dict[str, Any] = Field(default_factory=dict, description="settings of auto")
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
@@ -133,6 +143,11 @@ class ServeConfig(BaseModel):
             rest=_settings(RestConfig, self.rest, "rest"),
             retrieval=corpus_index(self.retrieval, self.model_path),
             spectra_core=_settings(SpectraCoreConfig, self.spectra_core, "spectra_core"),
+            suffix=_settings(SuffixConfig, self.suffix, "suffix"),
+            token_recycling=_settings(TokenRecyclingConfig, self.token_recycling, "token_recycling"),
+            successors=_settings(SuccessorConfig, self.successors, "successors"),
+            combination=_settings(CombinationConfig, self.combination, "combination"),
+            auto=_settings(AutoConfig, self.auto, "auto"),
         )
 
     def _drafter(self) -> dict[str, Any]:

@@ -65,7 +65,9 @@ def config_from(arguments: argparse.Namespace) -> ServeConfig:
         ConfigError: names the flag, the value and what would be right.
     """
     given = {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}
-    for name in ("anpd", "lookahead", "drafter", "pld", "pld_plus", "rest", "spectra_core"):
+    for name, field in ServeConfig.model_fields.items():
+        if field.annotation != dict[str, Any]:
+            continue
         if name in given:
             given[name] = _json_object(name, given[name])
     try:

@@ -60,12 +60,14 @@ def speculator_options(
     from app.drafter import offline_drafter
     from app.heads import offline_heads, with_model
     from app.retrieval import corpus_index
+    from app.step_costs import offline_costs
     from speculators.registry import SpeculatorOptions
 
     return with_model(
         SpeculatorOptions(
             draft_model=offline_drafter(arguments, path, spec),
             retrieval=corpus_index(arguments.retrieval, str(path)),
+            step_costs=offline_costs(arguments, path, target),
         ),
         spec,
         offline_heads(arguments, path, target),

@@ -3,7 +3,7 @@
 For each row: all tokens, and pre-loop (a text counts only until it begins to repeat itself), by kind of prompt. Every
 output is checked to be identical to autoregressive decoding. Last line: one JSON document.
 
-    python -m benchmarks.acceptance --model DIR --prompts DIR [--temperature 0.8] [--rows all|short|ngrams|draft]
+    python -m benchmarks.acceptance --model DIR --prompts DIR [--temperature 0.8] [--rows ...]
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from speculators.lookahead import LookaheadConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from speculators.spectra_core import SpectraCoreConfig
+from speculators.suffix import SuffixConfig
+from speculators.token_recycling import TokenRecyclingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,15 @@ class Row:
     core: SpectraCoreConfig | None = None
     max_nodes: int = 64
     options: SpeculatorOptions | None = None  # of other methods than the core
+    warm: bool = False  # one pass over the prompts first, state kept
 
 
 def rows(which: str) -> dict[str, Row]:
     """Rows by label; ``short`` leaves the ablations out, ``ngrams`` compares the n-gram methods."""
     if which == "ngrams":
         return ngram_rows()
+    if which == "mixed":
+        return mixed_rows()
     paper, ours = SpectraCoreConfig.paper(), SpectraCoreConfig()
     short = {
         "autoregressive": Row("autoregressive"),
@@ -95,6 +100,33 @@ def rows(which: str) -> dict[str, Row]:
         | {label: Row("spectra-core", config, 128) for label, config in published.items()}
         | {label: Row("spectra-core", config) for label, config in default.items()}
     )
+
+
+def mixed_rows() -> dict[str, Row]:
+    """The mixed model, its halves, what they come from, and what other methods add to it."""
+    both = "suffix+token-recycling"
+    paper = SpeculatorOptions(
+        suffix=SuffixConfig(mode="paper"), token_recycling=TokenRecyclingConfig(mode="paper", use_prompt=False)
+    )
+    prompt = replace(paper, token_recycling=TokenRecyclingConfig(mode="paper"))
+    return {
+        "autoregressive": Row("autoregressive"),
+        "suffix, published": Row("suffix", options=paper),
+        "suffix": Row("suffix"),
+        "token-recycling, published, 80 nodes": Row("token-recycling", max_nodes=80, options=paper),
+        "token-recycling, published + prompt's logits, 80 nodes": Row("token-recycling", max_nodes=80, options=prompt),
+        "token-recycling": Row("token-recycling"),
+        both: Row(both),
+        f"{both}, 16 nodes": Row(both, max_nodes=16),
+        f"{both}, 8 nodes": Row(both, max_nodes=8),
+        "both published, combined": Row(both, options=prompt),
+        f"{both}+spectra-core": Row(f"{both}+spectra-core"),
+        f"{both}+lookahead": Row(f"{both}+lookahead"),
+        f"{both}+pld+anpd": Row(f"{both}+pld+anpd"),
+        f"{both}, warm": Row(both, options=SpeculatorOptions().warm(), warm=True),
+        f"{both}, 16 nodes, warm": Row(both, max_nodes=16, options=SpeculatorOptions().warm(), warm=True),
+        "token-recycling, published, warm": Row("token-recycling", options=paper.warm(), warm=True, max_nodes=80),
+    }
 
 
 def ngram_rows() -> dict[str, Row]:
@@ -172,13 +204,17 @@ def figures(done: Mapping[str, list[Completion]]) -> dict[str, Any]:
 def run_row(
     target: LocalTarget, row: Row, prompts: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, bar: Any
 ) -> dict[str, list[Completion]]:
-    """All prompts, each with cold state."""
+    """All prompts, each with cold state unless the row is warm."""
     options = row.options or SpeculatorOptions()
     if row.core is not None:
         options = SpeculatorOptions(spectra_core=row.core)
     done: dict[str, list[Completion]] = {}
+    kept = SpeculatorPool(options) if row.warm else None
+    if kept is not None:
+        for ids in prompts.values():
+            list(Engine(target, kept).run([Job(prompt, params, row.method, row.max_nodes) for prompt in ids], batch))
     for kind, ids in prompts.items():
-        engine = Engine(target, SpeculatorPool(options))
+        engine = Engine(target, SpeculatorPool(options) if kept is None else kept)
         jobs = [Job(prompt, params, row.method, row.max_nodes) for prompt in ids]
         finished: dict[int, Completion] = {}
         for index, completion in engine.run(jobs, batch):
@@ -198,7 +234,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
-    parser.add_argument("--rows", choices=("all", "short", "ngrams", "draft"), default="all")
+    parser.add_argument("--rows", choices=("all", "short", "ngrams", "mixed", "draft"), default="all")
     parser.add_argument(
         "--draft-model", type=Path, help="small model: adds rows of draft-model; for 'draft', no others"
     )

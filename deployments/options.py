@@ -16,6 +16,7 @@ class RouterOptions:
     method: str = AUTOREGRESSIVE  # for requests that name none
     max_nodes: int = 64  # likewise
     limit_nodes: int = 256  # most a request may ask for
+    cost_file: str = ""  # where measured step times are kept between starts; "": nowhere
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
 
 

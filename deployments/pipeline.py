@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +12,8 @@ from deployments.frames import encode_frame
 from deployments.stage_worker import RESULTS, STEPS
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult, decode_result
+from engine.step_cost import StepCosts
+from engine.step_timing import measurement
 from engine.target import TargetInfo
 
 
@@ -58,3 +61,24 @@ class Pipeline:
         """Drop both connections."""
         self._steps.close()
         self._results.close()
+
+
+async def measure_pipeline(pipeline: Pipeline, info: TargetInfo) -> StepCosts:
+    """Step times as the router sees them, channels included; the pipeline must be idle and is empty afterwards.
+
+    Raises:
+        TargetLostError: the pipeline is gone, or failed a step.
+    """
+    steps = measurement(info)
+    step = next(steps)
+    while True:
+        began = time.perf_counter()
+        pipeline.send(step)
+        result = await pipeline.receive()
+        if result.error:
+            raise TargetLostError(f"the target failed a step that was to be timed: {result.error}")
+        try:
+            step = steps.send(time.perf_counter() - began)
+        except StopIteration as done:
+            costs: StepCosts = done.value
+            return costs

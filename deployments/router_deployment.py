@@ -9,6 +9,8 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -17,11 +19,12 @@ from ray.serve.handle import DeploymentHandle
 from deployments.drafters import ActorDrafter, Drafter, InlineDrafter
 from deployments.messages import Health, ModelCard, decode_request, encode_error, encode_event
 from deployments.options import RouterOptions, SpeculatorPlacement
-from deployments.pipeline import Endpoints, Pipeline
+from deployments.pipeline import Endpoints, Pipeline, measure_pipeline
 from deployments.router import RECONNECT_S, Router
 from deployments.speculator_actor import start_speculators
 from engine.admission import check_needs
 from engine.errors import SpectraError, TargetLostError
+from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.target import TargetInfo
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
@@ -52,7 +55,8 @@ class RouterDeployment:
         endpoints: Endpoints = await target.endpoints.remote()
         self._aliases = aliases
         self._created = int(time.time())
-        drafter = _make_drafter(speculators, placement, endpoints.info)
+        costs = await self._step_costs(options.cost_file, endpoints.info)
+        drafter = _make_drafter(replace(speculators, step_costs=costs), placement, endpoints.info)
         check_needs(drafter.needs(options.method), endpoints.info.spec)  # a default nobody could use must not come up
         self._router = Router(options, endpoints.info, drafter, self._connect)
         self._router.start()
@@ -67,6 +71,24 @@ class RouterDeployment:
             except (TargetLostError, RayError, RayServeException) as error:
                 logger.info("no pipeline yet: %s", error)
                 await asyncio.sleep(RECONNECT_S)
+
+    async def _step_costs(self, file: str, info: TargetInfo) -> StepCosts:
+        """Step times of this target on this machine, for ``auto``: from an earlier start, or measured now."""
+        known = read_costs(Path(file)) if file else None
+        if known is not None:
+            return known
+        while True:
+            pipeline = await self._connect()
+            try:
+                costs = await measure_pipeline(pipeline, info)
+                break
+            except TargetLostError as error:
+                logger.info("the pipeline was lost while it was measured: %s", error)
+            finally:
+                pipeline.close()
+        if file:
+            write_costs(Path(file), costs)
+        return costs
 
     async def stream(self, raw: bytes) -> AsyncIterator[bytes]:
         """Events of one request; an engine error is the last item, not an exception."""

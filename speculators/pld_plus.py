@@ -47,7 +47,7 @@ class PldPlusConfig:
     draft_tokens: int = 70  # K, tokens of the best occurrence's branch
     max_branches: int = 4  # occurrences drafted from; 1 is the published method
     branch_tokens: int = 8  # tokens of each further branch
-    max_candidates: int = 512  # the latest so many occurrences are ranked: bounds the time of a step
+    max_candidates: int = 256  # the latest so many occurrences are ranked: bounds the time of a step
     layer: int | None = None  # (h) the layer whose output is compared, from 0; about 0.3 of the model's layers
     dims: int = 128  # (h) dimensions the states are projected to before they travel; 0: none
     heads: tuple[tuple[int, int], ...] = ()  # (a) induction heads of the model, (layer, head)

@@ -8,8 +8,10 @@ from types import MappingProxyType
 
 from engine.errors import UnknownMethodError
 from engine.protocol import Speculator
+from engine.step_cost import StepCosts
 from retrieval_store.index import Index
 from speculators.anpd import Anpd, AnpdConfig
+from speculators.auto import Auto, AutoConfig
 from speculators.autoregressive import Autoregressive
 from speculators.combined import CombinationConfig, Combined
 from speculators.draft_model import DraftModel, DraftModelConfig
@@ -61,6 +63,8 @@ class SpeculatorOptions:
     token_recycling: TokenRecyclingConfig = field(default_factory=TokenRecyclingConfig)
     successors: SuccessorConfig = field(default_factory=SuccessorConfig)  # of both, where they are not the papers'
     combination: CombinationConfig = field(default_factory=CombinationConfig)
+    auto: AutoConfig = field(default_factory=AutoConfig)
+    step_costs: StepCosts | None = None  # of the target, for auto; see engine.step_cost
 
     def warm(self) -> SpeculatorOptions:
         """The same, where methods that can learn from one request for the next do so, within a namespace."""
@@ -84,6 +88,7 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
         "spectra-core": lambda options: SpectraCore(options.spectra_core),
         "pld-plus-h": lambda options: PldPlusHidden(options.pld_plus),
         "pld-plus-a": lambda options: PldPlusAttention(options.pld_plus),
+        "auto": lambda options: _auto(options),
         "token-recycling": lambda options: _token_recycling(options),
         "suffix": lambda options: _suffix(options),
         "rest": lambda options: Rest(_index(options, "rest"), options.rest),
@@ -133,6 +138,15 @@ def _parts(names: list[str], factories: Mapping[str, Factory], options: Speculat
         elif name == halves[0]:
             parts.append(Successors(options.successors, halves))
     return parts
+
+
+def _auto(options: SpeculatorOptions) -> Speculator:
+    """The two halves of the mixed model, and whatever else has been given its input."""
+    names = list(options.auto.sources) or [TEXT, TARGET]
+    if not options.auto.sources:
+        names += ["draft-model"] if options.draft_model.path is not None else []
+        names += ["rest"] if options.retrieval is not None else []
+    return Auto(_parts(names, _FACTORIES, options), options.step_costs, options.auto)
 
 
 def _suffix(options: SpeculatorOptions) -> Speculator:

@@ -51,6 +51,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
         "model": str(arguments.model),
         "prompts": len(questions),
         "prompt_files": [str(name) for name in arguments.prompts],
+        "notes": _notes(plan),
         "fingerprint": fingerprint(settings),
         "settings": settings,
     }
@@ -88,6 +89,16 @@ def read(arguments: argparse.Namespace) -> list[Question]:
     if not questions:
         raise ConfigError("--prompts: there is no question in it")
     return questions
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What readers of warm figures must know."""
+    if not any(setting.warm for setting in plan.settings):
+        return []
+    if plan.warm_passes == 0:
+        return ["Warm: measured in one pass, in which every turn finds what the turns before it left."]
+    times = "one pass" if plan.warm_passes == 1 else f"{plan.warm_passes} passes"
+    return [f"Warm: measured after {times} over the same prompts; methods that remember outputs have seen the answers."]
 
 
 def _run(bench: Bench, file: RecordFile) -> None:

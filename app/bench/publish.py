@@ -20,14 +20,15 @@ def publish(records: Sequence[Record], facts: Mapping[str, Any], folder: Path) -
 
     Args:
         records: of every method and setting; at least one.
-        facts: further keys of the document, such as ``model`` and ``prompts``.
+        facts: further keys of the document, such as ``model`` and ``prompts``; ``notes``, if there, is a list of
+            sentences that readers of the tables need, and stands above them too.
         folder: made if missing.
     """
     from app.bench.plots import plots  # matplotlib takes a second to load
 
     folder.mkdir(parents=True, exist_ok=True)
     found = report(records)
-    shown = tables(found)
+    shown = "\n\n".join([*facts.get("notes", ()), tables(found)])
     print(shown, flush=True)
     (folder / "tables.md").write_text(shown + "\n", encoding="utf-8")
     drawn = plots(found, records, folder)

@@ -153,7 +153,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_source_counts_have_names() -> None:
     stats = RequestStats(
-        prompt_tokens=1, target_forwards=1, drafted_tokens=5, accepted_tokens=2, by_source={"pld": SourceCounts(5, 2)}
+        prompt_tokens=1,
+        target_forwards=1,
+        drafted_tokens=5,
+        accepted_tokens=2,
+        by_source={"pld": SourceCounts(5, 2, 7, 3, 1)},
     )
     counts = {"drafted": 5, "accepted": 2, "proposed": 7, "proposed_accepted": 3, "sole_accepted": 1}
     assert source_counts(stats) == {"pld": counts}

@@ -271,6 +271,20 @@ def test_a_line_without_an_answer_is_named(
     assert said in refused.err
 
 
+def test_a_stopped_warm_replay_begins_again_with_its_history(
+    replay: Callable[..., Said], write: Callable[..., Path], tmp_path: Path
+) -> None:
+    logs, out = write(talk("One.", LIST), talk("Two.", POEM), talk("Three.", POEM)), tmp_path / "out"
+    flags = ("--methods", "pld,rest", "--split", "0.4", "--warm", "--warm-passes", 2, "--out", out)
+    whole = replay(logs, *flags)
+    assert [run["state"] for run in whole.document["runs"]] == ["warm"]
+    records = (out / "records.jsonl").read_text().splitlines(keepends=True)
+    (out / "records.jsonl").write_text("".join(records[:4]))
+    assert replay(logs, *flags).methods == whole.methods
+    after = (out / "records.jsonl").read_text().splitlines(keepends=True)
+    assert len(after) == 4 + 2 + 2  # the method that was cut is replayed whole, then the one that was missing
+
+
 def test_a_tokenizer_is_needed(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--replay", str(write(talk("One.", LIST))), "--methods", "pld"]) == 2
     assert "--tokenizer DIR" in capsys.readouterr().err

@@ -155,6 +155,10 @@ def test_warm_alone_is_labelled_warm(bench: Callable[..., Said]) -> None:
     assert [run["state"] for run in said.document["runs"]] == ["warm"]
     assert said.document["methods"] == said.document["runs"][0]["methods"]
     assert "## greedy, warm" in said.out
+    assert said.out.startswith("Warm: measured after one pass over the same prompts")
+    again = bench("--methods", "pld", "--warm", "--warm-passes", 0, "--restart")
+    assert again.out.startswith("Warm: measured in one pass, ")
+    assert len(again.document["notes"]) == 1
 
 
 def test_batches_stages_and_raw_run_too(bench: Callable[..., Said]) -> None:

@@ -1,0 +1,47 @@
+"""Step times of a target for ``auto``: measured once per machine and model, then read from the user's cache."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+from app.cache import cache_folder, model_hash
+from app.config import ServeConfig
+from app.version import VERSION
+from deployments.options import RouterOptions
+from engine.model.loader import resolve
+from engine.step_cost import StepCosts, read_costs, write_costs
+from engine.step_timing import measure
+from engine.target import LocalTarget
+
+AUTO = "auto"
+
+
+def costs_file(path: Path, dtype: str | None, device: str, stages: int, threads: int, place: str = "offline") -> Path:
+    """Where the step times of a model are kept; another machine, version or way to run it has another file."""
+    machine = f"{platform.node()}-{platform.machine()}-{os.cpu_count()}"
+    run = f"{place}-{dtype or 'default'}-{device.replace(':', '')}-{stages}x{threads}"
+    return cache_folder() / "step-costs" / f"{model_hash(path)}-{run}-{VERSION}-{machine}.json"
+
+
+def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
+    """Costs for an offline command, if one of its methods is ``auto``; measuring takes about 250 steps."""
+    methods = getattr(arguments, "methods", None) or [arguments.method]
+    if AUTO not in methods:
+        return None
+    file = costs_file(path, arguments.dtype, arguments.device, arguments.stages, arguments.threads)
+    costs = read_costs(file)
+    if costs is None:
+        costs = measure(target)
+        write_costs(file, costs)
+    return costs
+
+
+def router_options(config: ServeConfig) -> RouterOptions:
+    """The router's options, with the place where the step times of this server's target are kept."""
+    path = resolve(config.model_path)
+    file = costs_file(path, config.dtype, config.device, config.stages, config.threads, "served")
+    return replace(config.router(), cost_file=str(file))
