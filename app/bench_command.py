@@ -97,16 +97,18 @@ def add_methods(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-passes",
         type=int,
-        default=1,
         metavar="N",
-        help="passes over the prompts before a warm one is measured; with 1 or more, speculators have met the very "
-        "answers, with 0 only those to earlier prompts (default: 1)",
+        help="passes over the prompts (a replay: over the history) before a warm one is measured; over the prompts, "
+        "with 1 or more, speculators have met the very answers, with 0 only earlier ones (default: 0; a replay: 1)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure what is not measured yet; print tables and the document."""
     from app.bench.publish import as_line, publish
+
+    if arguments.warm_passes is None:
+        arguments.warm_passes = 0 if arguments.replay is None else 1
 
     if arguments.replay is not None:
         from app.bench.replay_command import replay

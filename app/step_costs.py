@@ -20,19 +20,24 @@ from engine.target import LocalTarget
 AUTO = "auto"
 
 
-def costs_file(path: Path, dtype: str | None, device: str, stages: int, threads: int, place: str = "offline") -> Path:
-    """Where the step times of a model are kept; another machine, version or way to run it has another file."""
+def costs_file(
+    path: Path, dtype: str | None, device: str, stages: int, threads: int, cache: float, place: str = "offline"
+) -> Path:
+    """Where the step times of a model are kept; another machine, version or way to run it has another file.
+
+    ``cache`` is its size: a small one has no room for the larger batches that a large one is measured with.
+    """
     machine = f"{platform.node()}-{platform.machine()}-{os.cpu_count()}"
-    run = f"{place}-{dtype or 'default'}-{device.replace(':', '')}-{stages}x{threads}"
+    run = f"{place}-{dtype or 'default'}-{device.replace(':', '')}-{stages}x{threads}-{cache:g}"
     return cache_folder() / "step-costs" / f"{model_hash(path)}-{run}-{VERSION}-{machine}.json"
 
 
 def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
     """Costs for an offline command, if one of its methods is ``auto``; measuring takes about 250 steps."""
     methods = getattr(arguments, "methods", None) or [arguments.method]
-    if AUTO not in methods:
+    if not any(AUTO in (part.strip() for part in method.split("+")) for method in methods):
         return None
-    file = costs_file(path, arguments.dtype, arguments.device, arguments.stages, arguments.threads)
+    file = costs_file(path, arguments.dtype, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
     costs = read_costs(file)
     if costs is None:
         costs = measure(target)
@@ -43,5 +48,5 @@ def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget
 def router_options(config: ServeConfig) -> RouterOptions:
     """The router's options, with the place where the step times of this server's target are kept."""
     path = resolve(config.model_path)
-    file = costs_file(path, config.dtype, config.device, config.stages, config.threads, "served")
+    file = costs_file(path, config.dtype, config.device, config.stages, config.threads, config.kv_gib, "served")
     return replace(config.router(), cost_file=str(file))

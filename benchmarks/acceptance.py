@@ -45,7 +45,7 @@ class Row:
     core: SpectraCoreConfig | None = None
     max_nodes: int = 64
     options: SpeculatorOptions | None = None  # of other methods than the core
-    warm: bool = False  # one pass over the prompts first, state kept
+    warm: bool = False  # one pass over the prompts, one by one, with state kept from each to the next
 
 
 def rows(which: str) -> dict[str, Row]:
@@ -125,7 +125,7 @@ def mixed_rows() -> dict[str, Row]:
         f"{both}+pld+anpd": Row(f"{both}+pld+anpd"),
         f"{both}, warm": Row(both, options=SpeculatorOptions().warm(), warm=True),
         f"{both}, 16 nodes, warm": Row(both, max_nodes=16, options=SpeculatorOptions().warm(), warm=True),
-        "token-recycling, published, warm": Row("token-recycling", options=paper.warm(), warm=True, max_nodes=80),
+        "token-recycling, published, 80 nodes, warm": Row("token-recycling", None, 80, paper.warm(), warm=True),
     }
 
 
@@ -210,14 +210,11 @@ def run_row(
         options = SpeculatorOptions(spectra_core=row.core)
     done: dict[str, list[Completion]] = {}
     kept = SpeculatorPool(options) if row.warm else None
-    if kept is not None:
-        for ids in prompts.values():
-            list(Engine(target, kept).run([Job(prompt, params, row.method, row.max_nodes) for prompt in ids], batch))
     for kind, ids in prompts.items():
         engine = Engine(target, SpeculatorPool(options) if kept is None else kept)
         jobs = [Job(prompt, params, row.method, row.max_nodes) for prompt in ids]
         finished: dict[int, Completion] = {}
-        for index, completion in engine.run(jobs, batch):
+        for index, completion in engine.run(jobs, 1 if row.warm else batch):
             finished[index] = completion
             bar.update()
         done[kind] = [finished[i] for i in range(len(ids))]

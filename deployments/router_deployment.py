@@ -31,6 +31,8 @@ from speculators.registry import SpeculatorOptions
 
 logger = logging.getLogger(__name__)
 
+MEASURE_ATTEMPTS = 3  # to time the target's steps at start
+
 
 class RouterDeployment:
     """Wraps ``Router``: bytes in, bytes out.
@@ -72,20 +74,25 @@ class RouterDeployment:
                 logger.info("no pipeline yet: %s", error)
                 await asyncio.sleep(RECONNECT_S)
 
-    async def _step_costs(self, file: str, info: TargetInfo) -> StepCosts:
-        """Step times of this target on this machine, for ``auto``: from an earlier start, or measured now."""
+    async def _step_costs(self, file: str, info: TargetInfo) -> StepCosts | None:
+        """Step times of this target on this machine, for ``auto``: from an earlier start, or measured now.
+
+        None for a target that fails or dies of it every time: ``auto`` then counts nodes as free.
+        """
         known = read_costs(Path(file)) if file else None
         if known is not None:
             return known
-        while True:
+        for _ in range(MEASURE_ATTEMPTS):
             pipeline = await self._connect()
             try:
                 costs = await measure_pipeline(pipeline, info)
                 break
             except TargetLostError as error:
-                logger.info("the pipeline was lost while it was measured: %s", error)
+                logger.warning("the pipeline was lost while it was measured: %s", error)
             finally:
                 pipeline.close()
+        else:
+            return None
         if file:
             write_costs(Path(file), costs)
         return costs

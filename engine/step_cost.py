@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -25,9 +26,21 @@ class StepCosts:
 
     Args:
         curves: batch size -> (rows, seconds), both ascending.
+
+    Raises:
+        ValueError: there is no curve, or one that is none.
     """
 
     curves: dict[int, tuple[tuple[int, ...], tuple[float, ...]]]
+
+    def __post_init__(self) -> None:
+        if not self.curves:
+            raise ValueError("step costs need a curve")
+        for batch, (rows, seconds) in self.curves.items():
+            xs, ys = np.asarray(rows, np.float64), np.asarray(seconds, np.float64)
+            is_curve = xs.ndim == 1 and xs.shape == ys.shape and len(xs) > 0 and bool(np.isfinite([xs, ys]).all())
+            if batch < 1 or not is_curve or np.any(np.diff(xs) <= 0) or np.any(np.diff(ys) < 0) or ys[0] <= 0:
+                raise ValueError(f"step costs of batch size {batch} are no curve")
 
     def seconds(self, batch: int, rows: npt.NDArray[np.integer] | Sequence[int]) -> Seconds:
         """Of steps with ``batch`` sequences and ``rows`` ``[n]`` rows; beyond the last point by its slope."""
@@ -59,10 +72,12 @@ def read_costs(file: Path) -> StepCosts | None:
 
 def write_costs(file: Path, costs: StepCosts) -> None:
     """Keep costs for the next start; a folder that cannot be written is no error."""
+    waiting = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        waiting = file.with_suffix(f".{os.getpid()}")
         waiting.write_text(json.dumps({str(batch): curve for batch, curve in costs.curves.items()}), encoding="utf-8")
         waiting.replace(file)
     except OSError as error:
         logger.warning("step times were not kept: %s", error)
+        with contextlib.suppress(OSError):
+            waiting.unlink()

@@ -70,11 +70,11 @@ def _blocks(info: TargetInfo, n_nodes: int) -> int:
 
 
 def _context(info: TargetInfo) -> int:
-    return min(CONTEXT, info.max_model_len // 2)
+    return max(1, min(CONTEXT, info.max_model_len // 2))
 
 
 def _fits(info: TargetInfo, batch: int, n_nodes: int) -> bool:
-    return batch * _blocks(info, n_nodes) <= info.n_blocks and _context(info) >= 1
+    return batch * _blocks(info, n_nodes) <= info.n_blocks
 
 
 def _prefill(info: TargetInfo, step_id: int, batch: int, n_nodes: int) -> Step:

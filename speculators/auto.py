@@ -34,7 +34,7 @@ PRIOR = 4.0  # claimed tokens that the shared calibration weighs, against a requ
 FADE = 0.97  # of older observations, per step
 SMOOTHING = 0.2  # of the newest measurement of what drafting costs
 FIRST_DRAFTING = 2e-4  # seconds per request and step, before any was measured
-LONGEST_DRAFTING = 0.05  # seconds; what takes longer was no drafting but a pause of the process
+SURPRISE = 4.0  # drafting that takes so many times longer than usual was a pause of the process, or a first time
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,19 @@ class _Calibration:
             self.claimed[depth] = self.claimed[depth] * FADE + claimed[depth]
             self.hits[depth] = self.hits[depth] * FADE + hits[depth]
 
+    def fade(self, steps: int) -> None:
+        """Steps without a draft: what was seen before them counts less."""
+        share = FADE**steps
+        self.claimed = [value * share for value in self.claimed]
+        self.hits = [value * share for value in self.hits]
+
     def factors(self, shared: _Calibration) -> list[float]:
-        """What to multiply claims with, by depth; within 1/4 and 2."""
+        """What to multiply claims with, by depth; within 1/50 and 2."""
         factors = []
         for depth in range(DEPTHS):
             first = (1.0 + shared.hits[depth]) / (1.0 + shared.claimed[depth])
             factor = (PRIOR * first + self.hits[depth]) / (PRIOR + self.claimed[depth])
-            factors.append(min(max(factor, 0.25), 2.0))
+            factors.append(min(max(factor, 0.02), 2.0))
         return factors
 
 
@@ -155,7 +161,7 @@ class Auto:
         for (i, draft), count in zip(ranked.items(), counts, strict=True):
             drafts[i] = self._take(requests[i], draft, count)
         seconds = (time.perf_counter() - began) / len(asked)
-        self._drafting += SMOOTHING * (min(seconds, LONGEST_DRAFTING) - self._drafting)
+        self._drafting += SMOOTHING * (min(seconds, SURPRISE * self._drafting) - self._drafting)
         return drafts
 
     def observe(self, request: RequestView, outcome: Outcome) -> None:
@@ -252,6 +258,9 @@ class Auto:
         """The first ``count`` candidates as a branch; without any the request is left alone for a while."""
         pace = self._paces[request.request_id]
         if count == 0:
+            if draft.order:  # refused: unless what speaks against the claims ages, they can never prove right again
+                for calibration in (self._shared, pace.calibration):
+                    calibration.fade(pace.next_pause)
             pace.pause = pace.next_pause
             pace.next_pause = min(2 * pace.next_pause, self._config.longest_pause)
             return []

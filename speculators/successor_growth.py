@@ -182,7 +182,7 @@ def remember_recent(model: Model, ids: IntArray, weights: FloatArray, decay: flo
     for i in range(len(model.recent_ids)):
         if model.recent_ids[i] != NONE:
             n = _add_recent(model, n, model.recent_ids[i], model.recent_weights[i] * fade)
-    for row in range(len(ids)):
+    for row in range(len(ids) - 1, -1, -1):  # the last rows first: if room runs out, what weighs least is left out
         fade = (1.0 - decay) * decay ** (len(ids) - 1 - row)
         for i in range(min(ids.shape[1], RECENT_WIDTH)):
             n = _add_recent(model, n, ids[row, i], weights[row, i] * fade)

@@ -18,6 +18,7 @@ from speculators.jit import compiled
 from speculators.successor_table import NONE, TAIL, Table, find, hash_tail
 
 MAX_CANDIDATES = 512
+OUTSIDE = 128.0  # tokens that share what the candidates leave; fitted at temperature 0.8
 _TRIPLE32 = (np.uint32(0xED5AD4BB), np.uint32(0xAC4C1B51), np.uint32(0x31848BAB))
 _GOLDEN64, _GOLDEN32 = np.uint64(0x9E3779B97F4A7C15), np.uint32(0x9E3779B9)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -156,16 +157,20 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
     if sampling.temperature == 0.0 or n == 0:
         return
     sum_p = 0.0
-    total = 0.0
-    inverse = 1.0 / sampling.temperature
+    top = 0.0
     for i in range(n):
         sum_p += model.p[i]
-        scaled = model.p[i] ** inverse
+        top = max(top, model.p[i])
+    outside = max(1.0 - sum_p, 1e-3) / OUTSIDE  # of each token outside
+    top = max(top, outside)  # what is largest becomes 1: nothing overflows, and not everything underflows
+    inverse = 1.0 / sampling.temperature
+    rest = OUTSIDE * (outside / top) ** inverse
+    total = rest
+    for i in range(n):
+        scaled = (model.p[i] / top) ** inverse
         model.from_text[i] *= scaled / max(model.p[i], 1e-30)
         model.p[i] = scaled
         total += scaled
-    rest = 0.3 * max(1.0 - sum_p, 1e-3)  # tokens outside are many and each improbable: sharpening takes most of it
-    total += rest
     rest /= total
     for i in range(n):
         model.p[i] /= total
@@ -179,6 +184,8 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
         model.from_text[i] *= lifted / max(model.p[i], 1e-30)
         model.p[i] = lifted
         total += lifted
+    if total == 0.0:
+        return
     for i in range(n):
         factor = exp(-rest / max(model.p[i], 1e-30)) / total
         model.p[i] *= factor

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.protocol import Outcome
-from engine.tree import ROOT, TokenTree
+from engine.top_ids import TopIds
+from engine.tree import EMPTY_TREE, ROOT, FloatArray, TokenTree
 
 
 class HashTarget:
@@ -17,7 +20,7 @@ class HashTarget:
     Args:
         vocab_size: at least ``top_k``.
         n_successors: how many different tokens may follow a token; fewer repeat more.
-        top_k: ids read back per probe.
+        top_k: ids read back per node.
     """
 
     def __init__(self, vocab_size: int, n_successors: int = 3, top_k: int = 32) -> None:
@@ -45,8 +48,19 @@ class HashTarget:
             context.append(self.next_token(context))
         return context[len(prompt) :]
 
+    def read_prompt(self, prompt: Sequence[int], start: int = 0) -> Outcome:
+        """The first token, and the ids behind every prompt position from ``start`` on."""
+        ids = [self.top_ids(prompt[: end + 1]) for end in range(start, len(prompt))]
+        return Outcome(
+            [self.next_token(prompt)],
+            EMPTY_TREE,
+            prompt_top_ids=np.array(ids, np.int32).reshape(-1, self._top_k),
+            prompt_top_logprobs=self._logprobs(len(ids)),
+            prompt_start=start,
+        )
+
     def score(self, context: Sequence[int], tree: TokenTree) -> Outcome:
-        """One step: greedy verification (Algorithm 3) and the ids behind every probe."""
+        """One step: greedy verification (Algorithm 3), and the ids behind the root and every node."""
         tail = list(context[-2:])
         accepted: list[int] = []
         tokens: list[int] = []
@@ -58,5 +72,11 @@ class HashTarget:
             if node == ROOT:
                 break
             accepted.append(node)
-        top_ids = {node: self.top_ids(tail + [tree.tokens[i] for i in tree.path(node)]) for node in range(len(tree))}
-        return Outcome(tokens, tree, accepted, top_ids)
+        nodes = np.arange(ROOT, len(tree), dtype=np.int32)
+        ids = [self.top_ids(tail + [tree.tokens[i] for i in tree.path(node)]) for node in nodes.tolist()]
+        return Outcome(tokens, tree, accepted, TopIds(nodes, np.array(ids, np.int32), self._logprobs(len(ids))))
+
+    def _logprobs(self, n: int) -> FloatArray:
+        """``[n, top_k]``: every id is twice as likely as the next."""
+        row = -np.log(2.0) * np.arange(1, self._top_k + 1)
+        return np.tile(row.astype(np.float32), (n, 1))

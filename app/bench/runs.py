@@ -36,7 +36,7 @@ class Plan:
     batch_size: int = 1
     max_nodes: int = 64
     raw: bool = False
-    warm_passes: int = 1  # passes over the questions before the measured one, in warm settings
+    warm_passes: int = 0  # passes over the questions before the measured one, in warm settings
 
     def turns(self, question: int) -> int:
         """Turns of a question that are run."""

@@ -88,6 +88,7 @@ def bench(target: LocalTarget, tiny_checkpoint: Path, speculator: Remembering) -
             "settings": [COLD],
             "questions": QUESTIONS,
             "params": SamplingParams(max_tokens=12, seed=3, stop_ids=target.info.spec.eos_ids),
+            "warm_passes": 1,
         }
         pool = SpeculatorPool(extra={"remembering": lambda options: speculator})
         made = Plan(**(plan | changes))
@@ -169,7 +170,7 @@ def test_cold_figures_of_real_methods_do_not_depend_on_what_ran_before(
     target: LocalTarget, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     pool = SpeculatorPool(_options(target))
-    methods = [method for method in AVAILABLE if _runs(pool, method)]
+    methods = [method for method in AVAILABLE if method != "auto" and _runs(pool, method)]  # auto goes by the clock
     assert {"pld", "spectra-core"} <= set(methods)
     steps = []
     for order in (QUESTIONS[1:], QUESTIONS[:0:-1]):
@@ -185,7 +186,7 @@ def test_warm_methods_of_the_product_learn_from_earlier_turns(
     target: LocalTarget, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     pools = {False: SpeculatorPool(), True: SpeculatorPool(SpeculatorOptions().warm())}
-    plan = Plan(["suffix", "token-recycling"], [COLD, WARM], QUESTIONS[1:], SamplingParams(max_tokens=40))
+    plan = Plan(["suffix", "token-recycling"], [COLD, WARM], QUESTIONS[1:], SamplingParams(max_tokens=40), warm_passes=1)
     with RecordFile(tmp_path / "records.jsonl", {}) as file:
         Bench(target, load_tokenizer(tiny_checkpoint), pools, plan).run(file, lambda: None)
         found = report(file.records)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.channel import parse
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, UnknownMethodError
-from engine.events import LENGTH, STOP
+from engine.events import LENGTH, STOP, SourceCounts
 from engine.loop import Completion, Job
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
@@ -55,13 +55,13 @@ async def test_events_and_their_figures_agree(method: str, serving: Any, make_jo
     assert [len(event.token_ids) for event in steps] == stats.step_tokens
     assert stats.target_forwards == len(steps)
     assert len(answer.token_ids) == 60 == 1 + sum(stats.step_tokens)
-    sums: dict[str, tuple[int, int]] = {}
+    sums: dict[str, SourceCounts] = {}
     for event in steps:
-        for name, (drafted, accepted) in event.drafts.items():
-            before = sums.get(name, (0, 0))
-            sums[name] = (before[0] + drafted, before[1] + accepted)
+        for name, counts in event.drafts.items():
+            sums[name] = counts.plus(sums[name]) if name in sums else counts
     assert sums == stats.by_source
-    assert (stats.drafted_tokens, stats.accepted_tokens) == tuple(map(sum, zip((0, 0), *sums.values(), strict=True)))
+    assert stats.drafted_tokens == sum(counts.drafted for counts in sums.values())
+    assert stats.accepted_tokens == sum(counts.accepted for counts in sums.values())
     assert set(sums) == {name for name in method.split("+") if name != "autoregressive"}
 
 
@@ -69,7 +69,7 @@ async def test_the_drafts_of_a_text_that_repeats_itself_are_accepted(serving: An
     async with serving() as served:
         answer = await served.answer(make_job(1, "pld", max_tokens=60, logit_bias={7: 100.0}))
     assert set(answer.token_ids[1:]) == {7}
-    assert answer.events[-1].stats.by_source["pld"][1] > 40
+    assert answer.events[-1].stats.by_source["pld"].accepted > 40
 
 
 @pytest.mark.parametrize("n_stages", [1, 2])
@@ -177,12 +177,12 @@ async def test_metrics_have_the_names_of_vllm_and_the_sums_of_the_answers(servin
         metrics = samples(served.router.metrics_text())
     stats = [answer.events[-1].stats for answer in answers]
     steps = [event for answer in answers for event in answer.events[1:]]
-    drafts = [pair for event in steps for pair in event.drafts.values()]
+    drafts = [counts for event in steps for pair in event.drafts.values()]
     assert metrics["vllm:generation_tokens_total"] >= sum(len(a.token_ids) for a in answers) + 1
     assert metrics["vllm:prompt_tokens_total"] == sum(s.prompt_tokens for s in stats) + len(make_job(20).prompt)
     assert metrics["vllm:spec_decode_num_drafts_total"] == sum(bool(event.drafts) for event in steps)
-    assert metrics["vllm:spec_decode_num_draft_tokens_total"] == sum(drafted for drafted, _ in drafts)
-    assert metrics["vllm:spec_decode_num_accepted_tokens_total"] == sum(accepted for _, accepted in drafts)
+    assert metrics["vllm:spec_decode_num_draft_tokens_total"] == sum(counts.drafted for counts in drafts)
+    assert metrics["vllm:spec_decode_num_accepted_tokens_total"] == sum(counts.accepted for counts in drafts)
     reasons = [answer.events[-1].finish_reason for answer in answers]
     assert metrics.get("vllm:request_success_total/stop", 0) == reasons.count(STOP)
     assert metrics["vllm:request_success_total/length"] == reasons.count(LENGTH)

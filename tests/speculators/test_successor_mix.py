@@ -19,7 +19,11 @@ CONFIG = SuccessorConfig(text_width=6, top_k=5, recent=8)
 FAST = settings(max_examples=60, deadline=None)
 U64 = st.integers(0, (1 << 64) - 1)
 TEXTS = st.lists(st.integers(0, 5), min_size=1, max_size=50)
-ROW = st.lists(st.tuples(st.integers(0, VOCAB - 1), st.floats(0.0, 0.2, width=32)), unique_by=lambda x: x[0], max_size=5)
+ROW = st.lists(
+    st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.2])),
+    unique_by=lambda x: x[0],
+    max_size=5,
+)
 PUTS = st.lists(st.tuples(st.lists(st.integers(0, 5), min_size=1, max_size=9), ROW), max_size=8)
 
 
@@ -107,7 +111,9 @@ def test_the_number_of_candidates_is_bounded():
     for order, context in enumerate(([4], [3, 4], [2, 3, 4], [1, 2, 3, 4, 5, 4])):
         ids = np.arange(order * 300, order * 300 + 300, dtype=np.int32)
         put_successors(model.target, tail_of(context), ids, np.full(300, 1 / 300, np.float32))
-    put_successors(model.target, tail_of([9, 8, 7, 6, 4]), np.arange(3000, 3300, dtype=np.int32), np.ones(300, np.float32))
+    put_successors(
+        model.target, tail_of([9, 8, 7, 6, 4]), np.arange(3000, 3300, dtype=np.int32), np.ones(300, np.float32)
+    )
     n, ids, p, _ = mixed(model, [9, 8, 7, 6, 4])
     assert n <= len(model.ids) == len(model.p)
     assert len(set(ids)) == n
