@@ -150,13 +150,14 @@ class Successors:
         """Learn what the target said behind every node, then the committed tokens."""
         state, config, context = self._states[request.request_id], self._config, request.context.view
         model = state.model
-        if outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
+        listens = TARGET in self.sources  # what is read back may be there for another part of a combination
+        if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
             weights = np.exp(outcome.prompt_top_logprobs)
             learn_prompt(model, context, outcome.prompt_start, outcome.prompt_top_ids, weights, config.recent_decay)
         if config.adapt and state.n_seen < len(context):
             adapt_trust(model, context, state.n_seen, config.adapt)
         top = TopIds.of(outcome.top_ids)
-        if len(top) and top.logprobs is not None and TARGET in self.sources:
+        if listens and len(top) and top.logprobs is not None:
             tokens = np.array(outcome.tree.tokens, np.int32)
             parents = np.array(outcome.tree.parents, np.int32)
             n_before = len(context) - len(outcome.tokens)

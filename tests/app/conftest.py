@@ -127,12 +127,13 @@ class ScriptedBackend:
                     break
             done += len(batch)
             steps.append(len(batch))
+            hits = len(batch) - 1
             yield StepEvent(
                 token_ids=batch,
                 finish_reason=finish,
                 stop_reason=reason,
                 logprobs=self._logprobs(batch, params.logprobs),
-                drafts={"pld": SourceCounts(4, len(batch) - 1, 4, len(batch) - 1, len(batch) - 1)} if self.reports_drafts else None,
+                drafts={"pld": SourceCounts(4, hits, 4, hits, hits)} if self.reports_drafts else None,
                 stats=self._stats(len(prompt_ids), steps[1:]) if finish else None,
             )
             if finish:

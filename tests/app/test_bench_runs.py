@@ -186,7 +186,8 @@ def test_warm_methods_of_the_product_learn_from_earlier_turns(
     target: LocalTarget, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     pools = {False: SpeculatorPool(), True: SpeculatorPool(SpeculatorOptions().warm())}
-    plan = Plan(["suffix", "token-recycling"], [COLD, WARM], QUESTIONS[1:], SamplingParams(max_tokens=40), warm_passes=1)
+    methods, params = ["suffix", "token-recycling"], SamplingParams(max_tokens=40)
+    plan = Plan(methods, [COLD, WARM], QUESTIONS[1:], params, warm_passes=1)
     with RecordFile(tmp_path / "records.jsonl", {}) as file:
         Bench(target, load_tokenizer(tiny_checkpoint), pools, plan).run(file, lambda: None)
         found = report(file.records)

@@ -177,7 +177,7 @@ async def test_metrics_have_the_names_of_vllm_and_the_sums_of_the_answers(servin
         metrics = samples(served.router.metrics_text())
     stats = [answer.events[-1].stats for answer in answers]
     steps = [event for answer in answers for event in answer.events[1:]]
-    drafts = [counts for event in steps for pair in event.drafts.values()]
+    drafts = [counts for event in steps for counts in event.drafts.values()]
     assert metrics["vllm:generation_tokens_total"] >= sum(len(a.token_ids) for a in answers) + 1
     assert metrics["vllm:prompt_tokens_total"] == sum(s.prompt_tokens for s in stats) + len(make_job(20).prompt)
     assert metrics["vllm:spec_decode_num_drafts_total"] == sum(bool(event.drafts) for event in steps)

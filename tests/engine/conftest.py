@@ -30,19 +30,23 @@ from engine.loop import Completion, Engine, Job
 from engine.model.shard import ModelShard, split_layers
 from engine.model.spec import read_spec
 from engine.scheduler import SchedulerOptions
+from engine.step_cost import StepCosts
 from engine.target import LocalTarget, TargetInfo
 from retrieval_store.memory import MemoryIndex
+from speculators.auto import Auto
 from speculators.draft_model import DraftModel, DraftModelConfig
 from speculators.drafter import Drafter
 from speculators.pld_plus import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.pool import SpeculatorPool
 from speculators.registry import Factory
 from speculators.rest import Rest
+from speculators.successors import Successors
 from speculators.testing import AlwaysRight, AlwaysWrong
 
 torch.set_num_threads(1)
 
 VOCAB = 97
+STEP_COSTS = StepCosts({1: ((1, 65), (1.0, 6.0)), 8: ((8, 128), (1.5, 11.0))})  # drafting pays now and then
 PLD_PLUS = PldPlusConfig(layer=1, dims=16, heads=((0, 1), (1, 0), (3, 2)))  # heads on every stage
 WINDOW = 24  # tokens; prompts of the tests are longer
 
@@ -196,6 +200,7 @@ def make_engine(
         "always-wrong": lambda _: AlwaysWrong(known),
         "draft-model": lambda _: make_draft_model(target.info.spec.family),
         "draft-tree": lambda _: make_draft_model(target.info.spec.family, tree_nodes=9),
+        "auto-costs": lambda _: Auto([Successors()], STEP_COSTS),
         "pld-plus-h": lambda _: PldPlusHidden(PLD_PLUS),
         "pld-plus-a": lambda _: PldPlusAttention(PLD_PLUS),
         "rest": lambda _: Rest(MemoryIndex([[*prompt, *answer] for prompt, answer in known.items()])),

@@ -30,6 +30,8 @@ METHODS = (
     "token-recycling",
     "suffix+token-recycling",
     "suffix+token-recycling+spectra-core+lookahead",
+    "auto",
+    "auto-costs",
     "draft-model",
     "draft-tree",
     "always-wrong",

@@ -348,7 +348,7 @@ def test_a_source_that_is_always_wrong_is_given_up_and_tried_again_now_and_then(
     assert sizes[0] > 1
     assert 0 in sizes[:40]
     late = sizes[200:]
-    print(sum(map(bool, late))/ len(late), sum(late) * per_row /len(late), sizes.index(0))
+    assert sum(late) * per_row < 0.06 * len(late)  # seconds lost to its drafts, of steps that take one
     assert any(late)
     assert any(step > 900 for step in steps)
 

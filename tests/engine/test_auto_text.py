@@ -1,0 +1,119 @@
+"""``auto`` on a real target: whenever it drafts and whenever it does not, the text is that of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from engine.loop import Completion, Engine, Job
+from engine.protocol import Branch, RequestView
+from engine.sampling.params import SamplingParams
+from engine.step_cost import StepCosts
+from engine.step_timing import measure
+from engine.target import LocalTarget
+from speculators.auto import Auto
+from speculators.pld import PromptLookup
+from speculators.spectra_core import SpectraCore
+from speculators.successors import Successors
+
+MakeTarget = Callable[..., LocalTarget]
+MakeEngine = Callable[..., Engine]
+Complete = Callable[..., list[Completion]]
+Prompts = Callable[..., list[list[int]]]
+
+N_TOKENS = 60
+STYLES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8, "seed": 11},
+    "rejection": {"temperature": 0.8, "seed": 11, "verification": "rejection"},
+}
+SOURCES = {
+    "successors": lambda: [Successors()],
+    "pld": lambda: [PromptLookup()],
+    "with probes": lambda: [Successors(), SpectraCore()],
+}
+
+
+def line(per_row: float) -> StepCosts:
+    """Steps of a second, and so much more for every row of a step of one sequence or of many."""
+    return StepCosts({batch: ((batch, 300), (1.0, 1.0 + (300 - batch) * per_row)) for batch in (1, 8)})
+
+
+class Recorded(Auto):
+    """Writes down the nodes of every draft; every third step costs ten times as much as the others."""
+
+    def __init__(self, parts: Sequence[Any], costs: StepCosts | None, dear: StepCosts | None = None) -> None:
+        super().__init__(parts, costs)
+        self.sizes: list[int] = []
+        self._turns = (costs, costs, dear or costs)
+
+    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        self._costs = self._turns[len(self.sizes) % 3]
+        drafts = super().propose_batch(requests, budgets)
+        self.sizes += [sum(len(branch.tokens) for branch in draft) for draft in drafts]
+        return drafts
+
+
+def jobs_for(texts: list[list[int]], method: str, style: str) -> list[Job]:
+    return [Job(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,), **STYLES[style]), method) for text in texts]
+
+
+def texts_of(done: list[Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in done]
+
+
+@pytest.mark.parametrize("style", ["greedy", "seeded"])
+@pytest.mark.parametrize("sources", SOURCES)
+@pytest.mark.parametrize("per_row", [None, 0.0, 0.02, 0.2, 5.0])
+def test_the_text_is_that_of_plain_decoding_at_any_price(
+    per_row: float | None,
+    sources: str,
+    style: str,
+    target: MakeTarget,
+    engine: MakeEngine,
+    complete: Complete,
+    prompts: Prompts,
+) -> None:
+    texts = prompts(4)
+    plain = complete(engine(target("llama")), jobs_for(texts, "autoregressive", style), 4)
+    for batch, stages in ((1, 1), (4, 2)):
+        auto = Recorded(SOURCES[sources](), None if per_row is None else line(per_row))
+        runner = engine(target("llama", stages=stages), extra={"auto": lambda _, auto=auto: auto})
+        done = complete(runner, jobs_for(texts, "auto", style), batch)
+        assert texts_of(done) == texts_of(plain)
+        if per_row == 5.0 and sources != "with probes":
+            assert not any(auto.sizes)
+        else:
+            assert any(auto.sizes)
+        assert auto._paces == {}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_price_that_comes_and_goes_switches_drafting_on_and_off_within_a_text(
+    family: str, style: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
+) -> None:
+    texts = prompts(3)
+    plain = complete(engine(target(family)), jobs_for(texts, "autoregressive", style), 3)
+    auto = Recorded([Successors()], line(0.01), dear=line(5.0))
+    done = complete(engine(target(family), extra={"auto": lambda _: auto}), jobs_for(texts, "auto", style), 1)
+    switches = sum(bool(one) != bool(other) for one, other in zip(auto.sizes, auto.sizes[1:], strict=False))
+    assert switches >= 10
+    if style != "rejection":  # its text is drawn from the same distribution, but it is another text
+        assert texts_of(done) == texts_of(plain)
+    for completion in done:
+        assert completion.stats.drafted_tokens > 0
+        assert len(completion.token_ids) == 1 + sum(completion.stats.step_tokens)
+
+
+def test_what_was_measured_on_the_target_itself_can_be_drafted_with(
+    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
+) -> None:
+    made = target("llama", n_blocks=300)
+    auto = Recorded([Successors()], measure(made))
+    texts = prompts(4)
+    plain = complete(engine(target("llama")), jobs_for(texts, "autoregressive", "greedy"), 4)
+    done = complete(engine(made, extra={"auto": lambda _: auto}), jobs_for(texts, "auto", "greedy"), 4)
+    assert texts_of(done) == texts_of(plain)
