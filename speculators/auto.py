@@ -46,12 +46,15 @@ class AutoConfig:
     """
 
     sources: tuple[str, ...] = ()  # methods to choose from; by default suffix and token-recycling, and what is given
-    longest_pause: int = 32  # steps without a draft after repeated failures
+    longest_pause: int = 4  # steps without a draft after repeated failures
+    reserve: int = 8  # nodes asked for beyond what paid lately
     margin: float = 0.01  # a draft must promise this much more tokens per second than none
 
     def __post_init__(self) -> None:
         if self.longest_pause < 1:
             raise ConfigError(f"auto: longest_pause must be at least 1, got {self.longest_pause}")
+        if self.reserve < 1:
+            raise ConfigError(f"auto: reserve must be at least 1, got {self.reserve}")
         if not 0.0 <= self.margin < 1.0:
             raise ConfigError(f"auto: margin must lie in [0, 1), got {self.margin}")
         if "auto" in self.sources:
@@ -96,6 +99,7 @@ class _Pace:
     pause: int = 0  # steps it is still left alone
     next_pause: int = 1  # after the next failure
     claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
+    lately: float = 64.0  # nodes that paid, following rises at once and falls slowly
 
 
 @dataclass(slots=True)
@@ -132,6 +136,7 @@ class Auto:
         self._paces: dict[int, _Pace] = {}
         self._shared = _Calibration()
         self._drafting = FIRST_DRAFTING
+        self._looked_up: dict[int, list[float]] = {}  # batch -> seconds by nodes
 
     def begin(self, request: RequestView) -> None:
         """Forwarded to all sources."""
@@ -150,7 +155,7 @@ class Auto:
         asked = [i for i, request in enumerate(requests) if budgets[i] > 0 and self._is_due(request)]
         if not asked:
             return drafts
-        every = self._gather([requests[i] for i in asked], [budgets[i] for i in asked])
+        every = self._gather([requests[i] for i in asked], [self._wanted(requests[i], budgets[i]) for i in asked])
         ranked: dict[int, _Draft] = {}
         for i, branches in zip(asked, every, strict=True):
             if any(branch.q is not None or branch.probe for branch in branches):
@@ -194,20 +199,30 @@ class Auto:
         """
         if self._costs is None:
             return [len(reach) for reach in reaches]
-        p = np.array([value for reach in reaches for value in reach])
-        if len(p) == 0:
-            return [0 for _ in reaches]
-        owners = np.repeat(np.arange(len(reaches)), [len(reach) for reach in reaches])
-        order = np.argsort(-p, kind="stable")
-        seconds = self._costs.seconds(batch, batch + np.arange(len(p) + 1))
-        seconds[1:] += self._drafting * len(reaches)
-        tokens = batch + np.concatenate(([0.0], np.cumsum(p[order])))
-        rates = tokens / seconds
-        best = int(np.argmax(rates))
-        if rates[best] < rates[0] * (1.0 + self._config.margin):
-            best = 0
-        counts: list[int] = np.bincount(owners[order[:best]], minlength=len(reaches)).tolist()
+        p = [value for reach in reaches for value in reach]
+        order = list(range(len(p))) if len(reaches) == 1 else sorted(range(len(p)), key=lambda i: -p[i])
+        seconds, drafting = self._seconds(batch, len(p)), self._drafting * len(reaches)
+        tokens, best = float(batch), 0
+        best_rate = tokens / seconds[0] * (1.0 + self._config.margin)
+        for n, i in enumerate(order, start=1):
+            tokens += p[i]
+            rate = tokens / (seconds[n] + drafting)
+            if rate > best_rate:
+                best, best_rate = n, rate
+        owners = [owner for owner, reach in enumerate(reaches) for _ in reach]
+        counts = [0] * len(reaches)
+        for i in order[:best]:
+            counts[owners[i]] += 1
         return counts
+
+    def _seconds(self, batch: int, n_nodes: int) -> list[float]:
+        """Of a step of ``batch`` sequences with 0 to ``n_nodes`` nodes in all."""
+        assert self._costs is not None
+        known = self._looked_up.get(batch, [])
+        if len(known) <= n_nodes:
+            known = self._costs.seconds(batch, np.arange(batch, batch + 2 * n_nodes + 1)).tolist()
+            self._looked_up[batch] = known
+        return known
 
     def _is_due(self, request: RequestView) -> bool:
         """Whether it is worth asking for a draft again."""
@@ -216,6 +231,10 @@ class Auto:
             return True
         pace.pause -= 1
         return False
+
+    def _wanted(self, request: RequestView, budget: int) -> int:
+        """Nodes to ask for: finding candidates takes time too, most of it for those that will not pay."""
+        return min(budget, int(2.0 * self._paces[request.request_id].lately) + self._config.reserve)
 
     def _gather(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         every: list[list[Branch]] = [[] for _ in requests]
@@ -257,6 +276,7 @@ class Auto:
     def _take(self, request: RequestView, draft: _Draft, count: int) -> list[Branch]:
         """The first ``count`` candidates as a branch; without any the request is left alone for a while."""
         pace = self._paces[request.request_id]
+        pace.lately = max(float(count), pace.lately + 0.25 * (count - pace.lately))
         if count == 0:
             if draft.order:  # refused: unless what speaks against the claims ages, they can never prove right again
                 for calibration in (self._shared, pace.calibration):

@@ -38,12 +38,13 @@ class Candidates:
             claims = self.claims[node]
             for source in (branch.source,) if branch.proposers is None else branch.proposers[i]:
                 claims[source] = claim
-                score = probability(request_id, source, self.depths[node], claim)
+                score = min(probability(request_id, source, self.depths[node], claim), 1.0)
                 self.scores[node] = max(self.scores[node], score)
 
     def best(self, n_nodes: int) -> Branch | None:
-        """The ``n_nodes`` nodes of highest path probability; None if there are none."""
-        order = self.ranked()[:n_nodes]
+        """The ``n_nodes`` nodes of highest path probability, impossible ones left out; None if there are none."""
+        reach = self.reach()
+        order = [node for node in self.ranked() if reach[node] > 0.0][:n_nodes]
         if not order:
             return None
         place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}

@@ -15,7 +15,7 @@ from engine.tree import ROOT, TokenTree
 DEPTHS = 6  # depths told apart; the last one stands for all deeper ones
 PRIOR = 8.0  # tried nodes that the shared estimate weighs, against a request's own
 FIRST_CLAIM = 0.35  # of a source that claims nothing, before anything was tried
-FADE = 0.98  # of older observations, per step
+FADE = 0.98  # of older observations of a source and depth, per tried node
 
 
 class _Counts:

@@ -14,6 +14,7 @@ from speculators.successor_table import NONE, TAIL, fill_tail, find, hash_tail, 
 
 MAX_CHILDREN = 32
 LIKELY = 0.5
+WORTHLESS = 2e-5  # path probability of a contribution that is not worth looking at
 RECENT_WIDTH = 8  # of the best ids behind a context that count as recent
 
 
@@ -56,7 +57,8 @@ def make_growth(n: int) -> Growth:
 @compiled
 def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position: int) -> None:
     """The most probable successors of a row of the tree, at most MAX_CHILDREN, best first."""
-    n = mix_successors(model, growth.tails[row])
+    least = WORTHLESS / growth.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
+    n = mix_successors(model, growth.tails[row], least)
     weigh_draws(model, n, sampling, position)
     ids, p, text = growth.child_ids[row], growth.child_p[row], growth.child_text[row]
     kept = 0
@@ -249,7 +251,7 @@ def _components(
         key = hash_tail(tail, order)
         if key == 0:
             continue
-        row = find(model.text, key) if np.any(model.text.orders == order) else NONE
+        row = find(model.text, key) if model.text.has[order] else NONE
         if row != NONE:
             total, bucket, single = text_bucket(model.text, row)
             orders[n], kinds[n], p[n] = order, 1 + 2 * bucket + single, 0.0
@@ -259,7 +261,7 @@ def _components(
                 if model.text.ids[row, i] == token:
                     p[n] = model.text.weights[row, i] / total
             n += 1
-        row = find(model.target, key) if np.any(model.target.orders == order) else NONE
+        row = find(model.target, key) if model.target.has[order] else NONE
         if row != NONE:
             orders[n], kinds[n], p[n] = order, 0, 0.0
             for i in range(model.target.ids.shape[1]):

@@ -18,7 +18,8 @@ from speculators.jit import compiled
 from speculators.successor_table import NONE, TAIL, Table, find, hash_tail
 
 MAX_CANDIDATES = 512
-OUTSIDE = 128.0  # tokens that share what the candidates leave; fitted at temperature 0.8
+OUTSIDE = 128.0  # tokens that share what the candidates leave ...
+UNSEEN = 0.3  # ... and of which so much really goes to none of them (fitted at temperatures 0.6 to 1)
 _TRIPLE32 = (np.uint32(0xED5AD4BB), np.uint32(0xAC4C1B51), np.uint32(0x31848BAB))
 _GOLDEN64, _GOLDEN32 = np.uint64(0x9E3779B97F4A7C15), np.uint32(0x9E3779B9)
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -47,12 +48,6 @@ class Sampling(NamedTuple):
 
     temperature: float
     noise_key: Any  # uint64: of (seed, choice), before the position
-
-
-@compiled
-def has_order(table: Table, order: int) -> bool:
-    """Whether the table has keys of this order."""
-    return bool(np.any(table.orders == order))
 
 
 @compiled
@@ -87,8 +82,11 @@ def text_bucket(table: Table, row: int) -> Any:
 
 
 @compiled
-def mix_successors(model: Model, tail: IntArray) -> int:
-    """Candidates behind ``tail`` ``[TAIL]`` into ``model.ids``, ``p`` and ``from_text``; returns their number."""
+def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
+    """Candidates behind ``tail`` ``[TAIL]`` into ``model.ids``, ``p`` and ``from_text``; returns their number.
+
+    Contributions below ``least`` are left out: they cost as much time as the others.
+    """
     model.mix[0] += 1
     n = 0
     left = 1.0
@@ -96,7 +94,7 @@ def mix_successors(model: Model, tail: IntArray) -> int:
         key = hash_tail(tail, order)
         if key == 0:
             continue
-        row = find(model.text, key) if has_order(model.text, order) else NONE
+        row = find(model.text, key) if model.text.has[order] else NONE
         if row != NONE:
             total, bucket, single = text_bucket(model.text, row)
             share = left * model.text_trust[order, bucket, single]
@@ -106,27 +104,31 @@ def mix_successors(model: Model, tail: IntArray) -> int:
                     break
                 p = share * model.text.weights[row, i] / total
                 n = add_candidate(model, n, model.text.ids[row, i], p, p)
-        row = find(model.target, key) if has_order(model.target, order) else NONE
+        row = find(model.target, key) if model.target.has[order] else NONE
         if row != NONE:
             share = left * model.target_trust[order]
             left -= share
             for i in range(model.target.ids.shape[1]):
                 if model.target.ids[row, i] == NONE:
                     break
-                n = add_candidate(model, n, model.target.ids[row, i], share * model.target.weights[row, i], 0.0)
+                p = share * model.target.weights[row, i]
+                if p >= least:
+                    n = add_candidate(model, n, model.target.ids[row, i], p, 0.0)
         if left < 0.003:
             return n
     for i in range(len(model.recent_ids)):
         if model.recent_ids[i] == NONE:
             break
         p = left * model.recent_trust[0] * model.recent_weights[i]
+        if p < least:
+            break
         n = add_candidate(model, n, model.recent_ids[i], p, 0.0)
     return n
 
 
 @compiled
 def mix64(x: Any) -> Any:
-    """``engine.sampling.noise._mix64``."""
+    """``engine.sampling.keys.mix64``."""
     x = x + _GOLDEN64
     x = (x ^ (x >> np.uint64(30))) * _MIX1
     x = (x ^ (x >> np.uint64(27))) * _MIX2
@@ -150,9 +152,10 @@ def exponential(key: Any, token: int) -> float:
 def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None:
     """``model.p`` of ``n`` candidates becomes the probability that the target draws them at ``position``.
 
-    Greedy: left as it is. Sampling: with the temperature. Where the target draws by coupled noise, the noise of every
-    candidate is known: v is drawn if ``log p(v) + g(v)`` is largest. With p only estimated that is taken as likely as
-    ``p(v) e^g(v)`` is against the others', times the chance that no token outside the candidates beats it.
+    Greedy: left as it is. Sampling: with the temperature, which sharpens candidates and what is outside alike. Where
+    the target draws by coupled noise, the noise of every candidate is known: v is drawn if ``log p(v) + g(v)`` is
+    largest. With p only estimated that is taken as likely as ``p(v) e^g(v)`` is against the others', times the chance
+    that no token outside the candidates beats it.
     """
     if sampling.temperature == 0.0 or n == 0:
         return
@@ -164,7 +167,7 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
     outside = max(1.0 - sum_p, 1e-3) / OUTSIDE  # of each token outside
     top = max(top, outside)  # what is largest becomes 1: nothing overflows, and not everything underflows
     inverse = 1.0 / sampling.temperature
-    rest = OUTSIDE * (outside / top) ** inverse
+    rest = UNSEEN * OUTSIDE * (outside / top) ** inverse
     total = rest
     for i in range(n):
         scaled = (model.p[i] / top) ** inverse

@@ -17,6 +17,7 @@ from speculators.jit import compiled
 
 TAIL = 8  # tokens of a context that a key can hold; the longest order
 WAYS = 4
+NARROW = 8  # successors that the target table keeps of contexts longer than one token
 NONE = -1  # padding of a tail, and an empty place in a row
 
 UIntArray = npt.NDArray[np.uint64]
@@ -30,6 +31,7 @@ class Table(NamedTuple):
     ids: IntArray  # [size, width]; NONE where there is no more
     weights: FloatArray  # [size, width]; probabilities, or counts
     orders: IntArray  # [n_orders], ascending
+    has: IntArray  # [TAIL + 1]: 1 for those orders
     clock: IntArray  # [1]
 
 
@@ -44,6 +46,7 @@ def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
         np.empty((size, width), np.int32),
         np.empty((size, width), np.float32),
         np.array(orders, np.int32),
+        np.array([order in orders for order in range(TAIL + 1)], np.int32),
         np.zeros(1, np.int32),
     )
 
@@ -133,13 +136,18 @@ def count_successor(table: Table, row: int, token: int) -> None:
 
 @compiled
 def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatArray) -> None:
-    """The target's ``ids`` and their ``weights`` ``[k]`` behind a context replace what all its orders knew."""
+    """The target's ``ids`` and their ``weights`` ``[k]`` behind a context replace what all its orders knew.
+
+    Orders above 1 keep the best NARROW: what a long context says is concentrated, and every copy costs time.
+    """
     n = min(len(ids), table.ids.shape[1])
     for order in table.orders:
         key = hash_tail(tail, order)
         if key == 0:
             break
         row = claim(table, key)
+        if order > 1:
+            n = min(n, NARROW)
         for i in range(n):
             table.ids[row, i] = ids[i]
             table.weights[row, i] = weights[i]

@@ -47,7 +47,7 @@ class SuccessorConfig:
     text_width: int = 4  # different successors counted per context
     target_rows: int = 32768  # contexts of all lengths, at most
     text_rows: int = 32768
-    recent: int = 64  # tokens of the fallback for contexts never seen
+    recent: int = 32  # tokens of the fallback for contexts never seen
     recent_decay: float = 0.98  # per context scored
     recent_trust: float = 0.3  # share of what no table explains that goes to recent tokens, greedy
     recent_trust_sampling: float = 1.0  # the same when the target samples
@@ -147,13 +147,16 @@ class Successors:
         ]
 
     def observe(self, request: RequestView, outcome: Outcome) -> None:
-        """Learn what the target said behind every node, then the committed tokens."""
+        """Learn what the target said behind every node, then the committed tokens.
+
+        Ids are copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
+        """
         state, config, context = self._states[request.request_id], self._config, request.context.view
         model = state.model
         listens = TARGET in self.sources  # what is read back may be there for another part of a combination
         if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
-            weights = np.exp(outcome.prompt_top_logprobs)
-            learn_prompt(model, context, outcome.prompt_start, outcome.prompt_top_ids, weights, config.recent_decay)
+            ids, weights = np.array(outcome.prompt_top_ids), np.exp(outcome.prompt_top_logprobs)
+            learn_prompt(model, context, outcome.prompt_start, ids, weights, config.recent_decay)
         if config.adapt and state.n_seen < len(context):
             adapt_trust(model, context, state.n_seen, config.adapt)
         top = TopIds.of(outcome.top_ids)
@@ -161,9 +164,8 @@ class Successors:
             tokens = np.array(outcome.tree.tokens, np.int32)
             parents = np.array(outcome.tree.parents, np.int32)
             n_before = len(context) - len(outcome.tokens)
-            learn_tree(
-                model, context, n_before, tokens, parents, top.nodes, top.ids, np.exp(top.logprobs), config.recent_decay
-            )
+            nodes, ids, weights = np.array(top.nodes), np.array(top.ids), np.exp(top.logprobs)
+            learn_tree(model, context, n_before, tokens, parents, nodes, ids, weights, config.recent_decay)
         learn_text(model.text, context, state.n_learnt)
         state.n_learnt = state.n_seen = len(context)
 

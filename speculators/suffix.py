@@ -95,8 +95,7 @@ class SuffixDecoding:
     def __init__(self, config: SuffixConfig | None = None) -> None:
         self._config = config or SuffixConfig(mode="paper")
         self._earlier: dict[str, TokenBuffer] = {}  # namespace -> its outputs, DOCUMENT_END behind each
-        self._lengths = np.empty(4 * self._config.max_occurrences, np.int32)
-        self._starts = np.empty(4 * self._config.max_occurrences, np.int32)
+        self._lengths = self._starts = np.empty(0, np.int32)  # scratch, as long as the longest text
 
     def begin(self, request: RequestView) -> None:
         """Nothing to prepare: the text is searched where it is."""
@@ -121,7 +120,7 @@ class SuffixDecoding:
     def end(self, request: RequestView) -> None:
         """Keep the output for later requests of the namespace, if they may see it."""
         output = request.context.view[request.n_prompt :].tolist()
-        if not self._config.shared or not output:
+        if not self._config.shared or not self._config.history or not output:
             return
         kept = self._earlier.get(request.namespace)
         tokens = [] if kept is None else kept.view[-self._config.history :].tolist()
@@ -129,17 +128,30 @@ class SuffixDecoding:
         self._earlier[request.namespace] = TokenBuffer(tokens)
 
     def _drafts(self, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
-        """One draft per length of match that some occurrence reaches and no longer one does alone."""
+        """Drafts for the lengths of match that some occurrence reaches and no longer one does.
+
+        No draft is worth more than the tokens it may have or the text has left: those that promise most come first,
+        and what cannot be better than they turned out is left out.
+        """
         config = self._config
+        if len(self._starts) < len(text):
+            self._lengths, self._starts = np.empty((2, 2 * len(text)), np.int32)
         n = match_lengths(text, context, config.max_match, self._lengths, self._starts)
-        lengths, starts = self._lengths[:n].tolist(), self._starts[:n].tolist()
-        drafts = []
-        for match in sorted(set(lengths), reverse=True)[:4]:
-            matching = [start for start, length in zip(starts, lengths, strict=True) if length >= match]
+        lengths, starts = self._lengths[:n], self._starts[:n]
+        promises: list[tuple[int, int, int, list[int]]] = []  # at most so much; match, tokens, places
+        for match in np.unique(lengths).tolist():
+            places = starts[lengths >= match][: config.max_occurrences].tolist()
             n_tokens = min(int(config.draft_base + config.draft_factor * match), config.max_draft, budget)
-            draft = _Draft(text, matching[: config.max_occurrences])
+            promises.append((min(n_tokens, len(text) - places[-1]), match, n_tokens, places))
+        drafts: list[_Draft] = []
+        best = 0.0
+        for promise, _, n_tokens, places in sorted(promises, reverse=True):
+            if promise <= best:
+                break
+            draft = _Draft(text, places)
             draft.grow(n_tokens, config.min_probability)
             drafts.append(draft)
+            best = max(best, draft.expected)
         return drafts
 
 

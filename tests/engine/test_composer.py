@@ -144,3 +144,59 @@ def test_what_fits_is_kept_when_the_budget_cuts_a_tree() -> None:
     tree = compose([Branch([1, 2, 1, 3], "a", parents=[ROOT, ROOT, ROOT, 2])], 2)
     assert tree.tokens == [1, 2]
     assert tree.parents == [ROOT, ROOT]
+
+
+# Proposers: who wanted a node, besides its owner.
+
+NAMES = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3, unique=True).map(tuple)
+
+
+@st.composite
+def made_together(draw: st.DrawFn) -> Branch:
+    """A tree whose nodes name their own proposers."""
+    n = draw(st.integers(1, 5))
+    tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=n, max_size=n))
+    parents = [draw(st.integers(ROOT, i - 1)) for i in range(n)]
+    return Branch(tokens, "merged", parents, proposers=[draw(NAMES) for _ in range(n)])
+
+
+def names_of(tree: TokenTree, node: int) -> set[str]:
+    return {name for i, name in enumerate(tree.source_names) if tree.proposers[node] >> i & 1}
+
+
+@given(st.lists(st.one_of(branches(), made_together()), max_size=8), BUDGETS)
+def test_all_who_proposed_a_node_for_acceptance_are_kept(proposals: list[Branch], budget: int) -> None:
+    proposals = [b for b in proposals if b.q is None]
+    tree = compose(proposals, budget)
+    for node in range(len(tree)):
+        path = path_of(tree, node)
+        wanted = [
+            name
+            for b in proposals
+            if not b.probe
+            for i, p in enumerate(paths(b))
+            if p == path
+            for name in (b.proposers[i] if b.proposers is not None else (b.source,))
+        ]
+        assert names_of(tree, node) == set(wanted)
+        if not tree.probe[node]:
+            assert tree.source_names[tree.sources[node]] == wanted[0], "the first of the first is the owner"
+    assert "merged" not in tree.source_names
+
+
+@given(BRANCHES, BUDGETS)
+def test_a_nodes_owner_is_among_its_proposers(proposals: list[Branch], budget: int) -> None:
+    tree = compose(proposals, budget)
+    for node in range(len(tree)):
+        owner = tree.source_names[tree.sources[node]]
+        assert names_of(tree, node) == set() if tree.probe[node] else owner in names_of(tree, node)
+
+
+def test_a_draw_that_meets_anothers_node_is_counted_there() -> None:
+    q = np.full((1, VOCAB), 1 / VOCAB, dtype=np.float32)
+    tree = compose([Branch([1], "pld"), Branch([1], "drafter", q=q), Branch([1], "drafter", q=q)], 5)
+    assert tree.tokens == [1]
+    assert names_of(tree, 0) == {"pld", "drafter"}
+    assert tree.source_names[tree.sources[0]] == "pld"
+    twice = compose([Branch([1], "drafter", q=q), Branch([1], "drafter", q=q)], 5)
+    assert [names_of(twice, node) for node in range(len(twice))] == [{"drafter"}] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,19 @@ from engine.events import STOP
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.target import LocalTarget
+from speculators.successors import SuccessorConfig, Successors
 
-METHODS = ("pld", "spectra-core", "always-wrong", "always-right", "pld+spectra-core")
+METHODS = (
+    "pld",
+    "spectra-core",
+    "suffix",
+    "token-recycling",
+    "suffix+token-recycling",
+    "suffix+token-recycling+spectra-core",
+    "always-wrong",
+    "always-right",
+    "pld+spectra-core",
+)
 N_TOKENS = 16
 HOT = {"temperature": 0.9, "seed": 3}
 THIRDS = tuple(range(0, 97, 3))
@@ -82,6 +94,22 @@ def test_every_method_writes_the_text_of_plain_decoding(
             assert completion.stats.accepted_tokens == completion.stats.drafted_tokens
         if asked.method == "always-wrong":
             assert completion.stats.accepted_tokens == 0
+
+
+@pytest.mark.parametrize("sources", [("suffix",), ("token-recycling",), ("suffix", "token-recycling")])
+def test_what_earlier_requests_taught_changes_no_text(
+    sources: tuple[str, ...], target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
+) -> None:
+    """State shared within a namespace, and drafts that know the noise: only the number of steps may change."""
+    jobs = [job(text, "warm", temperature=0.8, seed=seed) for text in prompts(2) for seed in (1, 2)]
+    plain = [replace(one, method="autoregressive") for one in jobs]
+    runner = engine(
+        target("qwen3"), extra={"warm": lambda _: Successors(SuccessorConfig(shared=True, least=0.0), sources)}
+    )
+    cold, warm = (complete(runner, jobs, 2) for _ in range(2))
+    assert texts_of(cold) == texts_of(warm) == texts_of(complete(engine(target("qwen3")), plain))
+    accepted = [sum(completion.stats.accepted_tokens for completion in done) for done in (cold, warm)]
+    assert accepted[1] > accepted[0]
 
 
 def test_other_requests_in_the_batch_change_nothing(

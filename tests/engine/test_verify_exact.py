@@ -24,14 +24,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.composer import compose
 from engine.model.shard import ModelShard, split_layers
 from engine.model.spec import read_spec
-from engine.protocol import Branch, RequestView, TokenBuffer
+from engine.protocol import Branch, Outcome, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.target import TargetInfo
-from engine.tree import ROOT, TokenTree
+from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match, walk, walk_greedy
+from speculators.combined import Combined
 from speculators.draft_model import DraftModel, DraftModelConfig
 from speculators.drafter import Drafter as DraftingModel
+from speculators.successors import SuccessorConfig, Successors
 
 VOCAB, LENGTH = 3, 3
 EXACT = 1e-9
@@ -263,6 +265,47 @@ def test_drafts_of_a_model_yield_the_autoregressive_distribution(
     params: SamplingParams, others: tuple[Branch, ...]
 ) -> None:
     assert worst_error(Target(params), lambda random: model_draft(random, params, *others)) < EXACT
+
+
+def combined_draft(random: Randomness, params: SamplingParams, draws_first: bool, budget: int) -> TokenTree:
+    """What a combination of the mixed model and ``draft-model`` drafts, behind a text both know something about."""
+    model = DraftModel(DraftModelConfig(draft_tokens=2), small_model(), lambda key: random)
+    mixed = Successors(SuccessorConfig(), ("suffix", "token-recycling"))
+    combined = Combined([model, mixed] if draws_first else [mixed, model])
+    params = structs.replace(params, verification="rejection")
+    request = RequestView(0, TokenBuffer([1, 0, 2, 1, 0, 1]), 6, params, VOCAB)
+    combined.begin(request)
+    branches = combined.propose(request, budget)
+    combined.end(request)
+    assert any(branch.q is not None for branch in branches)
+    assert any(branch.source == mixed.name for branch in branches)
+    return compose(branches, budget)
+
+
+@pytest.mark.parametrize("budget", [3, 8])
+@pytest.mark.parametrize("draws_first", [True, False])
+@pytest.mark.parametrize("params", SETTINGS[::2], ids=["T1", "top-k", "top-1"])
+def test_combinations_yield_the_autoregressive_distribution(
+    params: SamplingParams, draws_first: bool, budget: int
+) -> None:
+    assert worst_error(Target(params), lambda random: combined_draft(random, params, draws_first, budget)) < EXACT
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=["T1", "T0.4", "top-k", "top-p", "top-1", "min-p and bias"])
+def test_drafts_by_rule_yield_the_autoregressive_distribution(params: SamplingParams) -> None:
+    """The mixed model drafts without luck, and for rejection without knowing the noise."""
+    speculator = Successors(SuccessorConfig(), ("suffix", "token-recycling"))
+    context = [1, 0, 2, 1, 0, 1]
+    request = RequestView(0, TokenBuffer(context), 6, structs.replace(params, verification="rejection"), VOCAB)
+    speculator.begin(request)
+    target = Target(params)
+    p = np.stack([target.p(())] * len(context))
+    ids = np.argsort(-p).astype(np.int32)
+    logprobs = np.log(np.maximum(np.take_along_axis(p, ids, 1), 1e-9)).astype(np.float32)
+    speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
+    tree = compose(speculator.propose(request, 8), 8)
+    assert len(tree) == 8
+    assert worst_error(target, lambda random: tree) < EXACT
 
 
 def test_a_model_accepts_more_by_its_distribution_than_by_its_tokens() -> None:

@@ -338,7 +338,7 @@ def test_where_nothing_pays_pauses_double_up_to_the_longest(longest):
 def test_a_source_that_has_nothing_is_left_alone_too():
     steps, sizes = asked_steps(FREE, Fixed([]), 200)
     assert not any(sizes)
-    assert len(steps) < 15
+    assert len(steps) < 50
 
 
 @pytest.mark.parametrize("per_row", [0.1, 0.2, 0.4])

@@ -9,10 +9,10 @@ from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
 from speculators.combined import CombinationConfig, Combined
 from speculators.pool import SpeculatorPool
-from speculators.registry import STANDALONE
+from speculators.registry import STANDALONE, SpeculatorOptions
 from speculators.testing_target import HashTarget
 
-COMBINED = [*STANDALONE, "pld+spectra-core"]
+COMBINED = [*STANDALONE, "pld+spectra-core", "suffix+token-recycling", "token-recycling+suffix+spectra-core+lookahead"]
 
 
 class Scripted:
@@ -99,6 +99,18 @@ def test_no_state_survives_its_request(method):
         pool.end(i)  # a second time is harmless
     assert pool.n_live == 0
     assert list(_states(pool._speculators[method])) == []
+
+
+def test_what_is_shared_is_kept_by_namespace_and_nothing_by_request():
+    pool = SpeculatorPool(SpeculatorOptions().warm())
+    for i, namespace in enumerate(["a", "b", "a"]):
+        pool.begin(i, [1, 2, 3, 1, 2], SamplingParams(), "token-recycling+suffix+spectra-core", 48, namespace)
+    pool.advance([(i, FIRST) for i in range(3)], dict.fromkeys(range(3), 64))
+    for i in range(3):
+        pool.end(i)
+    assert set(_states(pool._speculators["token-recycling+suffix+spectra-core"])) == {"a", "b"}
+    pool.reset()
+    assert pool._speculators == {}
 
 
 def _states(speculator):

@@ -106,6 +106,21 @@ def test_mixtures_break_the_stick_from_the_longest_order_down(text, puts, recent
         assert (text_part <= p + 1e-6).all()
 
 
+@FAST
+@given(TEXTS, PUTS, st.integers(0, 9), st.floats(0.0, 0.1))
+def test_what_contributes_little_may_be_left_out(text, puts, trusts_seed, least):
+    """No more is lost than what was too little, and the text's own successors never are."""
+    recent = [(30, 0.2), (31, 0.1), (32, 0.05)]  # heaviest first
+    model, _, _ = build(text, puts, recent, trusts_seed)
+    _, ids, p, _ = mixed(model, text)
+    n = mix_successors(model, tail_of(text), least)
+    kept = dict(zip(model.ids[:n].tolist(), model.p[:n].tolist(), strict=True))
+    assert (model.from_text[:n] <= model.p[:n] + 1e-6).all()
+    for token, before in zip(ids, p.tolist(), strict=True):
+        n_contributions = len(CONFIG.target_orders) + 1
+        assert before - n_contributions * least - 1e-6 <= kept.get(token, 0.0) <= before + 1e-6
+
+
 def test_the_number_of_candidates_is_bounded():
     model = Successors(SuccessorConfig(top_k=300))._new_model(4000, 1000)
     for order, context in enumerate(([4], [3, 4], [2, 3, 4], [1, 2, 3, 4, 5, 4])):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculators.successor_table import (
+    NARROW,
     NONE,
     TAIL,
     WAYS,
@@ -180,6 +181,17 @@ def test_the_last_successors_put_behind_a_context_are_those_of_all_its_orders(ro
     assert (table.keys != 0).sum() == len(wanted)
     for gram, successors in wanted.items():
         assert row_of(table, gram) == successors
+
+
+def test_longer_contexts_keep_fewer_successors():
+    table = make_table(64, 12, (1, 2, 3))
+    put_successors(
+        table, tail_of([4, 5, 6]), np.arange(20, dtype=np.int32), np.linspace(0.2, 0.01, 20, dtype=np.float32)
+    )
+    assert list(row_of(table, [6])) == list(range(12))
+    assert list(row_of(table, [5, 6])) == list(row_of(table, [4, 5, 6])) == list(range(NARROW))
+    put_successors(table, tail_of([4, 5, 6]), np.array([9], np.int32), np.ones(1, np.float32))
+    assert row_of(table, [6]) == row_of(table, [5, 6]) == row_of(table, [4, 5, 6]) == {9: 1.0}
 
 
 def test_a_table_never_grows_and_forgets_the_old_first():

@@ -17,6 +17,7 @@ from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions, create
+from speculators.successor_growth import learn_prompt, learn_tree
 from speculators.successor_table import NONE
 from speculators.successors import TARGET, TEXT, SuccessorConfig, Successors
 from speculators.suffix import SuffixConfig
@@ -417,6 +418,31 @@ def test_a_failing_read_back_costs_nothing_but_itself():
     ids = np.zeros((len(PROMPT), 4), np.int32)
     speculator.observe(request, Outcome([5], EMPTY_TREE, prompt_top_ids=ids))
     assert not speculator._states[0].model.target.keys.any()
+
+
+def over_the_wire(array):
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
+def test_read_only_arrays_are_as_good_and_compile_nothing_new():
+    target = HashTarget(48, n_successors=2)
+    here = decode(Successors(SMALL, BOTH), target, view(PROMPT), 5)
+    known = {function: len(function.signatures) for function in (learn_prompt, learn_tree)}
+    there = Successors(SMALL, BOTH)
+    observe = there.observe
+
+    def receive(request, outcome):
+        top = TopIds.of(outcome.top_ids)
+        if len(top):
+            outcome = replace(outcome, top_ids=TopIds(*map(over_the_wire, (top.nodes, top.ids, top.logprobs))))
+        if outcome.prompt_top_ids is not None:
+            ids, logprobs = over_the_wire(outcome.prompt_top_ids), over_the_wire(outcome.prompt_top_logprobs)
+            outcome = replace(outcome, prompt_top_ids=ids, prompt_top_logprobs=logprobs)
+        observe(request, outcome)
+
+    there.observe = receive
+    assert decode(there, target, view(PROMPT), 5).drafts == here.drafts
+    assert known == {function: len(function.signatures) for function in known}
 
 
 def test_the_pool_runs_all_three_under_sampling_parameters():
