@@ -41,7 +41,7 @@ class ServeConfig(BaseModel):
 
     model: str = Field(DEMO, description="directory or hub id of the target; 'demo' is the model in the package")
     name: str | None = Field(None, description="name clients use; the model's last path component by default")
-    method: str = Field("spectra-core", description="speculation for requests that name none")
+    method: str = Field("auto", description="speculation for requests that name none")
     max_nodes: Annotated[int, Field(ge=0, le=4096)] = Field(64, description="drafted nodes per step, by default")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="float32 on a CPU and the checkpoint's own on a GPU by default"

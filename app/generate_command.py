@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_sampling(parser)
     add_speculation(parser)
-    parser.add_argument("--method", default="spectra-core", help="speculation, e.g. pld (default: spectra-core)")
+    parser.add_argument("--method", default="auto", help="speculation, e.g. pld (default: auto)")
     parser.add_argument("--json", action="store_true", help="one JSON object per turn instead of text")
     parser.set_defaults(run=run)
 

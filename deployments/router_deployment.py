@@ -28,6 +28,7 @@ from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.target import TargetInfo
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+from speculators.successors import compile_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class RouterDeployment:
         endpoints: Endpoints = await target.endpoints.remote()
         self._aliases = aliases
         self._created = int(time.time())
+        compile_kernels()
         costs = await self._step_costs(options.cost_file, endpoints.info)
         drafter = _make_drafter(replace(speculators, step_costs=costs), placement, endpoints.info)
         check_needs(drafter.needs(options.method), endpoints.info.spec)  # a default nobody could use must not come up

@@ -11,12 +11,14 @@ from engine.protocol import Branch, Outcome
 from engine.sampling.params import SamplingParams
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+from speculators.successors import compile_kernels
 
 
 class SpeculatorActor:
     """Forwards to its pool; Ray keeps the order of one caller's calls."""
 
     def __init__(self, options: SpeculatorOptions) -> None:
+        compile_kernels()  # a request's first draft would time out over it
         self._pool = SpeculatorPool(options)
 
     def begin(

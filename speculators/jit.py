@@ -22,7 +22,7 @@ _R = TypeVar("_R")
 
 
 def _cache_folder() -> Path:
-    """Where machine code of these sources is kept; a temporary folder of the user if the cache cannot be written."""
+    """Where machine code of these sources is kept; a temporary folder if the cache cannot be written."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
@@ -31,11 +31,11 @@ def _cache_folder() -> Path:
     folder = (Path(base) if base else Path.home() / ".cache") / "spectra-serve" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
             return folder
     except (OSError, RuntimeError):
         pass
-    return Path(tempfile.gettempdir()) / f"spectra-serve-{os.getuid()}" / name
+    return Path(tempfile.mkdtemp(prefix="spectra-compiled-"))  # for this process only: nobody else may put code there
 
 
 numba.config.CACHE_DIR = str(_cache_folder())

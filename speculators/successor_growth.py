@@ -161,7 +161,8 @@ def learn_tree(
     model.target.clock[0] += 1
     for i in range(len(nodes)):
         put_successors(model.target, tails[nodes[i] + 1], ids[i], weights[i])
-    remember_recent(model, ids, weights, decay)
+    # Nodes come most probable first, and the last rows count most.
+    remember_recent(model, np.ascontiguousarray(ids[::-1]), np.ascontiguousarray(weights[::-1]), decay)
 
 
 @compiled

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
 from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
-from engine.tree import FloatArray, IntArray
+from engine.tree import EMPTY_TREE, FloatArray, IntArray
 from speculators.successor_growth import adapt_trust, grow, learn_prompt, learn_tree, make_growth
 from speculators.successor_mix import MAX_CANDIDATES, Model, Sampling
 from speculators.successor_table import NONE, TAIL, learn_text, make_table
@@ -97,6 +97,23 @@ class _State:
     sampling: Sampling
     n_learnt: int  # tokens of the context that the tables know
     n_seen: int = field(default=0)  # tokens whose prediction the trusts have learnt from
+
+
+def compile_kernels() -> None:
+    """Compile what drafting needs, or read it from the cache: some ten seconds on a machine that has never done it.
+
+    Whoever must not stall in its first request calls this before.
+    """
+    speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
+    context = TokenBuffer([1, 2, 1, 2])
+    request = RequestView(0, context, 4, SamplingParams(temperature=1.0), 8)
+    ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)
+    speculator.begin(request)
+    speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
+    speculator.propose(request, 2)
+    context.extend([1])
+    speculator.observe(request, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
+    speculator.end(request)
 
 
 class Successors:

@@ -195,11 +195,11 @@ def test_hiccups_are_not_taken_for_the_time_of_a_step(target: MakeTarget) -> Non
     chance = random.Random(3)
 
     def hiccup(step: Step) -> float:
-        return 0.01 + 0.001 * n_rows(step) + (1.0 if chance.random() < 0.3 else 0.0)
+        return 1e-4 + 1e-5 * n_rows(step) + (0.01 if chance.random() < 0.3 else 0.0)
 
     costs, _ = answered(target("llama").info, hiccup)
     for rows, seconds in costs.curves.values():
-        assert seconds == pytest.approx([0.01 + 0.001 * n for n in rows])
+        assert seconds == pytest.approx([1e-4 + 1e-5 * n for n in rows])
 
 
 def test_the_first_step_of_a_size_does_not_count(target: MakeTarget) -> None:
