@@ -33,6 +33,7 @@ DEPTHS = 6  # depths whose estimates are calibrated apart; the last one stands f
 PRIOR = 4.0  # claimed tokens that the shared calibration weighs, against a request's own
 FADE = 0.97  # of older observations, per step
 SMOOTHING = 0.2  # of the newest measurement of what drafting costs
+FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
 FIRST_DRAFTING = 2e-4  # seconds per request and step, before any was measured
 SURPRISE = 4.0  # drafting that takes so many times longer than usual was a pause of the process, or a first time
 
@@ -46,7 +47,8 @@ class AutoConfig:
     """
 
     sources: tuple[str, ...] = ()  # methods to choose from; by default suffix and token-recycling, and what is given
-    longest_pause: int = 4  # steps without a draft after repeated failures
+    longest_pause: int = 4  # steps without a draft after repeated failures, or more where asking is dear:
+    overhead: float = 0.02  # share of a request's step time that asking in vain may take, up to 32 steps' pause
     reserve: int = 8  # nodes asked for beyond what paid lately
     margin: float = 0.01  # a draft must promise this much more tokens per second than none
 
@@ -55,6 +57,8 @@ class AutoConfig:
             raise ConfigError(f"auto: longest_pause must be at least 1, got {self.longest_pause}")
         if self.reserve < 1:
             raise ConfigError(f"auto: reserve must be at least 1, got {self.reserve}")
+        if not 0.0 < self.overhead <= 1.0:
+            raise ConfigError(f"auto: overhead must lie in (0, 1], got {self.overhead}")
         if not 0.0 <= self.margin < 1.0:
             raise ConfigError(f"auto: margin must lie in [0, 1), got {self.margin}")
         if "auto" in self.sources:
@@ -97,7 +101,7 @@ class _Pace:
 
     calibration: _Calibration = field(default_factory=_Calibration)
     pause: int = 0  # steps it is still left alone
-    next_pause: int = 1  # after the next failure
+    next_pause: float = FIRST_PAUSE  # after the next failure
     claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
     lately: float = 64.0  # nodes that paid, following rises at once and falls slowly
 
@@ -164,7 +168,7 @@ class Auto:
                 ranked[i] = self._rank(requests[i], branches, budgets[i])
         counts = self.share_out([draft.reach for draft in ranked.values()], len(requests))
         for (i, draft), count in zip(ranked.items(), counts, strict=True):
-            drafts[i] = self._take(requests[i], draft, count)
+            drafts[i] = self._take(requests[i], draft, count, len(requests))
         seconds = (time.perf_counter() - began) / len(asked)
         self._drafting += SMOOTHING * (min(seconds, SURPRISE * self._drafting) - self._drafting)
         return drafts
@@ -181,8 +185,12 @@ class Auto:
             for calibration in (self._shared, pace.calibration):
                 calibration.add(claimed, hits)
         pace.claims = []
+        rests = (
+            pace.pause > 0 and outcome.prompt_top_ids is None
+        )  # nobody will be asked next: who can catch up, does so
         for part in self._parts:
-            part.observe(request, outcome)
+            if not (rests and part.catches_up):
+                part.observe(request, outcome)
 
     def end(self, request: RequestView) -> None:
         """Forwarded to all sources."""
@@ -273,18 +281,25 @@ class Auto:
             candidates.add(branch, _claim_or_guess, 0)
         return candidates.best(len(candidates.tokens))
 
-    def _take(self, request: RequestView, draft: _Draft, count: int) -> list[Branch]:
+    def _longest_pause(self, batch: int) -> float:
+        """Steps after which asking in vain once more costs no more than the overhead allowed."""
+        if self._costs is None:
+            return self._config.longest_pause
+        per_request = self._seconds(batch, 0)[0] / batch
+        return max(self._config.longest_pause, min(self._drafting / (self._config.overhead * per_request), 32.0))
+
+    def _take(self, request: RequestView, draft: _Draft, count: int, batch: int) -> list[Branch]:
         """The first ``count`` candidates as a branch; without any the request is left alone for a while."""
         pace = self._paces[request.request_id]
         pace.lately = max(float(count), pace.lately + 0.25 * (count - pace.lately))
         if count == 0:
             if draft.order:  # refused: unless what speaks against the claims ages, they can never prove right again
                 for calibration in (self._shared, pace.calibration):
-                    calibration.fade(pace.next_pause)
-            pace.pause = pace.next_pause
-            pace.next_pause = min(2 * pace.next_pause, self._config.longest_pause)
+                    calibration.fade(1 + int(pace.next_pause))
+            pace.pause = int(pace.next_pause)
+            pace.next_pause = min(2 * pace.next_pause, self._longest_pause(batch))
             return []
-        pace.next_pause = 1
+        pace.next_pause = FIRST_PAUSE
         branch, kept = draft.branch, draft.order[:count]
         assert branch.parents is not None
         assert branch.scores is not None

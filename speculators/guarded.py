@@ -22,6 +22,7 @@ class Guarded:
         self._batch = inner if isinstance(inner, BatchSpeculator) else None
         self.name = inner.name
         self.needs = inner.needs
+        self.catches_up: bool = getattr(inner, "catches_up", False)  # may be spared outcomes: it reads the context
         self._failed: set[int] = set()  # request ids
 
     def begin(self, request: RequestView) -> None:

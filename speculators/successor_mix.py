@@ -19,6 +19,7 @@ from speculators.successor_table import NONE, TAIL, Table, find, hash_tail
 
 MAX_CANDIDATES = 512
 OUTSIDE = 128.0  # tokens that share what the candidates leave ...
+GREEDY = 1.0  # temperature that stands for the argmax of probabilities that are only estimated
 UNSEEN = 0.3  # ... and of which so much really goes to none of them (fitted at temperatures 0.6 to 1)
 _TRIPLE32 = (np.uint32(0xED5AD4BB), np.uint32(0xAC4C1B51), np.uint32(0x31848BAB))
 _GOLDEN64, _GOLDEN32 = np.uint64(0x9E3779B97F4A7C15), np.uint32(0x9E3779B9)
@@ -152,13 +153,14 @@ def exponential(key: Any, token: int) -> float:
 def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None:
     """``model.p`` of ``n`` candidates becomes the probability that the target draws them at ``position``.
 
-    Greedy: left as it is. Sampling: with the temperature, which sharpens candidates and what is outside alike. Where
-    the target draws by coupled noise, the noise of every candidate is known: v is drawn if ``log p(v) + g(v)`` is
-    largest. With p only estimated that is taken as likely as ``p(v) e^g(v)`` is against the others', times the chance
-    that no token outside the candidates beats it.
+    Greedy: no token outside is likely to be the argmax, so candidates share most of what is left. Sampling: with the
+    temperature, which sharpens candidates and what is outside alike. Where the target draws by coupled noise, the noise
+    of every candidate is known: v is drawn if ``log p(v) + g(v)`` is largest. With p only estimated that is taken as
+    likely as ``p(v) e^g(v)`` is against the others', times the chance that no token outside the candidates beats it.
     """
-    if sampling.temperature == 0.0 or n == 0:
+    if n == 0:
         return
+    temperature = sampling.temperature if sampling.temperature > 0.0 else GREEDY
     sum_p = 0.0
     top = 0.0
     for i in range(n):
@@ -166,7 +168,7 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
         top = max(top, model.p[i])
     outside = max(1.0 - sum_p, 1e-3) / OUTSIDE  # of each token outside
     top = max(top, outside)  # what is largest becomes 1: nothing overflows, and not everything underflows
-    inverse = 1.0 / sampling.temperature
+    inverse = 1.0 / temperature
     rest = UNSEEN * OUTSIDE * (outside / top) ** inverse
     total = rest
     for i in range(n):
@@ -178,7 +180,7 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
     for i in range(n):
         model.p[i] /= total
         model.from_text[i] /= total
-    if sampling.noise_key == 0:
+    if sampling.noise_key == 0 or sampling.temperature == 0.0:
         return
     key = mix64(sampling.noise_key ^ np.uint64(position))
     total = 0.0

@@ -135,6 +135,8 @@ class Successors:
         self._growth = make_growth(64)
         self._scratch: tuple[IntArray, ...] = ()
 
+    catches_up = True  # an outcome it was spared costs knowledge, not correctness: the context tells it the tokens
+
     def begin(self, request: RequestView) -> None:
         """Count the prompt's n-grams."""
         model = self._model(request)
@@ -147,6 +149,7 @@ class Successors:
         state = self._states[request.request_id]
         if budget > len(self._growth.tokens):
             self._growth = make_growth(budget)
+        self._catch_up(state, request)
         growth = self._growth
         trust = self._config.recent_trust if request.params.is_greedy else self._config.recent_trust_sampling
         state.model.recent_trust[0] = trust
@@ -162,6 +165,13 @@ class Successors:
                 proposers=self._proposers(growth.text_share[:n]),
             )
         ]
+
+    def _catch_up(self, state: _State, request: RequestView) -> None:
+        """Count tokens that were committed while nobody asked for a draft."""
+        context = request.context.view
+        if state.n_learnt < len(context):
+            learn_text(state.model.text, context, state.n_learnt)
+            state.n_learnt = state.n_seen = len(context)
 
     def observe(self, request: RequestView, outcome: Outcome) -> None:
         """Learn what the target said behind every node, then the committed tokens.

@@ -51,6 +51,7 @@ class Recorded(Auto):
 
     def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         self._costs = self._turns[len(self.sizes) % 3]
+        self._looked_up.clear()
         drafts = super().propose_batch(requests, budgets)
         self.sizes += [sum(len(branch.tokens) for branch in draft) for draft in drafts]
         return drafts
@@ -103,8 +104,8 @@ def test_a_price_that_comes_and_goes_switches_drafting_on_and_off_within_a_text(
     assert switches >= 4
     if style != "rejection":  # its text is drawn from the same distribution, but it is another text
         assert texts_of(done) == texts_of(plain)
+    assert sum(completion.stats.drafted_tokens for completion in done) > 0
     for completion in done:
-        assert completion.stats.drafted_tokens > 0
         assert len(completion.token_ids) == 1 + sum(completion.stats.step_tokens)
 
 

@@ -330,7 +330,7 @@ def test_where_nothing_pays_pauses_double_up_to_the_longest(longest):
     steps, sizes = asked_steps(line(0.5), Source(claim=0.3, accuracy=0.0), 200, AutoConfig(longest_pause=longest))
     assert not any(sizes)
     gaps = [later - earlier - 1 for earlier, later in itertools.pairwise(steps)]
-    assert gaps == [min(2**i, longest) for i in range(len(gaps))]
+    assert gaps == [int(min(2.0 ** (i - 2), longest)) for i in range(len(gaps))]
     assert len(gaps) > 5
     assert steps[0] == 0
 

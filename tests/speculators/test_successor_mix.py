@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.sampling.keys import GUMBEL_DOMAIN, mix64, position_key, request_key
 from engine.sampling.noise import _bits_numpy, _counters, gumbel_row
-from speculators.successor_mix import Sampling, exponential, mix_successors, weigh_draws
+from speculators.successor_mix import UNSEEN, Sampling, exponential, mix_successors, weigh_draws
 from speculators.successor_mix import mix64 as compiled_mix64
 from speculators.successor_table import TAIL, fill_tail, learn_text, put_successors
 from speculators.successors import SuccessorConfig, Successors
@@ -187,14 +187,16 @@ def test_weights_stay_probabilities_and_text_stays_a_part_of_them(weights, mass,
 
 @FAST
 @given(WEIGHTS, st.floats(0.2, 1.0), U64, st.integers(0, 9999))
-def test_greedy_and_empty_are_left_alone(weights, mass, key, position):
+def test_greedy_candidates_share_most_of_what_is_left_and_know_no_noise(weights, mass, key, position):
     model = Successors(CONFIG)._new_model(VOCAB, 10)
     p = distribution(weights) * np.float32(mass)
     candidates(model, p, p)
     weigh_draws(model, len(p), Sampling(0.0, np.uint64(key)), position)
-    assert (model.p[: len(p)] == p).all()
+    total = float(p.sum())
+    shared = model.p[: len(p)].copy()
+    assert shared == pytest.approx(p / (total + UNSEEN * max(1.0 - total, 1e-3)), rel=1e-3)
     weigh_draws(model, 0, Sampling(1.0, np.uint64(key)), position)
-    assert (model.p[: len(p)] == p).all()
+    assert (model.p[: len(p)] == shared).all()
 
 
 @settings(max_examples=200, deadline=None)
