@@ -25,13 +25,11 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.step_cost import StepCosts
 from engine.tree import ROOT
+from speculators.calibration import DEPTHS, DepthCalibration, claims_and_hits
 from speculators.candidates import Candidates
-from speculators.estimates import FIRST_CLAIM, tried_nodes
+from speculators.estimates import FIRST_CLAIM
 from speculators.guarded import Guarded
 
-DEPTHS = 6  # depths whose estimates are calibrated apart; the last one stands for all deeper ones
-PRIOR = 4.0  # claimed tokens that the shared calibration weighs, against a request's own
-FADE = 0.97  # of older observations, per step
 SMOOTHING = 0.2  # of the newest measurement of what drafting costs
 FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
 FIRST_DRAFTING = 2e-4  # seconds per request and step, before any was measured
@@ -65,41 +63,11 @@ class AutoConfig:
             raise ConfigError("auto: sources cannot contain auto")
 
 
-class _Calibration:
-    """Claimed and true acceptances by depth, ``[DEPTHS]`` each."""
-
-    __slots__ = ("claimed", "hits")
-
-    def __init__(self) -> None:
-        self.claimed = [0.0] * DEPTHS
-        self.hits = [0.0] * DEPTHS
-
-    def add(self, claimed: Sequence[float], hits: Sequence[float]) -> None:
-        for depth in range(DEPTHS):
-            self.claimed[depth] = self.claimed[depth] * FADE + claimed[depth]
-            self.hits[depth] = self.hits[depth] * FADE + hits[depth]
-
-    def fade(self, steps: int) -> None:
-        """Steps without a draft: what was seen before them counts less."""
-        share = FADE**steps
-        self.claimed = [value * share for value in self.claimed]
-        self.hits = [value * share for value in self.hits]
-
-    def factors(self, shared: _Calibration) -> list[float]:
-        """What to multiply claims with, by depth; within 1/50 and 2."""
-        factors = []
-        for depth in range(DEPTHS):
-            first = (1.0 + shared.hits[depth]) / (1.0 + shared.claimed[depth])
-            factor = (PRIOR * first + self.hits[depth]) / (PRIOR + self.claimed[depth])
-            factors.append(min(max(factor, 0.02), 2.0))
-        return factors
-
-
 @dataclass(slots=True)
 class _Pace:
     """How one request is doing."""
 
-    calibration: _Calibration = field(default_factory=_Calibration)
+    calibration: DepthCalibration = field(default_factory=DepthCalibration)
     pause: int = 0  # steps it is still left alone
     next_pause: float = FIRST_PAUSE  # after the next failure
     claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
@@ -138,7 +106,7 @@ class Auto:
         self._costs = costs
         self._config = config or AutoConfig()
         self._paces: dict[int, _Pace] = {}
-        self._shared = _Calibration()
+        self._shared = DepthCalibration()
         self._drafting = FIRST_DRAFTING
         self._looked_up: dict[int, list[float]] = {}  # batch -> seconds by nodes
 
@@ -177,11 +145,7 @@ class Auto:
         """Forwarded to all sources; what was claimed is held against what came true."""
         pace, tree = self._paces[request.request_id], outcome.tree
         if pace.claims and len(tree) == len(pace.claims):
-            claimed, hits = [0.0] * DEPTHS, [0.0] * DEPTHS
-            for node in tried_nodes(tree, outcome.accepted):
-                claimed[min(tree.depths[node], DEPTHS) - 1] += pace.claims[node]
-            for depth in range(len(outcome.accepted)):
-                hits[min(depth + 1, DEPTHS) - 1] += 1.0
+            claimed, hits = claims_and_hits(outcome, pace.claims)
             for calibration in (self._shared, pace.calibration):
                 calibration.add(claimed, hits)
         pace.claims = []

@@ -23,7 +23,8 @@ from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, FloatArray, IntArray
-from speculators.successor_growth import adapt_trust, grow, learn_prompt, learn_tree, make_growth
+from speculators.successor_growth import grow, make_growth
+from speculators.successor_learning import adapt_trust, learn_prompt, learn_tree
 from speculators.successor_mix import MAX_CANDIDATES, Model, Sampling
 from speculators.successor_table import NONE, TAIL, learn_text, make_table
 

@@ -8,19 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.tree import ROOT
-from speculators.successor_growth import (
-    LIKELY,
-    MAX_CHILDREN,
-    RECENT_WIDTH,
-    WORTHLESS,
-    adapt_trust,
-    expand,
-    grow,
-    learn_prompt,
-    learn_tree,
-    make_growth,
-    remember_recent,
-)
+from speculators.successor_growth import LIKELY, MAX_CHILDREN, WORTHLESS, expand, grow, make_growth
+from speculators.successor_learning import RECENT_WIDTH, adapt_trust, learn_prompt, learn_tree, remember_recent
 from speculators.successor_mix import Sampling, mix_successors, weigh_draws
 from speculators.successor_table import NONE, TAIL, fill_tail, find, hash_tail, learn_text, put_successors
 from speculators.successors import SuccessorConfig, Successors

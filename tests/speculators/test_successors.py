@@ -17,7 +17,7 @@ from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions, create
-from speculators.successor_growth import learn_prompt, learn_tree
+from speculators.successor_learning import learn_prompt, learn_tree
 from speculators.successor_table import NONE
 from speculators.successors import TARGET, TEXT, SuccessorConfig, Successors
 from speculators.suffix import SuffixConfig
