@@ -136,8 +136,9 @@ def test_a_row_keeps_its_best_successors_in_order(weights):
     kept = np.array(weights, np.float32)[growth.child_ids[0, :n]]
     assert kept.tolist() == sorted(np.array(weights, np.float32).tolist(), reverse=True)[:n]
     shares = growth.child_p[0, :n]
-    assert shares == pytest.approx(kept * shares[0] / kept[0], rel=1e-4)
-    assert 0.0 < shares.sum() <= 1.0 + 1e-5
+    assert shares == pytest.approx(kept * (shares.sum() / max(kept.sum(), 1e-9)), rel=1e-4)
+    assert shares.sum() <= 1.0 + 1e-5
+    assert (shares > 0).all()
 
 
 def row_of(table, context, order):
