@@ -28,6 +28,7 @@ class TopIds(Mapping[int, Sequence[int]]):
         self.nodes = nodes
         self.ids = ids
         self.logprobs = logprobs
+        self._rows: dict[int, int] | None = None  # node -> row, once somebody asks
 
     @classmethod
     def of(cls, mapping: Mapping[int, Sequence[int]]) -> TopIds:
@@ -39,10 +40,9 @@ class TopIds(Mapping[int, Sequence[int]]):
         return cls(np.array(nodes, dtype=np.int32), ids if nodes else ids.reshape(0, 0))
 
     def __getitem__(self, node: int) -> list[int]:
-        row = int(np.searchsorted(self.nodes, node))
-        if row == len(self.nodes) or self.nodes[row] != node:
-            raise KeyError(node)
-        ids: list[int] = self.ids[row].tolist()
+        if self._rows is None:
+            self._rows = {known: row for row, known in enumerate(self.nodes.tolist())}
+        ids: list[int] = self.ids[self._rows[node]].tolist()
         return ids
 
     def __iter__(self) -> Iterator[int]:
