@@ -207,7 +207,10 @@ def test_a_server_tells_its_router_where_step_times_are_kept(tiny_checkpoint: Pa
 # -- settings --------------------------------------------------------------------------------------------------------
 
 SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
-    "auto": ({"margin": 0.1, "longest_pause": 8, "sources": ["pld"]}, AutoConfig(sources=("pld",), longest_pause=8, margin=0.1)),
+    "auto": (
+        {"margin": 0.1, "longest_pause": 8, "sources": ["pld"]},
+        AutoConfig(sources=("pld",), longest_pause=8, margin=0.1),
+    ),
     "successors": (
         {"top_k": 4, "text_orders": [1, 2], "shared": True},
         SuccessorConfig(top_k=4, text_orders=(1, 2), shared=True),
