@@ -160,7 +160,7 @@ class Successors:
         return [
             Branch(
                 growth.tokens[:n].tolist(),
-                self.name if len(self.sources) > 1 else self.sources[0],
+                self.name,
                 growth.parents[:n].tolist(),
                 scores=growth.scores[:n].tolist(),
                 proposers=self._proposers(growth.text_share[:n]),
