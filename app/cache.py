@@ -30,3 +30,12 @@ def model_hash(path: Path) -> str:
                 weights.seek(place * max(0, size - SAMPLE) // (SAMPLES - 1))
                 digest.update(weights.read(SAMPLE))
     return digest.hexdigest()[:32]
+
+
+def tokenizer_hash(path: Path) -> str:
+    """A tokenizer's hash: what decides which ids a text has. Two models with one tokenizer have one hash.
+
+    Raises:
+        OSError: the folder has no ``tokenizer.json``.
+    """
+    return hashlib.sha256((path / "tokenizer.json").read_bytes()).hexdigest()[:32]

@@ -1,6 +1,6 @@
 """What every retrieval index answers: the longest suffix of a context that occurs, and what followed it most often.
 
-An index is immutable. Who owns a corpus and how its texts were chosen is decided where the index is made.
+An index is immutable. Whose requests may ask it is decided by who hands it out (``retrieval_store.library``).
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ class Continuations:
 
 class Index(Protocol):
     """Prefix search over the token sequences of a corpus."""
-
-    namespace: str | None  # whose requests may see it; None: everybody's
 
     def query(self, context: Tokens, limits: Limits) -> Continuations | None:
         """The longest suffix of ``context`` ``[t]`` within the limits that occurs, and its continuations.

@@ -1,65 +1,147 @@
-"""Suffix arrays over token ids in numpy: prefix doubling that only sorts what is still undecided.
+"""Sorts the suffixes of a token sequence by their first tokens; NumPy only, in memory that the caller bounds.
 
-The order is decided on the first ``depth`` tokens of every suffix, which is all that queries of bounded length need.
-After the first round (as many tokens as fit into 64 bits are compared at once) most suffixes of a real text are already
-in place; each later round doubles the length and sorts the rest again, group by group in one call.
+Suffixes are sorted in buckets that share first tokens, so only one bucket is in memory at a time, and the text may be a
+memory map. Within a bucket, several tokens at a time are packed into one 64-bit number; whatever they leave tied is
+sorted by the next few.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.uint32]
+END = 0xFFFFFFFF  # behind every document, larger than any token
+BUCKET = 1 << 20  # suffixes sorted together; about 60 bytes each
+_SCAN = 1 << 22  # tokens looked at together
+
+Text = npt.NDArray[Any]  # uint32 in any byte order
 Positions = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
 
 
-def sort_suffixes(text: Ids, depth: int) -> Positions:
-    """Start positions of all suffixes of ``text`` ``[n]``, in the order of their first ``depth`` tokens.
+def sort_suffixes(text: Text, depth: int) -> Positions:
+    """Positions of all tokens of ``text`` ``[n]``, in the order of the ``depth`` tokens that begin there.
 
-    A text's end counts as larger than any token. Suffixes that agree in all ``depth`` tokens come in any order.
-    Peak memory is about 50 bytes per token.
+    ``END`` and the text's end count as larger than any token. Suffixes that agree in all ``depth`` tokens come in the
+    order of their positions. ``END`` itself has no place in the order.
     """
-    n = len(text)
-    if n == 0:
-        return np.empty(0, np.int64)
-    key, compared = _packed(text)
-    order: Positions = np.argsort(key)
-    rank = np.full(n + 1, n, np.int64)  # of the suffix at a position: where its group begins; the last entry: the end
-    todo = _regroup(order, key[order], np.arange(n), rank)
-    while len(todo) and compared < depth:
-        positions = order[todo]
-        pair = rank[positions] * (n + 1) + rank[np.minimum(positions + compared, n)]
-        turn = np.argsort(pair)
-        order[todo] = positions[turn]
-        todo = _regroup(order, pair[turn], todo, rank)
-        compared *= 2
-    return order
+    parts = list(sorted_buckets(text, count_tokens(text), depth))
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def _packed(text: Ids) -> tuple[npt.NDArray[np.uint64], int]:
-    """The first tokens of every suffix as one number, and how many tokens that are."""
-    wide = text.astype(np.uint64)
-    end = int(text.max()) + 1
-    bits = end.bit_length()
-    count = 64 // bits
-    key = np.zeros(len(text), np.uint64)
-    for offset in range(count):
-        rest = max(0, len(text) - offset)
-        key <<= np.uint64(bits)
-        key[:rest] |= wide[offset:]
-        key[rest:] |= np.uint64(end)
-    return key, count
+def count_tokens(text: Text) -> npt.NDArray[np.int64]:
+    """``[largest id + 1]``: how often every id occurs; ``END`` left out."""
+    counts = np.zeros(0, np.int64)
+    for start in range(0, len(text), _SCAN):
+        some = text[start : start + _SCAN]
+        here = np.bincount(some[some != END].astype(np.int64))
+        longer, shorter = (here, counts) if len(here) > len(counts) else (counts, here)
+        longer[: len(shorter)] += shorter
+        counts = longer
+    return counts
 
 
-def _regroup(order: Positions, keys: npt.NDArray[np.generic], places: Positions, rank: Positions) -> Positions:
-    """Give each suffix at ``places`` of ``order`` the place where its group of equal ``keys`` begins as its rank.
+def sorted_buckets(text: Text, counts: npt.NDArray[np.int64], depth: int, size: int = BUCKET) -> Iterator[Positions]:
+    """The suffix array of ``text`` piece by piece; suffixes with the same first token are in the same piece.
 
-    Returns the places whose group has more than one member.
+    Args:
+        text: ``[n]``.
+        counts: of its tokens, as ``count_tokens`` has them.
+        depth: tokens to sort by.
+        size: most suffixes of a piece, unless one token alone begins more.
     """
-    is_first = np.ones(len(keys), np.bool_)
-    np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
-    first = np.flatnonzero(is_first)
-    sizes = np.diff(first, append=len(keys))
-    rank[order[places]] = np.repeat(places[first], sizes)
-    return places[np.repeat(sizes > 1, sizes)]
+    sorter = _Sorter(text, len(counts), depth)
+    for first, behind in _ranges(counts, size):
+        yield sorter.sort(_positions(text, first, behind))
+
+
+def common_prefixes(text: Text, order: Positions, depth: int) -> npt.NDArray[np.uint8]:
+    """``[len(order)]``: tokens that each suffix shares with the one before it, ``depth`` (below 256) at most.
+
+    Nothing is shared with what is not there, and no ``END``.
+    """
+    shared = np.zeros(len(order), np.uint8)
+    alive = np.arange(1, len(order))
+    for offset in range(depth):
+        here = _at(text, order[alive] + offset)
+        same = (here == _at(text, order[alive - 1] + offset)) & (here != END)
+        alive = alive[same]
+        if not len(alive):
+            break
+        shared[alive] = offset + 1
+    return shared
+
+
+def _ranges(counts: npt.NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of ids that begin ``size`` suffixes at most, or consist of one id."""
+    first = total = 0
+    for token, count in enumerate(counts.tolist()):
+        if total and total + count > size:
+            yield first, token
+            first, total = token, 0
+        total += count
+    if total:
+        yield first, len(counts)
+
+
+def _positions(text: Text, first: int, behind: int) -> Positions:
+    """Where tokens from ``first`` up to ``behind`` stand."""
+    parts = []
+    for start in range(0, len(text), _SCAN):
+        some = text[start : start + _SCAN]
+        parts.append(np.flatnonzero((some >= first) & (some < behind)) + start)
+    return np.concatenate(parts)
+
+
+def _at(text: Text, positions: Positions) -> npt.NDArray[np.uint32]:
+    """The tokens at ``positions``; ``END`` behind the text."""
+    last = len(text) - 1
+    tokens = text[np.minimum(positions, last)].astype(np.uint32)
+    if len(positions) and int(positions.max()) > last:
+        tokens[positions > last] = END
+    return tokens
+
+
+class _Sorter:
+    """Sorts suffixes of one text."""
+
+    def __init__(self, text: Text, n_ids: int, depth: int) -> None:
+        self._text = text
+        self._end = n_ids  # what END is packed as: larger than any id
+        self._bits = max(1, n_ids.bit_length())
+        self._packed = 64 // self._bits  # tokens in one number
+        self._depth = depth
+
+    def sort(self, positions: Positions) -> Positions:
+        """``positions``, ascending, in the order of what begins there."""
+        todo = np.arange(len(positions))  # places in the order that are not decided yet
+        group = np.zeros(len(positions), np.int64)  # per place of todo: which group of equals it belongs to
+        order = positions.copy()
+        for compared in range(0, self._depth, self._packed):
+            if not len(todo):
+                break
+            keys = self._keys(order[todo], compared)
+            turn = np.lexsort((keys, group)) if compared else np.argsort(keys, kind="stable")
+            order[todo] = order[todo][turn]
+            todo, group = _ties(todo, keys[turn], group)
+        return order
+
+    def _keys(self, positions: Positions, offset: int) -> Keys:
+        """The next tokens of suffixes as numbers that compare like the tokens."""
+        keys = np.zeros(len(positions), np.uint64)
+        for place in range(offset, min(offset + self._packed, self._depth)):
+            keys <<= np.uint64(self._bits)
+            keys |= np.minimum(_at(self._text, positions + place), self._end).astype(np.uint64)
+        return keys
+
+
+def _ties(todo: Positions, keys: Keys, group: Positions) -> tuple[Positions, Positions]:
+    """Places of ``todo``, sorted by group and key, that share both with a neighbour; and their new groups."""
+    is_first = np.ones(len(keys) + 1, np.bool_)
+    np.logical_or(keys[1:] != keys[:-1], group[1:] != group[:-1], out=is_first[1:-1])
+    tied = np.flatnonzero(~(is_first[:-1] & is_first[1:]))
+    groups: Positions = np.cumsum(is_first[:-1])
+    return todo[tied], groups[tied]

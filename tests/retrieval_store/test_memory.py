@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval_store.index import Limits
-from retrieval_store.memory import MAX_ID, MemoryIndex
+from retrieval_store.memory import MemoryIndex
+from retrieval_store.suffix_search import MAX_ID
 
 IDS = st.sampled_from([0, 1, 2, 65537, 262143])  # 65537 is 1 in 16 bits
 DOCUMENTS = st.lists(st.lists(IDS, max_size=25), max_size=6)

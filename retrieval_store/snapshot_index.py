@@ -1,0 +1,100 @@
+"""The index of a snapshot: its files, mapped. Processes that open the same folder share the memory.
+
+Short frequent contexts are answered from counts made beforehand (``context_table``), everything else from the suffix
+array, where few occurrences are left to count.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from retrieval_store.context_table import ContextTable, mapped, mapped_array
+from retrieval_store.errors import DamagedSnapshotError
+from retrieval_store.index import Continuations, Limits, Tokens
+from retrieval_store.snapshot import Manifest, check_sizes, check_tokenizer, read_manifest
+from retrieval_store.snapshot_writer import ORDER, STARTS, TEXT, order_type
+from retrieval_store.suffix_array import END
+from retrieval_store.suffix_search import BIG, SuffixSearch, check_limits
+
+_SCAN = 1 << 20  # tokens looked at together
+
+
+class SnapshotIndex:
+    """Immutable; safe to share between threads. ``open_snapshot`` makes one.
+
+    The files may be removed while it lives: what is mapped stays.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.folder = folder
+        self._text = mapped(folder / TEXT)
+        starts = mapped_array(folder / STARTS, np.dtype("<u8"))
+        order = mapped_array(folder / ORDER, order_type(len(self._text) // 4))
+        self._search = SuffixSearch(self._text, order, starts)
+        self._contexts = ContextTable(folder)
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self._search)
+
+    @property
+    def version(self) -> str:
+        """Of the snapshot."""
+        return self.manifest.version
+
+    def query(self, context: Tokens, limits: Limits) -> Continuations | None:
+        """See ``Index.query``. Where a context was counted beforehand, ``samples`` has no say, paths have at most 10
+        tokens, and continuations that occurred once are left out.
+
+        Raises:
+            ValueError: ``longest`` and ``depth`` together exceed ``DEPTH``.
+        """
+        check_limits(limits)
+        found = self._search.longest(context, limits)
+        if found is None:
+            return None
+        match, _, suffix = found
+        counted = self._contexts.find(suffix, match, limits.depth, limits.nodes)
+        return counted if counted is not None else self._search.continuations(*found, limits)
+
+    def documents(self) -> Iterator[Tokens]:
+        """The texts, in the order in which they were written."""
+        words = np.frombuffer(self._text, BIG)
+        start = 0
+        for begin in range(0, len(words), _SCAN):
+            for end in (np.flatnonzero(words[begin : begin + _SCAN] == END) + begin).tolist():
+                if end > start:
+                    yield words[start:end].astype(np.int32)
+                start = end + 1
+
+    def warm(self) -> None:
+        """Read everything once, so that no query waits for a disk."""
+        for name in self.manifest.files:
+            raw = mapped(self.folder / name)
+            for start in range(0, len(raw), mmap.PAGESIZE):
+                raw[start]
+
+
+def open_snapshot(folder: Path, tokenizer_hash: str = "") -> SnapshotIndex:
+    """Map the snapshot in ``folder``. Hashes are not checked again: see ``retrieval_store.snapshot.verify``.
+
+    Args:
+        folder: with a manifest.
+        tokenizer_hash: of the target; "" accepts any.
+
+    Raises:
+        ForeignSnapshotError: another tokenizer, format or format version.
+        DamagedSnapshotError: files are missing or do not have their sizes.
+    """
+    manifest = read_manifest(folder)
+    check_tokenizer(manifest, tokenizer_hash, str(folder))
+    check_sizes(folder, manifest)
+    try:
+        return SnapshotIndex(folder, manifest)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DamagedSnapshotError(f"snapshot {folder} (version {manifest.version}) does not open: {error}") from error
