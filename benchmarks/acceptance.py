@@ -4,6 +4,9 @@ For each row: all tokens, and pre-loop (a text counts only until it begins to re
 output is checked to be identical to autoregressive decoding. Last line: one JSON document.
 
     python -m benchmarks.acceptance --model DIR --prompts DIR [--temperature 0.8] [--rows ...]
+
+``--rows retrieval --retrieval WHERE ..`` measures what texts from outside add, and counts guesses by source (paper 000,
+figure 3): one folder, file or snapshot as on the command line, or several files and folders of text as one index.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +24,25 @@ from tqdm import tqdm
 
 from app.bench.loops import loop_start, steps_before
 from app.demo.paths import DEMO_TARGET
+from app.libraries import library_at
 from app.prompts import Question, encode_chat
+from app.retrieval import index_of
 from app.tokenizers import load_tokenizer
 from benchmarks.prompt_sets import questions
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.target import LocalTarget, TargetOptions
+from retrieval_store.corpus import read_documents
+from retrieval_store.library import FixedLibrary, Library
 from speculators.anpd import AnpdConfig
 from speculators.draft_model import DraftModelConfig
 from speculators.lookahead import LookaheadConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+from speculators.rest import RestConfig
+from speculators.spectra import SpectraConfig
 from speculators.spectra_core import SpectraCoreConfig
+from speculators.spectra_retrieval import SpectraRetrievalConfig
 from speculators.suffix import SuffixConfig
 from speculators.token_recycling import TokenRecyclingConfig
 
@@ -157,6 +167,63 @@ def ngram_rows() -> dict[str, Row]:
     }
 
 
+def retrieval_rows(library: Library) -> dict[str, Row]:
+    """The two parts of SPECTRA, the ways they can share a tree, and rest, with guesses counted by dictionary."""
+    labelled = SpectraCoreConfig(label_dictionaries=True)
+    published = replace(SpectraCoreConfig.paper(), label_dictionaries=True)
+    ours = SpeculatorOptions(retrieval=lambda: library, spectra_core=labelled)
+    paper = replace(
+        ours,
+        rest=RestConfig.paper(),
+        spectra_core=published,
+        spectra_retrieval=SpectraRetrievalConfig.paper(),
+        spectra=SpectraConfig("paper"),
+    )
+
+    def spectra(config: SpectraConfig, max_nodes: int = 64, **core: Any) -> Row:
+        options = replace(ours, spectra=config, spectra_core=replace(labelled, **core))
+        return Row("spectra", None, max_nodes, options)
+
+    score, priority, flat = SpectraConfig("score"), SpectraConfig("priority"), SpectraConfig("paper")
+    unreserved = SpectraConfig("priority", reserve=0)
+    return {
+        "autoregressive": Row("autoregressive"),
+        "spectra-core, as published, 128 nodes": Row("spectra-core", None, 128, paper),
+        "rest, as published": Row("rest", options=paper),
+        "spectra-retrieval, first match alone": Row("spectra-retrieval", options=paper),
+        "spectra, as published, 128 nodes": Row("spectra", None, 128, paper),
+        "spectra-core": Row("spectra-core", options=ours),
+        "rest": Row("rest", options=ours),
+        "spectra-retrieval": Row("spectra-retrieval", options=ours),
+        "spectra, score": spectra(score),
+        "spectra, priority": spectra(priority),
+        "spectra, priority, no reserve": spectra(unreserved),
+        "spectra, paper's order": spectra(flat),
+        "spectra, score, no probe share": spectra(score, probe_share=0.0),
+        "spectra-core+spectra-retrieval": Row("spectra-core+spectra-retrieval", options=ours),
+        "spectra-core, 16 nodes": Row("spectra-core", None, 16, ours),
+        "spectra, score, 16 nodes": spectra(score, 16),
+        "spectra, priority, 16 nodes": spectra(priority, 16),
+        "spectra, priority, no reserve, 16 nodes": spectra(unreserved, 16),
+        "spectra, paper's order, 16 nodes": spectra(flat, 16),
+        "spectra, score, no probe share, 16 nodes": spectra(score, 16, probe_share=0.0),
+    }
+
+
+def library_of(places: Sequence[str], model: str) -> Library:
+    """What ``--retrieval`` names.
+
+    Raises:
+        ConfigError: there is nothing to read.
+    """
+    if len(places) == 1:
+        at = library_at(places[0], model)
+        assert at is not None
+        return at()
+    documents = [document for place in places for document in read_documents(Path(place))]
+    return FixedLibrary(index_of(documents, load_tokenizer(Path(model))))
+
+
 def draft_rows(path: Path) -> dict[str, Row]:
     """draft-model with the small model in ``path``: chains, trees, and what lookup adds to them."""
 
@@ -176,6 +243,17 @@ def draft_rows(path: Path) -> dict[str, Row]:
         "draft-model, tree of 64, 8 deep": drafting(64, 8),
         "draft-model+pld, tree of 16": drafting(16, method="draft-model+pld"),
     }
+
+
+def by_source(done: Mapping[str, list[Completion]]) -> dict[str, dict[str, int]]:
+    """Nodes every source drafted, and how many of them were accepted."""
+    counts: dict[str, dict[str, int]] = {}
+    for completion in (completion for completions in done.values() for completion in completions):
+        for source, counted in completion.stats.by_source.items():
+            sums = counts.setdefault(source, {"drafted": 0, "accepted": 0})
+            sums["drafted"] += counted.drafted
+            sums["accepted"] += counted.accepted
+    return counts
 
 
 def figures(done: Mapping[str, list[Completion]]) -> dict[str, Any]:
@@ -231,7 +309,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
-    parser.add_argument("--rows", choices=("all", "short", "ngrams", "mixed", "draft"), default="all")
+    parser.add_argument("--rows", choices=("all", "short", "ngrams", "mixed", "draft", "retrieval"), default="all")
+    parser.add_argument("--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval")
+    parser.add_argument("--only", help="rows of the table whose label contains this; autoregressive stays")
     parser.add_argument(
         "--draft-model", type=Path, help="small model: adds rows of draft-model; for 'draft', no others"
     )
@@ -250,9 +330,15 @@ def main() -> None:
         seed=arguments.seed,
         stop_ids=target.info.spec.eos_ids,
     )
-    table = {"autoregressive": Row("autoregressive")} if arguments.rows == "draft" else rows(arguments.rows)
+    table = {"autoregressive": Row("autoregressive")} if arguments.rows == "draft" else {}
+    if arguments.rows == "retrieval":
+        if arguments.retrieval is None:
+            parser.error("--rows retrieval needs --retrieval WHERE")
+        table = retrieval_rows(library_of(arguments.retrieval, str(arguments.model)))
+    table = table or rows(arguments.rows)
     if arguments.draft_model is not None:
         table |= draft_rows(arguments.draft_model)
+    table = {label: row for label, row in table.items() if label == "autoregressive" or (arguments.only or "") in label}
     report(target, prompts, params, table, arguments)
 
 
@@ -275,7 +361,7 @@ def report(
         texts = {kind: [completion.token_ids for completion in completions] for kind, completions in done.items()}
         reference = reference or texts
         same = sum(a == b for kind in texts for a, b in zip(texts[kind], reference[kind], strict=True))
-        result = results[label] = figures(done) | {"identical": same, "of": n_prompts}
+        result = results[label] = figures(done) | {"identical": same, "of": n_prompts, "by_source": by_source(done)}
         kinds = " / ".join(f"{value:.2f}" for value in result["pre_loop_by_kind"].values())
         every, before = result["tokens_per_forward"], result["pre_loop"]
         print(f"| {label} | {every:.2f} | {before:.2f} ({kinds}) | {same}/{n_prompts} |", flush=True)

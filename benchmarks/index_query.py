@@ -23,6 +23,7 @@ from engine.protocol import RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from retrieval_store.corpus import read_documents
 from retrieval_store.index import Limits
+from retrieval_store.library import FixedLibrary
 from speculators.rest import Rest, RestConfig
 
 FIGURES = ("first p50", "first p99", "best of 3 p50", "best of 3 p99")
@@ -50,7 +51,8 @@ def main() -> None:
     contexts = contexts[: arguments.queries]
     tails = [np.array(ids[-16:], np.int32) for ids in contexts]
     views = [RequestView(0, TokenBuffer(ids), len(ids), SamplingParams(), len(tokenizer)) for ids in contexts]
-    ours, paper = Rest(index), Rest(index, RestConfig.paper())
+    library = FixedLibrary(index)
+    ours, paper = Rest(library), Rest(library, RestConfig.paper())
     rows = {
         "query, 5000 samples": percentiles([partial(index.query, tail, Limits()) for tail in tails]),
         "query, 200 samples": percentiles([partial(index.query, tail, Limits(samples=200)) for tail in tails]),

@@ -29,6 +29,7 @@ from speculators.calibration import DEPTHS, DepthCalibration, claims_and_hits
 from speculators.candidates import Candidates
 from speculators.estimates import FIRST_CLAIM
 from speculators.guarded import Guarded
+from speculators.namespaces import Namespaces
 
 SMOOTHING = 0.2  # of the newest measurement of what drafting costs
 FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
@@ -67,6 +68,7 @@ class AutoConfig:
 class _Pace:
     """How one request is doing."""
 
+    shared: DepthCalibration  # of its namespace
     calibration: DepthCalibration = field(default_factory=DepthCalibration)
     pause: int = 0  # steps it is still left alone
     next_pause: float = FIRST_PAUSE  # after the next failure
@@ -106,13 +108,13 @@ class Auto:
         self._costs = costs
         self._config = config or AutoConfig()
         self._paces: dict[int, _Pace] = {}
-        self._shared = DepthCalibration()
+        self._shared: Namespaces[DepthCalibration] = Namespaces()
         self._drafting = FIRST_DRAFTING
         self._looked_up: dict[int, list[float]] = {}  # batch -> seconds by nodes
 
     def begin(self, request: RequestView) -> None:
         """Forwarded to all sources."""
-        self._paces[request.request_id] = _Pace()
+        self._paces[request.request_id] = _Pace(self._shared.of(request.namespace, DepthCalibration))
         for part in self._parts:
             part.begin(request)
 
@@ -146,7 +148,7 @@ class Auto:
         pace, tree = self._paces[request.request_id], outcome.tree
         if pace.claims and len(tree) == len(pace.claims):
             claimed, hits = claims_and_hits(outcome, pace.claims)
-            for calibration in (self._shared, pace.calibration):
+            for calibration in (pace.shared, pace.calibration):
                 calibration.add(claimed, hits)
         pace.claims = []
         rests = (
@@ -222,7 +224,8 @@ class Auto:
             return _Draft(Branch([], self.name), [], [])
         assert branch.parents is not None
         assert branch.scores is not None
-        factors = self._paces[request.request_id].calibration.factors(self._shared)
+        pace = self._paces[request.request_id]
+        factors = pace.calibration.factors(pace.shared)
         reach: list[float] = []
         depths: list[int] = []
         for parent, score in zip(branch.parents, branch.scores, strict=True):
@@ -258,7 +261,7 @@ class Auto:
         pace.lately = max(float(count), pace.lately + 0.25 * (count - pace.lately))
         if count == 0:
             if draft.order:  # refused: unless what speaks against the claims ages, they can never prove right again
-                for calibration in (self._shared, pace.calibration):
+                for calibration in (pace.shared, pace.calibration):
                     calibration.fade(1 + int(pace.next_pause))
             pace.pause = int(pace.next_pause)
             pace.next_pause = min(2 * pace.next_pause, self._longest_pause(batch))

@@ -68,7 +68,7 @@ class Combined:
 
     def begin(self, request: RequestView) -> None:
         """Forwarded to all parts."""
-        self._estimates.begin(request.request_id)
+        self._estimates.begin(request.request_id, request.namespace)
         for part in self._parts:
             part.begin(request)
 

@@ -2,7 +2,7 @@
 
 A node whose parent was accepted has been *tried*: the target wrote its token or not. What sources claimed for their
 tried nodes against what came true gives a factor per source and depth; a source that claims nothing gets its plain
-rate of acceptance there. Both start from what all requests of the process have shown so far.
+rate of acceptance there. Both start from what earlier requests of the same namespace have shown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.protocol import Outcome
 from engine.tree import ROOT, TokenTree
+from speculators.namespaces import Namespaces
 
 DEPTHS = 6  # depths told apart; the last one stands for all deeper ones
 PRIOR = 8.0  # tried nodes that the shared estimate weighs, against a request's own
@@ -38,12 +39,12 @@ class Estimates:
     """Estimates of all live requests, and the ones a new request starts from."""
 
     def __init__(self) -> None:
-        self._shared = _Counts()
-        self._own: dict[int, _Counts] = {}
+        self._shared: Namespaces[_Counts] = Namespaces()
+        self._own: dict[int, tuple[_Counts, _Counts]] = {}  # request id -> its own counts, those of its namespace
 
-    def begin(self, request_id: int) -> None:
+    def begin(self, request_id: int, namespace: str = "") -> None:
         """A request that has shown nothing yet."""
-        self._own[request_id] = _Counts()
+        self._own[request_id] = (_Counts(), self._shared.of(namespace, _Counts))
 
     def end(self, request_id: int) -> None:
         """Forget a request."""
@@ -52,7 +53,7 @@ class Estimates:
     def probability(self, request_id: int, source: str, depth: int, claim: float | None) -> float:
         """The calibrated estimate for a node at ``depth`` (1 for children of the root) that ``source`` proposes."""
         key = (source, min(depth, DEPTHS))
-        shared, own = self._shared, self._own[request_id]
+        own, shared = self._own[request_id]
         if claim is None:
             first = (FIRST_CLAIM * PRIOR + shared.hits.get(key, 0.0)) / (PRIOR + shared.tried.get(key, 0.0))
             rate = (first * PRIOR + own.hits.get(key, 0.0)) / (PRIOR + own.tried.get(key, 0.0))
@@ -61,7 +62,7 @@ class Estimates:
 
     def factor(self, request_id: int, key: tuple[str, int]) -> float:
         """What came true of a source's claims at a depth, as a multiple of what it claimed; within 1/4 and 4."""
-        shared, own = self._shared, self._own[request_id]
+        own, shared = self._own[request_id]
         first = (1.0 + shared.hits.get(key, 0.0)) / (1.0 + shared.claimed.get(key, 0.0))
         factor = (2.0 * first + own.hits.get(key, 0.0)) / (2.0 + own.claimed.get(key, 0.0))
         return min(max(factor, 0.25), 4.0)
@@ -73,7 +74,7 @@ class Estimates:
         for node in tried_nodes(tree, outcome.accepted):
             depth = min(tree.depths[node], DEPTHS)
             for source, claim in claims[node].items():
-                for counts in (self._shared, self._own[request_id]):
+                for counts in self._own[request_id]:
                     counts.add((source, depth), FIRST_CLAIM if claim is None else claim, node in accepted)
 
 

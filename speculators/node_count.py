@@ -47,17 +47,23 @@ class NodeCounter:
             level = below
         return True
 
-    def add_branch(self, branch: Branch) -> None:
-        """Insert a branch, chain or tree, whole."""
+    def add_branch(self, branch: Branch, limit: int | None = None) -> int:
+        """Insert a branch, chain or tree, while the count stays within ``limit`` nodes, if there is one.
+
+        Returns how many of its first nodes fit.
+        """
         parents = branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
         levels: list[_Level] = []
         for token, parent in zip(branch.tokens, parents, strict=True):
             above = self._root if parent == ROOT else levels[parent]
             below = above.get(token)
             if below is None:
+                if self.n_nodes == limit:
+                    break
                 below = above[token] = {}
                 self.n_nodes += 1
             levels.append(below)
+        return len(levels)
 
     def _append(self, level: _Level, tokens: Sequence[int]) -> None:
         """Hang new nodes, one below the other, under ``level``."""

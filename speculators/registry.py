@@ -9,7 +9,7 @@ from types import MappingProxyType
 from engine.errors import UnknownMethodError
 from engine.protocol import Speculator
 from engine.step_cost import StepCosts
-from retrieval_store.index import Index
+from retrieval_store.library import Library
 from speculators.anpd import Anpd, AnpdConfig
 from speculators.auto import Auto, AutoConfig
 from speculators.autoregressive import Autoregressive
@@ -19,7 +19,9 @@ from speculators.lookahead import Lookahead, LookaheadConfig
 from speculators.pld import PldConfig, PromptLookup
 from speculators.pld_plus import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.rest import Rest, RestConfig
+from speculators.spectra import Spectra, SpectraConfig
 from speculators.spectra_core import SpectraCore, SpectraCoreConfig
+from speculators.spectra_retrieval import SpectraRetrieval, SpectraRetrievalConfig
 from speculators.successors import TARGET, TEXT, SuccessorConfig, Successors
 from speculators.suffix import SuffixConfig, SuffixDecoding
 from speculators.token_recycling import TokenRecycling, TokenRecyclingConfig
@@ -57,8 +59,10 @@ class SpeculatorOptions:
     pld: PldConfig = field(default_factory=PldConfig)
     pld_plus: PldPlusConfig = field(default_factory=PldPlusConfig)  # its layer and heads are the model's: see app.heads
     rest: RestConfig = field(default_factory=RestConfig)
-    retrieval: Callable[[], Index] | None = None  # makes or finds the corpus' index; called once per process or more
+    retrieval: Callable[[], Library] | None = None  # makes or finds the corpus; called once per process or more
     spectra_core: SpectraCoreConfig = field(default_factory=SpectraCoreConfig)
+    spectra_retrieval: SpectraRetrievalConfig = field(default_factory=SpectraRetrievalConfig)
+    spectra: SpectraConfig = field(default_factory=SpectraConfig)  # how those two share a tree
     suffix: SuffixConfig = field(default_factory=SuffixConfig)
     token_recycling: TokenRecyclingConfig = field(default_factory=TokenRecyclingConfig)
     successors: SuccessorConfig = field(default_factory=SuccessorConfig)  # of both, where they are not the papers'
@@ -76,6 +80,8 @@ class SpeculatorOptions:
         )
 
 
+AUTO_RETRIEVAL = "rest"  # what auto drafts with when there is a corpus
+
 Factory = Callable[[SpeculatorOptions], Speculator]
 
 _FACTORIES: Mapping[str, Factory] = MappingProxyType(
@@ -91,13 +97,15 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
         "auto": lambda options: _auto(options),
         "token-recycling": lambda options: _token_recycling(options),
         "suffix": lambda options: _suffix(options),
-        "rest": lambda options: Rest(_index(options, "rest"), options.rest),
+        "rest": lambda options: Rest(_library(options, "rest"), options.rest),
+        "spectra-retrieval": lambda options: _spectra_retrieval(options),
+        "spectra": lambda options: _spectra(options),
     }
 )
 
 AVAILABLE = tuple(name for name in METHODS if name in _FACTORIES)
 
-NEEDS_INPUT = ("rest", "pld-plus-h", "pld-plus-a", "draft-model")
+NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "draft-model")
 """Names that cannot be made at the default settings: a corpus, the model's layers or heads, a drafter is missing."""
 
 STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)
@@ -145,7 +153,7 @@ def _auto(options: SpeculatorOptions) -> Speculator:
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:
         names += ["draft-model"] if options.draft_model.path is not None else []
-        names += ["rest"] if options.retrieval is not None else []
+        names += [AUTO_RETRIEVAL] if options.retrieval is not None else []
     return Auto(_parts(names, _FACTORIES, options), options.step_costs, options.auto)
 
 
@@ -161,7 +169,17 @@ def _token_recycling(options: SpeculatorOptions) -> Speculator:
     return Successors(options.successors, (TARGET,))
 
 
-def _index(options: SpeculatorOptions, method: str) -> Index:
+def _spectra_retrieval(options: SpeculatorOptions) -> SpectraRetrieval:
+    return SpectraRetrieval(_library(options, "spectra-retrieval"), options.spectra_retrieval)
+
+
+def _spectra(options: SpeculatorOptions) -> Speculator:
+    """Both parts, or the core alone where there is nothing to retrieve from."""
+    retrieval = None if options.retrieval is None else _spectra_retrieval(options)
+    return Spectra(options.spectra_core, retrieval, options.spectra)
+
+
+def _library(options: SpeculatorOptions, method: str) -> Library:
     if options.retrieval is None:
         raise UnknownMethodError(f"method {method!r} needs a corpus: give --retrieval DIR", "method")
     return options.retrieval()

@@ -9,8 +9,8 @@ first, probes what is left, and pool rows take turns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -19,6 +19,8 @@ from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.candidate_pool import CandidatePool
 from speculators.ngram_dicts import BackwardDictionary, ForwardDictionary, Tokens
 from speculators.node_count import NodeCounter
+
+FORWARD, BACKWARD = "spectra-core.forward", "spectra-core.backward"  # what each dictionary's guesses may be labelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class SpectraCoreConfig:
     use_forward: bool = True  # ablation (paper 000, table 2): S_fwd
     use_backward: bool = True  # ablation: S_bwd
     use_sub_ngrams: bool = True  # ablation: n-grams shorter than N
+    label_dictionaries: bool = False  # count guesses by dictionary (paper 000, figure 3), not as the method's
 
     def __post_init__(self) -> None:
         least = {"ngram": 2, "pool_rows": 1, "max_guesses": 1, "per_key": 1, "probe_top_k": 1}
@@ -112,13 +115,34 @@ class SpectraCore:
 
     def propose(self, request: RequestView, budget: int) -> list[Branch]:
         """Guesses, best first, then probes of the pool rows whose turn it is."""
-        state = self._states[request.request_id]
         counter = NodeCounter()
-        tail = request.context.view[-(self._config.ngram - 1) :].tolist()
-        limit = budget - self._probe_nodes(budget)
-        guesses = [Branch(guess, self.name) for guess in self._fitting(self._guesses(state, tail), counter, limit)]
-        probes = state.pool.choose(counter, budget)
-        return guesses + [Branch(row, self.name, None, True) for row in probes]
+        guesses = fitting(self.guesses(request, self._config.label_dictionaries), counter, self.guess_nodes(budget))
+        return guesses + self.probes(request, counter, budget)
+
+    def guesses(self, request: RequestView, labelled: bool) -> list[Branch]:
+        """Steps 1 to 3: the backward guess and the forward guesses in the configured order, whole chains.
+
+        ``labelled``: their sources are ``FORWARD`` and ``BACKWARD``, not the method's name.
+        """
+        config, state = self._config, self._states[request.request_id]
+        n_guesses = max(config.max_guesses - config.guess_reserve, 0)
+        tail = request.context.view[-(config.ngram - 1) :].tolist()
+        sources = (FORWARD, BACKWARD) if labelled else (self.name, self.name)
+        forward = [Branch(guess, sources[0]) for guess in (state.forward[tail[-1]] if tail else [])]
+        extended = state.backward.extend(tail, config.ngram - 1, config.backward_tokens or config.ngram)
+        backward = [Branch(extended, sources[1])] if extended else []
+        both = forward + backward if config.guess_order == "paper" else backward + forward
+        return both[:n_guesses]
+
+    def probes(self, request: RequestView, counter: NodeCounter, budget: int) -> list[Branch]:
+        """Step 4: the pool rows whose turn it is, as many as fit; they are expected back in the step's outcome."""
+        rows = self._states[request.request_id].pool.choose(counter, budget)
+        return [Branch(row, self.name, None, True) for row in rows]
+
+    def guess_nodes(self, budget: int) -> int:
+        """Nodes that guesses may take: what whole probes leave of ``budget``, at most all rows of them."""
+        depth = self._config.ngram - 1
+        return budget - min(int(budget * self._config.probe_share) // depth, self._config.pool_rows) * depth
 
     def observe(self, request: RequestView, outcome: Outcome) -> None:
         """Advance the pool, then learn: the pool's n-grams first, so that accepted text counts as more recent."""
@@ -131,33 +155,6 @@ class SpectraCore:
     def end(self, request: RequestView) -> None:
         """Drop the request's state."""
         self._states.pop(request.request_id, None)
-
-    def _probe_nodes(self, budget: int) -> int:
-        """Nodes that guesses must leave alone: whole probes only, at most all rows."""
-        depth = self._config.ngram - 1
-        return min(int(budget * self._config.probe_share) // depth, self._config.pool_rows) * depth
-
-    def _guesses(self, state: _State, tail: list[int]) -> list[Tokens]:
-        """Steps 1 to 3: the backward guess and the forward guesses in the configured order."""
-        config = self._config
-        n_guesses = max(config.max_guesses - config.guess_reserve, 0)
-        forward = state.forward[tail[-1]] if tail else []
-        backward = state.backward.extend(tail, config.ngram - 1, config.backward_tokens or config.ngram)
-        if config.guess_order == "paper":
-            return [guess for guess in chain(forward, (backward,)) if guess][:n_guesses]
-        return [guess for guess in chain((backward,), forward) if guess][:n_guesses]
-
-    def _fitting(self, guesses: list[Tokens], counter: NodeCounter, limit: int) -> list[Tokens]:
-        """The guesses that add a node to the tree, the last one cut to what fits."""
-        fitting: list[Tokens] = []
-        for guess in guesses:
-            before = counter.n_nodes
-            n_tokens = counter.add(guess, limit)
-            if counter.n_nodes > before:
-                fitting.append(guess[:n_tokens])
-            if counter.n_nodes >= limit:
-                break
-        return fitting
 
     def _learn_ngram(self, state: _State, ngram: Tokens) -> None:
         """Step 7 for one pool row ``ngram`` ``[N]``; without sub-n-grams only the whole of it."""
@@ -187,3 +184,16 @@ class SpectraCore:
             for key in range(max(n_known - longest, 0), len(text) - longest):
                 state.forward.add(text[key], text[key + 1 : key + 1 + longest])
         state.n_learnt = first + len(text)
+
+
+def fitting(guesses: Sequence[Branch], counter: NodeCounter, limit: int) -> list[Branch]:
+    """The guesses, chains, that add a node to what ``counter`` holds, the last one cut to ``limit`` nodes in all."""
+    fits: list[Branch] = []
+    for guess in guesses:
+        before = counter.n_nodes
+        n_tokens = counter.add(guess.tokens, limit)
+        if counter.n_nodes > before:
+            fits.append(guess if n_tokens == len(guess.tokens) else replace(guess, tokens=guess.tokens[:n_tokens]))
+        if counter.n_nodes >= limit:
+            break
+    return fits

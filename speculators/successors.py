@@ -23,6 +23,7 @@ from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, FloatArray, IntArray
+from speculators.namespaces import Namespaces
 from speculators.successor_growth import grow, make_growth
 from speculators.successor_learning import adapt_trust, learn_prompt, learn_tree
 from speculators.successor_mix import MAX_CANDIDATES, Model, Sampling
@@ -132,7 +133,7 @@ class Successors:
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
         self._states: dict[int, _State] = {}
-        self._shared: dict[str, Model] = {}  # namespace -> its model
+        self._shared: Namespaces[Model] = Namespaces()
         self._growth = make_growth(64)
         self._scratch: tuple[IntArray, ...] = ()
 
@@ -218,9 +219,8 @@ class Successors:
         """The request's own model, or its namespace's."""
         if not self._config.shared:
             return self._new_model(request.vocab_size, len(request.context) + request.params.max_tokens)
-        if request.namespace not in self._shared:
-            self._shared[request.namespace] = self._new_model(request.vocab_size, self._config.target_rows)
-        return self._shared[request.namespace]
+        rows = self._config.target_rows
+        return self._shared.of(request.namespace, lambda: self._new_model(request.vocab_size, rows))
 
     def _new_model(self, vocab_size: int, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""

@@ -27,6 +27,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
 from engine.tree import ROOT, IntArray
 from speculators.jit import compiled
+from speculators.namespaces import Namespaces
 
 DOCUMENT_END = -1  # between earlier outputs: no match and no draft crosses it
 
@@ -94,7 +95,7 @@ class SuffixDecoding:
 
     def __init__(self, config: SuffixConfig | None = None) -> None:
         self._config = config or SuffixConfig(mode="paper")
-        self._earlier: dict[str, TokenBuffer] = {}  # namespace -> its outputs, DOCUMENT_END behind each
+        self._earlier: Namespaces[TokenBuffer] = Namespaces()  # its outputs, DOCUMENT_END behind each
         self._lengths = self._starts = np.empty(0, np.int32)  # scratch, as long as the longest text
 
     def begin(self, request: RequestView) -> None:
@@ -125,7 +126,7 @@ class SuffixDecoding:
         kept = self._earlier.get(request.namespace)
         tokens = [] if kept is None else kept.view[-self._config.history :].tolist()
         tokens = [*tokens, *output, DOCUMENT_END][-self._config.history :]
-        self._earlier[request.namespace] = TokenBuffer(tokens)
+        self._earlier.keep(request.namespace, TokenBuffer(tokens))
 
     def _drafts(self, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
         """Drafts for the lengths of match that some occurrence reaches and no longer one does.

@@ -23,6 +23,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.top_ids import TopIds
 from engine.tree import ROOT, IntArray
+from speculators.namespaces import Namespaces
 
 Matrix = dict[int, list[int]]  # token -> its successors, best first; the rows that exist of vocabulary x k
 
@@ -89,13 +90,13 @@ class TokenRecycling:
         k = self._config.top_k
         self.needs = Needs(node_top_k=k, prompt_top_k=k if self._config.use_prompt else 0)
         self._matrices: dict[int, Matrix] = {}  # request id -> its matrix
-        self._shared: dict[str, Matrix] = {}  # namespace -> its matrix
+        self._shared: Namespaces[Matrix] = Namespaces()
         self._shapes: dict[int, list[tuple[int, int]]] = {}  # nodes -> shape
 
     def begin(self, request: RequestView) -> None:
         """An empty matrix, or the namespace's."""
         shared = self._config.shared
-        self._matrices[request.request_id] = self._shared.setdefault(request.namespace, {}) if shared else {}
+        self._matrices[request.request_id] = self._shared.of(request.namespace, dict) if shared else {}
 
     def propose(self, request: RequestView, budget: int) -> list[Branch]:
         """The tree of ranks, where the matrix knows successors."""

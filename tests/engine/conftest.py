@@ -32,6 +32,7 @@ from engine.model.spec import read_spec
 from engine.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts
 from engine.target import LocalTarget, TargetInfo
+from retrieval_store.library import FixedLibrary
 from retrieval_store.memory import MemoryIndex
 from speculators.auto import Auto
 from speculators.draft_model import DraftModel, DraftModelConfig
@@ -40,6 +41,8 @@ from speculators.pld_plus import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.pool import SpeculatorPool
 from speculators.registry import Factory
 from speculators.rest import Rest
+from speculators.spectra import Spectra
+from speculators.spectra_retrieval import SpectraRetrieval
 from speculators.successors import Successors
 from speculators.testing import AlwaysRight, AlwaysWrong
 
@@ -187,6 +190,11 @@ def make_draft_model(family: str, tree_nodes: int = 0) -> DraftModel:
     return DraftModel(config, Drafter(shard, TargetInfo(shard.spec, 60, 8, 500)))
 
 
+def library_of(answers: Mapping[tuple[int, ...], Sequence[int]]) -> FixedLibrary:
+    """What a corpus of these texts answers."""
+    return FixedLibrary(MemoryIndex([[*prompt, *answer] for prompt, answer in answers.items()]))
+
+
 def make_engine(
     target: LocalTarget,
     answers: Mapping[tuple[int, ...], Sequence[int]] | None = None,
@@ -203,7 +211,9 @@ def make_engine(
         "auto-costs": lambda _: Auto([Successors()], STEP_COSTS),
         "pld-plus-h": lambda _: PldPlusHidden(PLD_PLUS),
         "pld-plus-a": lambda _: PldPlusAttention(PLD_PLUS),
-        "rest": lambda _: Rest(MemoryIndex([[*prompt, *answer] for prompt, answer in known.items()])),
+        "rest": lambda _: Rest(library_of(known)),
+        "spectra-retrieval": lambda _: SpectraRetrieval(library_of(known)),
+        "spectra": lambda _: Spectra(retrieval=SpectraRetrieval(library_of(known))),
         **(extra or {}),
     }
     return Engine(target, SpeculatorPool(extra=factories), options)

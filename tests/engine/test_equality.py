@@ -26,6 +26,8 @@ METHODS = (
     "pld-plus-a",
     "rest",
     "spectra-core",
+    "spectra-retrieval",
+    "spectra",
     "suffix",
     "token-recycling",
     "suffix+token-recycling",

@@ -82,7 +82,7 @@ PARTS = st.tuples(*(st.lists(trees(name), max_size=3) for name in "abc"))
 @settings(max_examples=100, deadline=None)
 @given(PARTS, st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
-    request = SimpleNamespace(request_id=0)
+    request = SimpleNamespace(request_id=0, namespace="")
     combined = Combined([Part(name, branches) for name, branches in zip("abc", parts, strict=True)])
     combined.begin(request)
     estimates = Estimates()
@@ -358,7 +358,7 @@ def test_a_step_without_a_draft_teaches_nothing(new_request):
     assert combined.propose(request, 5) == []
     combined.observe(request, Outcome([1], EMPTY_TREE))
     combined.observe(request, Outcome([1], EMPTY_TREE))  # without having been asked
-    assert combined._estimates._shared.tried == {}
+    assert combined._estimates._shared[""].tried == {}
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,8 @@ def test_no_state_survives_its_request(method):
         pool.end(i)
         pool.end(i)  # a second time is harmless
     assert pool.n_live == 0
-    assert list(_states(pool._speculators[method])) == []
+    kept_by_namespace = {""}  # how far estimates could be trusted; no text
+    assert set(_states(pool._speculators[method])) <= kept_by_namespace
 
 
 def test_what_is_shared_is_kept_by_namespace_and_nothing_by_request():
@@ -114,7 +115,7 @@ def test_what_is_shared_is_kept_by_namespace_and_nothing_by_request():
 
 
 def _states(speculator):
-    """Everything keyed by request id below a speculator, wrappers included."""
+    """The keys of everything below a speculator, wrappers included: request ids and namespaces."""
     for value in vars(speculator).values():
         if isinstance(value, dict | set):
             yield from value

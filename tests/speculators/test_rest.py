@@ -9,6 +9,7 @@ from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
+from retrieval_store.library import FixedLibrary
 from retrieval_store.memory import MemoryIndex
 from speculators.registry import SpeculatorOptions, create
 from speculators.rest import Rest, RestConfig
@@ -18,9 +19,9 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=25), max_size=5)
 CONTEXT = st.lists(st.integers(0, 3), min_size=1, max_size=20)
 
 
-def propose(documents, context, config=None, budget=64, namespace="", owner=None):
-    request = RequestView(0, TokenBuffer(context), len(context), SamplingParams(), 64, namespace)
-    return Rest(MemoryIndex(documents, owner), config).propose(request, budget)
+def propose(documents, context, config=None, budget=64):
+    request = RequestView(0, TokenBuffer(context), len(context), SamplingParams(), 64)
+    return Rest(FixedLibrary(MemoryIndex(documents)), config).propose(request, budget)
 
 
 def paths(branch: Branch) -> list[tuple[int, ...]]:
@@ -116,29 +117,13 @@ def test_a_share_is_trusted_more_the_more_it_rests_on():
     assert once < longer < often < 1
 
 
-def test_only_requests_of_its_namespace_see_a_tenants_corpus():
-    documents = [[1, 2, 3]]
-    assert propose(documents, [1, 2], namespace="other", owner="mine") == []
-    assert propose(documents, [1, 2], namespace="", owner="mine") == []
-    assert propose(documents, [1, 2], namespace="mine", owner="mine")
-    assert propose(documents, [1, 2], namespace="any", owner=None)
-
-
-def test_remembered_continuations_do_not_pile_up(monkeypatch, new_request):
-    monkeypatch.setattr("speculators.rest._MAX_CACHED", 10)
-    method = Rest(MemoryIndex([list(range(200)), *([i, i + 1, i + 2] for i in range(100))]))
-    drafts = [method.propose(new_request([i, i + 1]), 64) for i in range(60)]
-    assert len(method._after) == 10
-    assert [method.propose(new_request([i, i + 1]), 64) for i in range(60)] == drafts
-
-
 @pytest.mark.parametrize("budget", [0, 1, 7, 64])
 @pytest.mark.parametrize("config", [RestConfig(), RestConfig.paper()])
 def test_decoding_gives_the_plain_text_in_fewer_steps(decode, config, budget):
     target = HashTarget(48, n_successors=2)
     corpus = [target.generate([i, i + 1], 60) for i in range(20)]
     prompt = [3, 1, 4, 1, 5]
-    tokens, n_steps = decode(Rest(MemoryIndex(corpus), config), target, prompt, 120, budget)
+    tokens, n_steps = decode(Rest(FixedLibrary(MemoryIndex(corpus)), config), target, prompt, 120, budget)
     assert tokens == target.generate(prompt, 120)
     assert n_steps < 60 if budget > 1 else n_steps <= 119
 
@@ -150,8 +135,9 @@ def test_without_a_corpus_the_flag_is_named():
         create("pld+rest")
 
 
-def test_the_registry_asks_the_options_for_the_index(new_request):
-    options = SpeculatorOptions(retrieval=lambda: MemoryIndex([[1, 2, 3]]), rest=RestConfig(fill=False))
+def test_the_registry_asks_the_options_for_the_library(new_request):
+    library = FixedLibrary(MemoryIndex([[1, 2, 3]]))
+    options = SpeculatorOptions(retrieval=lambda: library, rest=RestConfig(fill=False))
     method = create("rest", options)
     assert (method.name, [list(b.tokens) for b in method.propose(new_request([1, 2]), 64)]) == ("rest", [[3]])
 
