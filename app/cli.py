@@ -16,12 +16,13 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
   spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
+  spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from app import bench_command, generate_command, heads_command, serve_command
+    from app import bench_command, corpus_command, generate_command, heads_command, serve_command
 
     top = argparse.ArgumentParser(
         prog="spectra", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     generate_command.add(commands)
     bench_command.add(commands)
     heads_command.add(commands)
+    corpus_command.add(commands)
     return top
 
 

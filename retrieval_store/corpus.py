@@ -1,7 +1,7 @@
 """Reads corpora and logs: JSON lines, plain text, folders of both. Knows files and JSON, no tokenizer.
 
 A line of a ``.jsonl`` file is a conversation (``messages``, or ``prompt`` or ``question`` with ``answer``) or a
-``text``; further keys are allowed and ignored. Any other file is one text.
+``text``; further keys are allowed and ignored. Any other file is one text, a huge one several.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
+from retrieval_store.corpus_files import CorpusError, corpus_files, is_lines
+
+__all__ = ["BLOCK", "MESSAGE_FORMS", "CorpusError", "Document", "Message", "read_documents"]
+
+BLOCK = 1 << 20  # characters of a text that are read together
 MESSAGE_FORMS = '{"messages": [..]}, {"prompt": .., "answer": ..}, {"question": .., "answer": ..}'
-
-
-class CorpusError(ValueError):
-    """A corpus cannot be read; the message names file and line."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -34,6 +35,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""  # who wrote it, as the line says
     category: str = ""
     id: int | str = ""
+    size: int = 0  # bytes of the file that it takes
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -53,30 +55,34 @@ _DECODER = msgspec.json.Decoder(_Line)
 def read_documents(path: Path) -> Iterator[Document]:
     """All documents of a file or, recursively and in the order of their names, of a folder.
 
-    In a folder, hidden files and files that are not UTF-8 text are passed over.
+    In a folder, hidden files and files that are not UTF-8 text are passed over. A file is never in memory as a whole,
+    unless it is a single line.
 
     Raises:
         CorpusError: there is nothing at ``path``, a file cannot be read, or a line is none of the forms.
     """
-    if not path.is_dir():
-        yield from _read_file(path)
-        return
-    for file in sorted(path.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if file.is_file() and not is_hidden and (file.suffix == ".jsonl" or _is_text(file)):
-            yield from _read_file(file)
+    for file in corpus_files(path):
+        yield from _read_file(file)
 
 
 def _read_file(path: Path) -> Iterator[Document]:
     try:
-        if path.suffix == ".jsonl":
-            yield from _read_lines(path)
-        else:
-            yield Document(origin=str(path), text=path.read_text(encoding="utf-8-sig"))
+        yield from _read_lines(path) if is_lines(path) else _read_blocks(path)
     except OSError as error:
         raise CorpusError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _read_blocks(path: Path) -> Iterator[Document]:
+    """A text is one document, unless it has more than ``BLOCK`` characters: then it is cut at the ends of lines."""
+    with path.open(encoding="utf-8-sig") as file:
+        part = 1
+        while block := file.read(BLOCK):
+            block += file.readline(BLOCK)
+            origin = str(path) if part == 1 else f"{path}, part {part}"
+            yield Document(origin=origin, text=block, size=len(block.encode()))
+            part += 1
 
 
 def _read_lines(path: Path) -> Iterator[Document]:
@@ -104,20 +110,5 @@ def _document(raw: bytes, origin: str) -> Document:
         source=line.source,
         category=line.category,
         id=line.question_id,
+        size=len(raw),
     )
-
-
-def _is_text(path: Path) -> bool:
-    """Whether a file begins like UTF-8 text."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-    except OSError:
-        return True  # reading it says what is wrong
-    if b"\0" in start:
-        return False
-    try:
-        start.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start > len(start) - 4  # a character that the end of the sample cuts
-    return True

@@ -1,8 +1,11 @@
+import hashlib
 import json
 
 import pytest
 
+from retrieval_store import corpus
 from retrieval_store.corpus import CorpusError, Message, read_documents
+from retrieval_store.corpus_files import corpus_hash
 
 
 def write(path, *lines):
@@ -68,3 +71,37 @@ def test_what_cannot_be_read_is_named(tmp_path):
     (tmp_path / "data.bin").write_bytes(b"\xff\xfe")
     with pytest.raises(CorpusError, match=r"data\.bin is not UTF-8"):
         list(read_documents(tmp_path / "data.bin"))
+
+
+def test_a_huge_text_comes_in_parts_that_end_with_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK", 20)
+    path = tmp_path / "huge.txt"
+    path.write_text("one two\nthree four five\nsix\n" + "é" * 45)
+    found = list(read_documents(path))
+    assert [document.text for document in found] == ["one two\nthree four five\n", "six\n" + "é" * 36, "é" * 9]
+    assert [document.origin for document in found] == [str(path), f"{path}, part 2", f"{path}, part 3"]
+    assert [document.size for document in found] == [24, 76, 18]
+
+
+def test_a_text_that_turns_binary_late_is_not_in_a_folders_corpus(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 3_000_000 + b"\xff")
+    (tmp_path / "b.txt").write_bytes(b"x" * 3_000_000 + "é".encode()[:1])
+    (tmp_path / "c.txt").write_text("fine")
+    assert [document.text for document in read_documents(tmp_path)] == ["fine"]
+
+
+def test_a_hash_is_of_every_byte_that_is_read(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    before, size = corpus_hash(tmp_path)
+    (tmp_path / "d.bin").write_bytes(b"\xff\0")
+    assert (before, size) == corpus_hash(tmp_path)
+    assert size == 6
+    (tmp_path / "b.txt").write_text("owt")
+    changed, _ = corpus_hash(tmp_path)
+    (tmp_path / "b.txt").rename(tmp_path / "c.txt")
+    renamed, _ = corpus_hash(tmp_path)
+    assert len({before, changed, renamed}) == 3
+    assert corpus_hash(tmp_path / "a.txt") == (hashlib.sha256(b"one").hexdigest(), 3)
+    with pytest.raises(CorpusError, match="missing"):
+        corpus_hash(tmp_path / "missing")

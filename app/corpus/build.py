@@ -1,0 +1,206 @@
+"""Builds a snapshot: inputs, texts, scores, choice, index, report, publication."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from glob import escape
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.corpus.bars import Phases, SnapshotBar, bar
+from app.corpus.encoding import Encoder, write_texts
+from app.corpus.figures import Choice, dropped, figures
+from app.corpus.inputs import Input, read_inputs
+from app.corpus.publication import check_store, publish
+from app.corpus.report import write_report
+from app.corpus.settings import BuildSettings
+from app.corpus.target import CorpusTarget, check_scorer, corpus_target, scorer, scores_key
+from app.corpus.work import WorkFolder, key_of
+from engine.errors import ConfigError
+from retrieval_store.refine.scores import ScoreFile, Scores, score
+from retrieval_store.refine.selection import Numbers, first, first_of_each, likeliest, shuffled
+from retrieval_store.refine.texts import Texts, read_state
+from retrieval_store.snapshot import Description, Manifest, Source
+from retrieval_store.snapshot_writer import write_snapshot
+
+FORMAT = 1  # of the files in the work folder
+
+
+def build(settings: BuildSettings) -> dict[str, Any]:
+    """Build, report, publish; returns the document that the command prints.
+
+    Raises:
+        ConfigError: a flag is wrong, or an input cannot be read.
+        UnsupportedModelError: the model cannot be run.
+    """
+    target = corpus_target(settings)
+    check_scorer(settings, target)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return _Build(settings, target).run()
+
+
+class _Build:
+    """One build; every step leaves behind what the next one reads."""
+
+    def __init__(self, settings: BuildSettings, target: CorpusTarget) -> None:
+        self._settings = settings
+        self._target = target
+        self._phases = Phases()
+        self._before = 0  # tokens scored in earlier runs
+
+    def run(self) -> dict[str, Any]:
+        """All phases in order."""
+        settings = self._settings
+        check_store(settings)
+        with self._phases.timed("hashing"):
+            inputs = read_inputs(settings.inputs)
+        with WorkFolder(settings.work_folder, settings.work is not None) as work:
+            with closing(self._texts(inputs, work)) as texts:
+                choice = self._choose(texts)
+                manifest = self._write(texts, choice, inputs)
+                facts = self._facts(manifest)
+                print(write_report(settings.report, facts, choice, texts, inputs, self._target.tokenizer), flush=True)
+            work.forget()
+        publish(settings)
+        return self._document(manifest)
+
+    def _texts(self, inputs: Sequence[Input], work: WorkFolder) -> Texts:
+        """Token ids of all inputs on disk, from an earlier run as far as it came."""
+        target = self._target
+        folder = work.texts(self._texts_key(inputs))
+        with self._phases.timed("reading"):
+            if not read_state(folder).is_complete:
+                encoder = Encoder(target.tokenizer, target.spec.vocab_size, target.longest)
+                self._phases.count("reading", write_texts(inputs, encoder, folder))
+        if not read_state(folder).tokens:
+            raise ConfigError(f"--input {' '.join(one.name for one in inputs)}: there is no text")
+        return Texts(folder)
+
+    def _texts_key(self, inputs: Sequence[Input]) -> str:
+        target = self._target
+        template = target.tokenizer.chat_template
+        files = [(str(one.path), one.sha256) for one in inputs]
+        return key_of(FORMAT, target.tokenizer_hash, template, target.spec.vocab_size, target.longest, files)
+
+    def _choose(self, texts: Texts) -> Choice:
+        """What is kept."""
+        settings, rows = self._settings, texts.rows
+        is_short, is_repeated = dropped(rows, settings.min_tokens)
+        candidates = np.flatnonzero(~is_short & ~is_repeated)
+        perplexities = None
+        if settings.is_refined:
+            with self._phases.timed("scoring"):
+                scores = self._score(texts, candidates)
+            perplexities = np.full(len(rows), np.nan)
+            perplexities[candidates] = scores
+            order = likeliest(candidates, scores)
+        else:
+            order = shuffled(candidates, settings.seed)
+        kept = (first_of_each if settings.is_per_input else first)(rows, order, settings.budget)
+        if not len(kept):
+            raise ConfigError(self._nothing(len(candidates)))
+        is_kept = np.zeros(len(rows), np.bool_)
+        is_kept[kept] = True
+        return Choice(rows, is_short, is_repeated, perplexities, is_kept, settings.is_per_input)
+
+    def _nothing(self, n_candidates: int) -> str:
+        """Why nothing is kept."""
+        settings = self._settings
+        if not n_candidates:
+            return f"--min-tokens {settings.min_tokens}: every text is shorter, nothing is left to keep"
+        if settings.keep_tokens is not None:
+            return f"--keep-tokens {settings.keep_tokens}: the first text to keep has more, nothing is kept"
+        return f"--model {settings.model}: no text has a finite perplexity, nothing is kept; try --dtype float32"
+
+    def _score(self, texts: Texts, candidates: Numbers) -> Scores:
+        """Perplexities of the candidates, from earlier runs as far as they came."""
+        settings, target = self._settings, self._target
+        file = ScoreFile(texts.folder / f"scores-{key_of(*scores_key(settings, target))}")
+        total = int(texts.rows["length"][candidates].sum(dtype=np.int64))
+        with bar("scoring", total, "token") as shown:
+
+            def progress(tokens: int, before: bool) -> None:
+                if before:
+                    shown.initial, self._before = tokens, tokens  # the estimate is of this run's speed
+                else:
+                    self._phases.count("scoring", tokens)
+                shown.update(tokens)
+
+            try:
+                return score(texts, candidates, settings.batch, file, lambda: scorer(settings, target), progress)
+            finally:
+                file.close()
+
+    def _write(self, texts: Texts, choice: Choice, inputs: Sequence[Input]) -> Manifest:
+        """Write the snapshot of the kept texts, in the order in which they were read."""
+        settings = self._settings
+        out, shown = settings.out, SnapshotBar()
+        for left in out.parent.glob(f".{escape(out.name)}.*.partial"):  # of a run that was killed
+            shutil.rmtree(left)
+        with self._phases.timed("snapshot"):
+            beside = out.with_name(f".{out.name}.new") if out.exists() else out
+            shutil.rmtree(beside, ignore_errors=True)
+            manifest = write_snapshot(
+                (texts.tokens(int(text)) for text in choice.kept), beside, self._about(choice, inputs), shown
+            )
+            shown.close()
+            if beside is not out:
+                shutil.rmtree(out)
+                beside.rename(out)
+        self._phases.count("snapshot", manifest.tokens)
+        return manifest
+
+    def _about(self, choice: Choice, inputs: Sequence[Input]) -> Description:
+        target = self._target
+        found = figures(choice, inputs)
+        is_refined = self._settings.is_refined
+        return Description(
+            tokenizer_hash=target.tokenizer_hash,
+            vocab_size=target.spec.vocab_size,
+            model=target.name if is_refined else "",
+            model_hash=target.model_hash if is_refined else "",
+            sources=tuple(Source(one["name"], one["sha256"], one["texts"], one["kept"]) for one in found),
+            perplexity=choice.range,
+        )
+
+    def _facts(self, manifest: Manifest) -> dict[str, Any]:
+        """What the report says beside the texts."""
+        settings = self._settings
+        return {
+            "version": manifest.version,
+            "snapshot": str(settings.out),
+            "model": self._target.name,
+            "model_hash": self._target.model_hash,
+            "tokenizer_hash": self._target.tokenizer_hash,
+            "refined": settings.is_refined,
+            "per_input": settings.is_per_input,
+            "keep": settings.keep,
+            "keep_tokens": settings.keep_tokens,
+            "seed": None if settings.is_refined else settings.seed,
+            "piece_tokens": self._target.longest,
+            "min_tokens": settings.min_tokens,
+            "windows": manifest.windows,
+            "bytes": manifest.bytes,
+            "tokens_scored_before": self._before,
+            "phases": self._phases.figures(),
+        }
+
+    def _document(self, manifest: Manifest) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "version": manifest.version,
+            "folder": str(settings.out),
+            "texts": manifest.texts,
+            "tokens": manifest.tokens,
+            "windows": manifest.windows,
+            "bytes": manifest.bytes,
+            "seconds": round(self._phases.total, 3),
+            "perplexity": manifest.about.perplexity,
+            "report": str(settings.report),
+            "published": settings.redis is not None,
+        }

@@ -1,0 +1,114 @@
+"""From inputs to texts on disk: reads, applies the chat template, tokenises in batches, cuts long documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerFast
+
+from app.corpus.bars import bar
+from app.corpus.inputs import Input
+from app.retrieval import as_text
+from engine.errors import ConfigError
+from retrieval_store.corpus import BLOCK, CorpusError, Document, read_documents
+from retrieval_store.refine.pieces import cut
+from retrieval_store.refine.texts import TextWriter
+
+BATCH = 256  # texts tokenised together, unless they have more than ``BLOCK`` characters
+
+Batch = list[tuple[Document, int]]  # with the number of its input
+
+
+class Encoder:
+    """Makes pieces of token ids from documents.
+
+    Args:
+        tokenizer: of the target.
+        vocab_size: ids are below.
+        longest: tokens of a piece.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, longest: int) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()  # some checkpoints ship with a limit
+        self._backend.no_padding()
+        self._longest = longest
+        written = self._backend.decode_batch([[i] for i in range(vocab_size)], skip_special_tokens=False)
+        self._ends_line: npt.NDArray[np.bool_] = np.array([one.endswith("\n") for one in written])
+
+    def pieces(self, documents: Sequence[Document]) -> Iterator[list[npt.NDArray[np.int32]]]:
+        """The pieces of each document.
+
+        Raises:
+            ConfigError: the chat template refuses a conversation.
+        """
+        blocks = [list(_blocks(as_text(document, self._tokenizer))) for document in documents]
+        encoded = iter(self._backend.encode_batch_fast([*chain(*blocks)], add_special_tokens=False))
+        for mine in blocks:
+            ids = [np.array(next(encoded).ids, np.int32) for _ in mine]
+            yield [piece for part in ids for piece in cut(part, self._longest, self._ends_line) if len(piece)]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """A text in parts of bounded size, cut behind line ends where there are any: a tokenizer takes a hundred times the
+    memory of what it reads."""
+    first = 0
+    while len(text) - first > BLOCK:
+        end = text.rfind("\n", first, first + BLOCK) + 1 or first + BLOCK
+        yield text[first:end]
+        first = end
+    yield text[first:]
+
+
+def write_texts(inputs: Sequence[Input], encoder: Encoder, folder: Path) -> int:
+    """Write the texts of all inputs to ``folder``, behind those that an earlier run has written; returns new tokens.
+
+    Raises:
+        ConfigError: an input cannot be read, or the chat template refuses a conversation.
+    """
+    writer = TextWriter(folder)
+    before = writer.state
+    try:
+        with bar("reading", sum(one.bytes for one in inputs), "B") as shown:
+            for batch in _batches(inputs, before.documents, shown):
+                found = encoder.pieces([document for document, _ in batch])
+                for (document, source), pieces in zip(batch, found, strict=True):
+                    writer.add(pieces, source, document.origin)
+                    shown.update(document.size)
+                writer.save()
+        writer.save(is_complete=True)
+    finally:
+        writer.close()
+    return writer.state.tokens - before.tokens
+
+
+def _batches(inputs: Sequence[Input], skipped: int, shown: Any) -> Iterator[Batch]:
+    """Documents behind the first ``skipped``, as many together as may be tokenised together."""
+    batch: Batch = []
+    size = 0
+    for number, (document, source) in enumerate(_documents(inputs)):
+        if number < skipped:
+            shown.update(document.size)
+            continue
+        if batch and (len(batch) == BATCH or size + document.size > BLOCK):
+            yield batch
+            batch, size = [], 0
+        batch.append((document, source))
+        size += document.size
+    if batch:
+        yield batch
+
+
+def _documents(inputs: Sequence[Input]) -> Iterator[tuple[Document, int]]:
+    for source, one in enumerate(inputs):
+        try:
+            for document in read_documents(one.path):
+                yield document, source
+        except CorpusError as error:
+            raise ConfigError(f"--input {error}") from error

@@ -1,0 +1,86 @@
+"""What a snapshot is, as text and as JSON. Reads manifests only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from retrieval_store.snapshot import Manifest
+from retrieval_store.stores.base import Published
+
+UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def as_json(manifest: Manifest) -> dict[str, Any]:
+    """All of a manifest and its size, as plain JSON values."""
+    plain: dict[str, Any] = msgspec.to_builtins(manifest)
+    return {**plain, "bytes": manifest.bytes}
+
+
+def published_json(one: Published) -> dict[str, Any]:
+    """One version of a store as plain JSON values."""
+    return {**as_json(one.manifest), "is_current": one.is_current, "expires_at": one.expires_at}
+
+
+def version_table(versions: list[Published]) -> str:
+    """Versions as a table, a star before the current one."""
+    head = ("", "version", "created", "texts", "tokens", "size", "expires")
+    return aligned([head, *(_row(one) for one in versions)], left=(0, 1, 2, 6))
+
+
+def _row(one: Published) -> tuple[str, ...]:
+    made = one.manifest
+    expiry = "" if one.expires_at is None else when(one.expires_at)
+    mark = "*" if one.is_current else ""
+    return mark, made.version, when(made.created), f"{made.texts:,}", f"{made.tokens:,}", size(made.bytes), expiry
+
+
+def snapshot_report(manifest: Manifest) -> str:
+    """Everything a manifest says, line by line."""
+    about = manifest.about
+    range_ = about.perplexity
+    rows = [
+        ("version", manifest.version),
+        ("created", when(manifest.created)),
+        ("texts", f"{manifest.texts:,}"),
+        ("tokens", f"{manifest.tokens:,}"),
+        ("windows", f"{manifest.windows:,} different ones, of {manifest.window} tokens"),
+        ("contexts", f"{manifest.contexts:,}"),
+        ("size", size(manifest.bytes)),
+        *((f"  {name}", size(entry.bytes)) for name, entry in sorted(manifest.files.items())),
+        ("tokenizer", f"{about.tokenizer_hash}, {about.vocab_size:,} ids"),
+        ("model", f"{about.model} {about.model_hash}".rstrip() or "none"),
+        ("perplexity", "unrefined" if range_ is None else f"{range_[0]:.2f} to {range_[1]:.2f}"),
+        *((f"  {one.name}", f"{one.kept:,} of {one.texts:,} texts kept") for one in about.sources),
+    ]
+    return aligned(rows, left=(0, 1))
+
+
+def aligned(rows: Sequence[tuple[str, ...]], left: tuple[int, ...]) -> str:
+    """Rows as columns; those in ``left`` flush left, others flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in the largest unit that leaves a figure of at least 1."""
+    unit = 0
+    while n_bytes >= 999.5 and unit < len(UNITS) - 1:
+        n_bytes /= 1000
+        unit += 1
+    return f"{n_bytes:.0f} {UNITS[unit]}" if unit == 0 else f"{n_bytes:.3g} {UNITS[unit]}"
+
+
+def when(seconds: float) -> str:
+    """A time in UTC, to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

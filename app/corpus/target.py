@@ -1,0 +1,94 @@
+"""What a build wants to know of the target, and the scorer that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from app.cache import model_hash, tokenizer_hash
+from app.corpus.settings import PIECE, BuildSettings
+from app.offline import model_path
+from app.tokenizers import load_tokenizer
+from engine.errors import ConfigError, SpectraError
+from engine.model.loader import load_spec
+from engine.model.spec import ModelSpec
+from engine.perplexity import Perplexity
+from engine.target import resolve_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusTarget:
+    """The target of a corpus, without weights."""
+
+    name: str  # as people call it: no path of this machine
+    path: Path
+    spec: ModelSpec
+    tokenizer: PreTrainedTokenizerFast
+    tokenizer_hash: str
+    model_hash: str
+    longest: int  # tokens of a piece
+
+    @property
+    def start(self) -> int | None:
+        """Token before every text, if the model knows one."""
+        found: int | None = self.tokenizer.bos_token_id
+        return found
+
+
+def corpus_target(settings: BuildSettings) -> CorpusTarget:
+    """Read all but the weights.
+
+    Raises:
+        ConfigError: the model cannot be read, has no tokenizer, or reads less than ``--piece-tokens``.
+    """
+    try:
+        path = model_path(settings.model)
+        spec = load_spec(path)
+        if not (path / "tokenizer.json").is_file():
+            raise ConfigError(f"{path} has no tokenizer.json")
+        tokenizer = load_tokenizer(path)
+    except SpectraError as error:
+        raise ConfigError(f"--model {settings.model}: {error}") from error
+    most = spec.max_positions - 1  # a place for the start token
+    longest = settings.piece_tokens or min(PIECE, most)
+    if longest > most:
+        raise ConfigError(f"--piece-tokens is {longest}; {settings.model} reads {most} tokens and one before them")
+    is_folder = Path(settings.model).expanduser().is_dir()
+    name = Path(settings.model).expanduser().resolve().name if is_folder else settings.model
+    return CorpusTarget(name, path, spec, tokenizer, tokenizer_hash(path), model_hash(path), longest)
+
+
+def scores_key(settings: BuildSettings, target: CorpusTarget) -> list[object]:
+    """What scores depend on, beside the texts."""
+    dtype = str(resolve_dtype(settings.dtype, target.spec, settings.devices[0]))
+    kinds = [device.partition(":")[0] for device in settings.devices]
+    return [target.model_hash, target.start, dtype, kinds, settings.batch, settings.min_tokens]
+
+
+def scorer(settings: BuildSettings, target: CorpusTarget) -> Perplexity:
+    """Load the weights; the flags have been checked.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    devices = [torch.device(one) for one in settings.devices]
+    dtype = resolve_dtype(settings.dtype, target.spec, settings.devices[0])
+    return Perplexity.load(target.path, devices, dtype, target.longest, target.start)
+
+
+def check_scorer(settings: BuildSettings, target: CorpusTarget) -> None:
+    """What ``scorer`` would fail on after everything has been read.
+
+    Raises:
+        ConfigError: there is no such dtype or device, or there are more devices than layers.
+    """
+    resolve_dtype(settings.dtype, target.spec, settings.devices[0])
+    if len(settings.devices) > target.spec.n_layers:
+        raise ConfigError(f"--device is {settings.device}, but {target.name} has only {target.spec.n_layers} layers")
+    for name in settings.devices:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"--device is {settings.device}, but torch sees no {name} here")

@@ -1,0 +1,125 @@
+"""Scores texts with a scorer that is passed in, in batches of similar length, and survives being killed.
+
+Which texts form a batch depends on their lengths alone: a run that goes on where another was killed scores the same
+batches, so its scores are the same to the last bit, and no text is scored twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from retrieval_store.index import Tokens
+from retrieval_store.refine.selection import Numbers
+from retrieval_store.refine.texts import Texts
+
+Scores = npt.NDArray[np.float64]
+_SCORE = np.dtype("<f8")
+_SYNC_EVERY = 32  # batches
+
+
+class Scorer(Protocol):
+    """Finds how likely texts are."""
+
+    def __call__(self, texts: Sequence[Tokens], /) -> Scores:
+        """The perplexity of each text, ``[n]``, at least 1."""
+
+
+class ScoreFile:
+    """Scores in the order of a plan; each becomes permanent as it is appended.
+
+    A score is never 0: zeros at the end are what a machine that lost its power left of scores.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._unsynced = 0
+
+    def read(self, limit: int) -> Scores:
+        """What is there, ``limit`` scores at most."""
+        found = np.fromfile(self._path, _SCORE, count=min(limit, self._path.stat().st_size // _SCORE.itemsize))
+        missing = np.flatnonzero(found < 1)
+        return found[: missing[0]] if len(missing) else found
+
+    def keep(self, n: int) -> None:
+        """Forget all but the first ``n`` scores."""
+        self._file.truncate(n * _SCORE.itemsize)
+
+    def append(self, scores: Scores) -> None:
+        """Add the scores of a batch."""
+        self._file.write(scores.astype(_SCORE).tobytes())
+        self._unsynced += 1
+        if self._unsynced == _SYNC_EVERY:
+            os.fsync(self._file.fileno())
+            self._unsynced = 0
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def plan(lengths: npt.NDArray[np.integer], budget: int) -> tuple[Numbers, list[int]]:
+    """Batches of texts of similar length, the longest first: what does not fit in memory shows at once.
+
+    Args:
+        lengths: tokens of each text, ``[n]``.
+        budget: tokens of a batch, all texts as long as its longest; a longer text is a batch of its own.
+
+    Returns:
+        Places in ``lengths`` in the order of scoring, ``[n]``, and where each batch begins in it, and ``n``.
+    """
+    order = np.argsort(-lengths.astype(np.int64), kind="stable")
+    bounds = [0]
+    while bounds[-1] < len(order):
+        longest = int(lengths[order[bounds[-1]]])
+        bounds.append(min(len(order), bounds[-1] + max(1, budget // max(1, longest))))
+    return order, bounds
+
+
+def score(
+    texts: Texts,
+    candidates: Numbers,
+    budget: int,
+    file: ScoreFile,
+    scorer: Callable[[], Scorer],
+    progress: Callable[[int, bool], None] = lambda tokens, before: None,
+) -> Scores:
+    """The perplexities of ``candidates`` ``[n]``, those already in ``file`` as they are there.
+
+    Args:
+        texts: where the candidates are.
+        candidates: numbers of texts.
+        budget: tokens of a batch.
+        file: of the same texts, candidates, budget and scorer; it is the caller who knows.
+        scorer: makes the scorer; not called when nothing is left to score.
+        progress: called with tokens of texts scored, and whether that was in an earlier run.
+    """
+    lengths = texts.rows["length"][candidates]
+    order, bounds = plan(lengths, budget)
+    found, first = _resumed(order, bounds, file)
+    progress(int(lengths[order[: bounds[first]]].sum(dtype=np.int64)), True)
+    run = scorer() if first < len(bounds) - 1 else None
+    for places in (order[begin:end] for begin, end in pairwise(bounds[first:])):
+        assert run is not None
+        found[places] = run([texts.tokens(int(candidates[place])) for place in places])
+        file.append(found[places])
+        progress(int(lengths[places].sum(dtype=np.int64)), False)
+    return found
+
+
+def _resumed(order: Numbers, bounds: Sequence[int], file: ScoreFile) -> tuple[Scores, int]:
+    """The scores that the file holds, at their places, and the first batch that it does not hold as a whole."""
+    done = file.read(len(order))
+    first = int(np.searchsorted(bounds, len(done), side="right")) - 1
+    n = bounds[first]
+    file.keep(n)
+    found = np.full(len(order), np.inf)
+    found[order[:n]] = done[:n]
+    return found, first

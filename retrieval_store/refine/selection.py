@@ -1,0 +1,95 @@
+"""Which texts a corpus keeps: neither short nor seen before, and of those the most likely ones, or any.
+
+Knows lengths, hashes and perplexities, not what is in a text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from retrieval_store.refine.texts import Rows
+
+Numbers = npt.NDArray[np.int64]  # of texts
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much is kept: texts, tokens of all of them, or whichever is reached first.
+
+    Raises:
+        ValueError: neither is given, or one is below 1.
+    """
+
+    texts: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.texts is None and self.tokens is None:
+            raise ValueError("a budget is of texts or of tokens")
+        if min(self.texts or 1, self.tokens or 1) < 1 or 0 in (self.texts, self.tokens):
+            raise ValueError(f"texts {self.texts} and tokens {self.tokens} must be at least 1")
+
+
+def too_short(rows: Rows, shortest: int) -> Bools:
+    """``[n]``: texts of fewer than ``shortest`` tokens."""
+    found: Bools = rows["length"] < shortest
+    return found
+
+
+def repeated(rows: Rows) -> Bools:
+    """``[n]``: texts with the ids of an earlier one."""
+    order = np.argsort(rows["hash"], kind="stable")
+    hashes = rows["hash"][order]
+    found = np.zeros(len(rows), np.bool_)
+    found[order[1:]] = hashes[1:] == hashes[:-1]
+    return found
+
+
+def likeliest(candidates: Numbers, perplexities: npt.NDArray[np.float64]) -> Numbers:
+    """``candidates`` ``[n]`` by their ``perplexities`` ``[n]``, lowest first, the earlier of equals.
+
+    A perplexity that is not finite is no perplexity: such a text is left out.
+    """
+    order = np.lexsort((candidates, perplexities))
+    return candidates[order[: int(np.isfinite(perplexities).sum())]]
+
+
+def shuffled(candidates: Numbers, seed: int) -> Numbers:
+    """``candidates`` ``[n]`` in random order."""
+    return np.random.default_rng(seed).permutation(candidates)
+
+
+def first(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
+    """As many of the first texts of ``order`` as the budget holds."""
+    order = order[: budget.texts]
+    if budget.tokens is None:
+        return order
+    totals = np.cumsum(rows["length"][order], dtype=np.int64)
+    return order[: int(np.searchsorted(totals, budget.tokens, side="right"))]
+
+
+def first_of_each(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
+    """The first texts of each source, as many as its share of the budget holds; a source's share of texts and tokens is
+    what it has of those of ``order``."""
+    source, lengths = rows["source"][order], rows["length"][order]
+    n_sources = int(source.max(initial=0)) + 1
+    texts = _shares(np.bincount(source, minlength=n_sources), budget.texts)
+    tokens = _shares(np.bincount(source, lengths, n_sources).astype(np.int64), budget.tokens)
+    kept = [
+        first(rows, order[source == i], Budget(texts[i], tokens[i]))
+        for i in range(n_sources)
+        if texts[i] != 0 and tokens[i] != 0
+    ]
+    return np.concatenate([order[:0], *kept])
+
+
+def _shares(sizes: Numbers, whole: int | None) -> list[int | None]:
+    """``whole`` in proportion to ``sizes`` ``[n]``, rounded so that the shares sum up to it."""
+    if whole is None:
+        return [None] * len(sizes)
+    ends = np.cumsum(sizes) * whole // max(1, int(sizes.sum()))
+    return [int(share) for share in np.diff(ends, prepend=0)]
