@@ -13,11 +13,13 @@ from app.api.service import Settings
 from app.config import EdgeOptions, ServeConfig
 from app.drafter import check_served_drafter
 from app.heads import serve_speculators
+from app.retrieval_service import retrieval_options
 from app.step_costs import router_options
 from app.tokenizers import load_tokenizer
 from app.version import VERSION
 from deployments.client import RouterClient
 from deployments.ingress import Ingress
+from deployments.retrieval_deployment import RetrievalDeployment
 from deployments.router_deployment import RouterDeployment
 from deployments.target_deployment import TargetDeployment
 from engine.model.loader import resolve
@@ -48,8 +50,12 @@ def build_app(args: ServeConfig) -> Application:
         "ray_actor_options": {"num_cpus": CPUS},
     }
     target = serve.deployment(TargetDeployment, name="Target", **common).bind(args.target(), args.pipeline())
+    served = retrieval_options(args)
+    # Readers always have a question open: there is nothing to wait for at shutdown.
+    brief = common | {"graceful_shutdown_timeout_s": 0.1}
+    retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **brief).bind(served)
     router = serve.deployment(RouterDeployment, name="Router", **common).bind(
-        target, router_options(args), serve_speculators(args), args.placement()
+        target, router_options(args), serve_speculators(args), args.placement(), retrieval=retrieval, retrieved=served
     )
     edge = EdgeOptions(args.model_path, VERSION, args.default_max_tokens, int(args.max_body_mib * 2**20))
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=args.ingress_replicas, **common)

@@ -6,6 +6,7 @@ of ``build_app``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,10 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.drafter import drafter_path
-from app.retrieval import corpus_index
+from app.libraries import LibraryAt, builtin_library, checked_place, library_at
+from app.stores import DEFAULT_NAMESPACE, is_store
 from deployments.options import PipelineOptions, RouterOptions, SpeculatorPlacement
 from engine.scheduler import SchedulerOptions
 from engine.target import GIB, TargetOptions
+from retrieval_store.library import FixedLibrary, Library
+from retrieval_store.service.offers import NAMESPACE, is_namespace
 from speculators.anpd import AnpdConfig
 from speculators.auto import AutoConfig
 from speculators.combined import CombinationConfig
@@ -28,10 +32,14 @@ from speculators.pld import PldConfig
 from speculators.pld_plus import PldPlusConfig
 from speculators.registry import SpeculatorOptions
 from speculators.rest import RestConfig
+from speculators.spectra import SpectraConfig
 from speculators.spectra_core import SpectraCoreConfig
+from speculators.spectra_retrieval import SpectraRetrievalConfig
 from speculators.successors import SuccessorConfig
 from speculators.suffix import SuffixConfig
 from speculators.token_recycling import TokenRecyclingConfig
+
+NAMESPACE_PATTERN = f"^{NAMESPACE.pattern}$"
 
 
 class ServeConfig(BaseModel):
@@ -73,9 +81,35 @@ class ServeConfig(BaseModel):
     lookahead: dict[str, Any] = Field(default_factory=dict, description="settings of lookahead")
     pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
     pld_plus: dict[str, Any] = Field(default_factory=dict, description="settings of pld-plus-h and pld-plus-a")
-    retrieval: str | None = Field(None, description="corpus of rest: a folder or file of text or JSON lines")
+    retrieval: str | None = Field(
+        None,
+        repr=False,  # may hold a password
+        description="what requests look up: a snapshot's folder, a store's folder or redis://.. URL, text or JSON "
+        "lines, builtin, or none; by default builtin for the demo model and none for others",
+    )
+    retrieval_namespace: Annotated[str, Field(pattern=NAMESPACE_PATTERN)] = Field(
+        DEFAULT_NAMESPACE, description="namespace of the store that all requests share, those that name none included"
+    )
+    retrieval_poll: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="seconds between two looks at the store; its hints come in between"
+    )
+    retrieval_cache: str | None = Field(
+        None, description="folder on every node for snapshots of the store; in the user's cache by default"
+    )
+    live: str | list[str] | None = Field(
+        None,
+        description="namespaces that learn from what their own requests were answered, comma-separated; none by "
+        "default; without a store what they learn is lost at restart",
+    )
+    live_tokens: Annotated[int, Field(ge=1)] = Field(200_000, description="newest live text looked up beside snapshots")
+    live_interval: Annotated[float, Field(gt=0)] = Field(5.0, description="seconds between two takes of live text")
+    live_compact_tokens: Annotated[int, Field(ge=1)] = Field(
+        1_000_000, description="live text beyond which a new snapshot is made of it and published"
+    )
     rest: dict[str, Any] = Field(default_factory=dict, description="settings of rest")
+    spectra: dict[str, Any] = Field(default_factory=dict, description="settings of spectra: how its parts share a tree")
     spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
+    spectra_retrieval: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-retrieval")
     suffix: dict[str, Any] = Field(default_factory=dict, description="settings of suffix")
     token_recycling: dict[str, Any] = Field(default_factory=dict, description="settings of token-recycling")
     successors: dict[str, Any] = Field(default_factory=dict, description="settings both of these share")
@@ -92,6 +126,9 @@ class ServeConfig(BaseModel):
             )
         if self.device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from who asks for none
             raise ValueError(f"stage_gpus is 0, but a stage on {self.device} needs a GPU, or a share of one")
+        for name in self.live_namespaces:
+            if not is_namespace(name):
+                raise ValueError(f"live names {name!r}; a namespace is 1 to 128 letters, digits, '.', '_' and '-'")
         return self
 
     @property
@@ -127,6 +164,7 @@ class ServeConfig(BaseModel):
             method=self.method,
             max_nodes=self.max_nodes,
             limit_nodes=max(self.max_nodes, 256),
+            shared_namespace=self.retrieval_namespace,
             scheduler=SchedulerOptions(
                 self.max_sequences, self.max_waiting, self.max_step_rows, self.prefill_chunk, self.stages
             ),
@@ -141,14 +179,42 @@ class ServeConfig(BaseModel):
             pld=_settings(PldConfig, self.pld, "pld"),
             pld_plus=_settings(PldPlusConfig, self.pld_plus, "pld_plus"),
             rest=_settings(RestConfig, self.rest, "rest"),
-            retrieval=corpus_index(self.retrieval, self.model_path),
+            retrieval=self._library(),
+            spectra=_settings(SpectraConfig, self.spectra, "spectra"),
             spectra_core=_settings(SpectraCoreConfig, self.spectra_core, "spectra_core"),
+            spectra_retrieval=_settings(SpectraRetrievalConfig, self.spectra_retrieval, "spectra_retrieval"),
             suffix=_settings(SuffixConfig, self.suffix, "suffix"),
             token_recycling=_settings(TokenRecyclingConfig, self.token_recycling, "token_recycling"),
             successors=_settings(SuccessorConfig, self.successors, "successors"),
             combination=_settings(CombinationConfig, self.combination, "combination"),
             auto=_settings(AutoConfig, self.auto, "auto"),
         )
+
+    @property
+    def library(self) -> LibraryAt | None:
+        """What requests look up; the demo model has the built-in snapshot unless told otherwise."""
+        if self.retrieval is None and self.model == DEMO:
+            return builtin_library(self.model_path)
+        return library_at(self.retrieval, self.model_path)
+
+    @property
+    def watched_store(self) -> str | None:
+        """URL or folder of the store that the retrieval service watches; "": one in memory; None: no service."""
+        if self.retrieval is not None and is_store(self.retrieval):
+            return checked_place(self.retrieval)
+        return "" if self.live_namespaces else None
+
+    @property
+    def live_namespaces(self) -> tuple[str, ...]:
+        """Namespaces that learn."""
+        names = self.live.split(",") if isinstance(self.live, str) else self.live or []
+        return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+    def _library(self) -> Callable[[], Library] | None:
+        """What is looked up besides what the retrieval service has; where there is a service, at least nothing."""
+        if self.watched_store:
+            return FixedLibrary
+        return self.library or (FixedLibrary if self.watched_store is not None else None)
 
     def _drafter(self) -> dict[str, Any]:
         """Settings of draft-model: dtype and device are the target's unless given."""

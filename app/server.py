@@ -100,12 +100,14 @@ class Server:
     def _cpus(self) -> int:
         """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
         wanted = self.config.stages * self.config.stage_cpus + 0.1 * (self.config.speculator_actors + 3)
+        wanted += 0.1 * (self.config.watched_store is not None)  # the retrieval service
         return max(1, math.ceil(wanted + 0.1 * self.config.ingress_replicas))
 
     def _check_model(self) -> None:
         """Fail here, with a clear message, not in a replica that Serve restarts three times."""
         from app.drafter import check_served_drafter
         from app.heads import serve_speculators
+        from app.libraries import prepare
         from app.offline import check_stages
         from app.tokenizers import load_tokenizer
         from engine.admission import check_needs
@@ -118,6 +120,7 @@ class Server:
         spec = load_spec(path)
         check_stages(spec, target.stages)
         plan_cache(spec, target, resolve_dtype(target.dtype, spec, target.device))
+        prepare(self.config.library)
         check_needs(create(self.config.method, serve_speculators(self.config)).needs, spec)
         load_tokenizer(path)
         check_served_drafter(self.config)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.stores import DEFAULT_NAMESPACE
 from speculators.draft_model import DraftModelConfig
 
 if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
@@ -26,8 +27,16 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--retrieval",
-        metavar="DIR",
-        help="corpus of rest: a folder or a file of JSON lines (messages or text) or plain text, indexed at start",
+        metavar="DIR|URL",
+        help="what spectra, spectra-retrieval and rest look up: a snapshot, as 'spectra corpus build' writes it; a "
+        "store of snapshots (a folder or redis://..), whose current one is taken; text or JSON lines, a file or a "
+        "folder, indexed at start; 'builtin', this Python's standard library; or 'none' (default: none)",
+    )
+    parser.add_argument(
+        "--retrieval-namespace",
+        default=DEFAULT_NAMESPACE,
+        metavar="NS",
+        help=f"of the store (default: {DEFAULT_NAMESPACE})",
     )
     draft = DraftModelConfig()
     parser.add_argument(
@@ -59,14 +68,14 @@ def speculator_options(
     """
     from app.drafter import offline_drafter
     from app.heads import offline_heads, with_model
-    from app.retrieval import corpus_index
+    from app.libraries import library_at
     from app.step_costs import offline_costs
     from speculators.registry import SpeculatorOptions
 
     return with_model(
         SpeculatorOptions(
             draft_model=offline_drafter(arguments, path, spec),
-            retrieval=corpus_index(arguments.retrieval, str(path)),
+            retrieval=library_at(arguments.retrieval, str(path), arguments.retrieval_namespace),
             step_costs=offline_costs(arguments, path, target),
         ),
         spec,

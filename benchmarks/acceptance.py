@@ -311,7 +311,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
     parser.add_argument("--rows", choices=("all", "short", "ngrams", "mixed", "draft", "retrieval"), default="all")
     parser.add_argument("--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval")
-    parser.add_argument("--only", help="rows of the table whose label contains this; autoregressive stays")
+    parser.add_argument(
+        "--only", nargs="+", metavar="LABEL", help="these rows of the table alone; autoregressive stays"
+    )
     parser.add_argument(
         "--draft-model", type=Path, help="small model: adds rows of draft-model; for 'draft', no others"
     )
@@ -338,7 +340,8 @@ def main() -> None:
     table = table or rows(arguments.rows)
     if arguments.draft_model is not None:
         table |= draft_rows(arguments.draft_model)
-    table = {label: row for label, row in table.items() if label == "autoregressive" or (arguments.only or "") in label}
+    wanted = {"autoregressive", *(arguments.only or table)}
+    table = {label: row for label, row in table.items() if label in wanted}
     report(target, prompts, params, table, arguments)
 
 

@@ -43,9 +43,10 @@ class RouterClient:
         max_nodes: int | None,
         priority: int,
         request_id: str,
+        namespace: str = "",
     ) -> AsyncGenerator[StepEvent, None]:
         """Start one choice; engine errors come from the stream's first item."""
-        return self._events(SubmitRequest(request_id, prompt_ids, params, method, max_nodes, priority))
+        return self._events(SubmitRequest(request_id, prompt_ids, params, method, max_nodes, priority, namespace))
 
     async def _events(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
         items = self._stream.remote(encode_request(request))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from engine.drafting import AUTOREGRESSIVE
 from engine.scheduler import SchedulerOptions
+from retrieval_store.service.compaction import Target
+from retrieval_store.service.learner import LiveOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class RouterOptions:
     limit_nodes: int = 256  # most a request may ask for
     cost_file: str = ""  # where measured step times are kept between starts; "": nowhere
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    shared_namespace: str = "default"  # naming it is naming none
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +41,16 @@ class PipelineOptions:
     threads: int = 1  # intra-op threads per stage
     transport: str = "auto"  # "unix", "tcp", or unix on a one-node cluster and tcp otherwise
     environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalOptions:
+    """What the retrieval service serves, and to whom."""
+
+    store: str = field(repr=False)  # URL or folder of the store; "": in memory, of this service alone
+    cache: str  # folder of snapshots on every node
+    target: Target
+    namespace: str = "default"  # the one that is everybody's
+    poll: float = 2.0  # seconds between two looks at the store
+    live: tuple[str, ...] = ()  # namespaces that learn
+    learning: LiveOptions = field(default_factory=LiveOptions)

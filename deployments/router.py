@@ -20,7 +20,7 @@ from deployments.pipeline import Pipeline
 from deployments.sessions import Session, Sessions
 from engine.drafting import AUTOREGRESSIVE, Turn, apply_drafts, take_turn
 from engine.errors import SpectraError, StepFailedError, TargetLostError
-from engine.events import StepEvent
+from engine.events import LENGTH, STOP, StepEvent
 from engine.protocol import Needs
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -41,6 +41,7 @@ class Router:
         info: of the target; a replacement pipeline must be of the same kind.
         drafter: where speculators run.
         connect: yields a connected pipeline, waiting for one to come up; called again when it is lost.
+        learn: takes the namespace and the output of every request that ended well; must return at once.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class Router:
         info: TargetInfo,
         drafter: Drafter,
         connect: Callable[[], Awaitable[Pipeline]],
+        learn: Callable[[str, list[int]], None] | None = None,
     ) -> None:
         self.options = options
         self.info = info
         self._drafter = drafter
         self._connect = connect
+        self._learn = learn
         self._scheduler = Scheduler(info, options.scheduler)
         self._metrics = RouterMetrics(options.model)
         self._pipeline: Pipeline | None = None
@@ -122,11 +125,14 @@ class Router:
             raise TargetLostError("the router is shutting down")
         session = self._open(request)
         try:
-            self._begin(session, request.namespace)
+            shared = self.options.shared_namespace
+            self._begin(session, "" if request.namespace == shared else request.namespace)
             while True:
                 event = await session.mailbox.get()
                 if isinstance(event, SpectraError):
                     raise event
+                if self._learn is not None and event.finish_reason in (STOP, LENGTH):
+                    self._learn(request.namespace or shared, session.sequence.tokens[session.sequence.n_prompt :])
                 yield event
                 if event.finish_reason is not None:
                     return

@@ -18,8 +18,9 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.drafters import ActorDrafter, Drafter, InlineDrafter
 from deployments.messages import Health, ModelCard, decode_request, encode_error, encode_event
-from deployments.options import RouterOptions, SpeculatorPlacement
+from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
 from deployments.pipeline import Endpoints, Pipeline, measure_pipeline
+from deployments.retrieval_router import RouterRetrieval
 from deployments.router import RECONNECT_S, Router
 from deployments.speculator_actor import start_speculators
 from engine.admission import check_needs
@@ -44,6 +45,8 @@ class RouterDeployment:
         speculators: settings of the methods.
         placement: where they run.
         aliases: further model names.
+        retrieval: handle of the retrieval deployment; None: what the methods look up does not change.
+        retrieved: what that deployment was told.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
@@ -53,8 +56,14 @@ class RouterDeployment:
         speculators: SpeculatorOptions,
         placement: SpeculatorPlacement,
         aliases: tuple[str, ...] = (),
+        retrieval: DeploymentHandle | None = None,
+        retrieved: RetrievalOptions | None = None,
     ) -> None:
         self._target = target
+        self._retrieval: RouterRetrieval | None = None
+        if retrieval is not None and retrieved is not None:
+            self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
+            speculators = self._retrieval.speculators
         endpoints: Endpoints = await target.endpoints.remote()
         self._aliases = aliases
         self._created = int(time.time())
@@ -62,7 +71,8 @@ class RouterDeployment:
         costs = await self._step_costs(options.cost_file, endpoints.info)
         drafter = _make_drafter(replace(speculators, step_costs=costs), placement, endpoints.info)
         check_needs(drafter.needs(options.method), endpoints.info.spec)  # a default nobody could use must not come up
-        self._router = Router(options, endpoints.info, drafter, self._connect)
+        learn = None if self._retrieval is None else self._retrieval.learn
+        self._router = Router(options, endpoints.info, drafter, self._connect, learn)
         self._router.start()
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
@@ -127,11 +137,12 @@ class RouterDeployment:
         ready = self._router.is_ready
         detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}
         detail |= {name: value for name, value in state.items() if name != "ready"}
+        detail |= {} if self._retrieval is None else self._retrieval.detail()
         return Health(ok=ready, reason="" if ready else "no pipeline is up", detail=detail)
 
     async def metrics(self) -> str:
         """Prometheus exposition text."""
-        return self._router.metrics_text()
+        return self._router.metrics_text() + ("" if self._retrieval is None else self._retrieval.metrics_text())
 
 
 def _make_drafter(speculators: SpeculatorOptions, placement: SpeculatorPlacement, info: TargetInfo) -> Drafter:

@@ -29,6 +29,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     method: str | None
     max_nodes: int | None
     priority: int
+    namespace: str = ""
 
 
 class Converter:
@@ -113,6 +114,7 @@ class Converter:
                 method=options.method if options.enabled else PLAIN,
                 max_nodes=options.max_nodes if options.enabled else None,
                 priority=request.priority,
+                namespace=options.namespace or "",
             )
             for choice in range(request.n)
         ]

@@ -41,6 +41,7 @@ class Generation:
             max_nodes=job.max_nodes,
             priority=job.priority,
             request_id=f"{self._request_id}-{choice.index}",
+            namespace=job.namespace,
         )
         try:
             async for event in stream:

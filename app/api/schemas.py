@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from app.api.messages import Message, Strict, refuse
+from retrieval_store.service.offers import is_namespace
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -26,6 +27,16 @@ class SpeculativeOptions(Strict):
     method: str | None = None  # None: the server's default; several are joined with "+"
     max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
+    # Whose text it may be drafted from, besides everybody's. A gateway that knows the tenant should set it, for clients
+    # can name any: whoever shares a namespace shares what it has learnt.
+    namespace: str | None = None
+
+    @field_validator("namespace")
+    @classmethod
+    def _namespace_name(cls, value: str | None) -> str | None:
+        if value is not None and not is_namespace(value):
+            raise refuse("must be 1 to 128 letters, digits, '.', '_' and '-'")
+        return value
 
 
 class StreamOptions(Strict):

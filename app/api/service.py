@@ -58,8 +58,10 @@ class Backend(Protocol):
         max_nodes: int | None,
         priority: int,
         request_id: str,
+        namespace: str = "",
     ) -> StepStream:
         """Start one choice. ``method`` and ``max_nodes`` None mean the backend's default; lower ``priority`` is first.
+        ``namespace`` says whose text it may be drafted from, besides everybody's.
 
         Errors may come from here or from the stream's first item; until then the client gets a proper status.
 

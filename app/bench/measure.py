@@ -13,6 +13,7 @@ from tqdm import tqdm
 from app.bench.records import Record, RecordFile, Setting, fingerprint
 from app.bench.runs import Bench, Plan
 from app.bench.settings import run_settings
+from app.libraries import LibraryAt
 from app.offline import check_flags, load_target, model_path, sampling
 from app.prompts import Question, read_questions
 from app.speculation import speculator_options
@@ -44,6 +45,8 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
     bench.check()
     dtype = resolve_dtype(arguments.dtype, target.info.spec, arguments.device)
     settings = run_settings(arguments, path, dtype, questions)
+    if isinstance(options.retrieval, LibraryAt):  # which text that was; and the flag may hold a password
+        settings["retrieval"] = options.retrieval.label
     with RecordFile(arguments.out / "records.jsonl", settings, arguments.restart) as file:
         _run(bench, file)
         records = file.records

@@ -20,17 +20,19 @@ from app.bench.replay import Plan, Replay, check_methods
 from app.bench.replay_logs import encode, read_logs, split
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.generate_command import add_model, add_sampling
-from app.retrieval import checked_corpus, corpus_index, index_of
+from app.libraries import LibraryAt, library_at
+from app.retrieval import index_of
 from app.speculation import add_speculation
 from app.tokenizers import load_tokenizer
 from app.version import VERSION
 from engine.errors import ConfigError
 from retrieval_store.corpus import Document
+from retrieval_store.library import FixedLibrary
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
 WARM = "warm"
-USED = ("max_nodes", "retrieval")
+USED = ("max_nodes", "retrieval", "retrieval_namespace")
 """Flags about models, sampling and speculation that a replay honours; a recorded answer was sampled long ago."""
 
 
@@ -95,8 +97,7 @@ def check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < smallest:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {smallest}")
-    if arguments.retrieval is not None:
-        checked_corpus(arguments.retrieval)
+    _library(arguments)
 
 
 def _check_meaning(arguments: argparse.Namespace) -> None:
@@ -121,9 +122,13 @@ def _options(
 ) -> SpeculatorOptions:
     """Settings of the methods; the corpus is the one that is named, else the history."""
     if arguments.retrieval is not None or not history:
-        return SpeculatorOptions(retrieval=corpus_index(arguments.retrieval, str(_tokenizer(arguments))))
-    index = index_of(history, tokenizer)
-    return SpeculatorOptions(retrieval=lambda: index)
+        return SpeculatorOptions(retrieval=_library(arguments))
+    library = FixedLibrary(index_of(history, tokenizer))
+    return SpeculatorOptions(retrieval=lambda: library)
+
+
+def _library(arguments: argparse.Namespace) -> LibraryAt | None:
+    return library_at(arguments.retrieval, str(_tokenizer(arguments)), arguments.retrieval_namespace)
 
 
 def _logs(arguments: argparse.Namespace) -> tuple[list[Document], list[Document]]:
@@ -145,13 +150,13 @@ def _logs(arguments: argparse.Namespace) -> tuple[list[Document], list[Document]
 
 def _settings(arguments: argparse.Namespace, plan: Plan, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     """Everything that decides what the records say; methods can be added to a folder later."""
-    template = str(tokenizer.chat_template)
+    template, library = str(tokenizer.chat_template), _library(arguments)
     return {
         "version": VERSION,
         "tokenizer": _digest((tokenizer.backend_tokenizer.to_str() + template).encode()),
         "test": f"{len(plan.test)} answers, {_digest(msgspec.json.encode(plan.test))}",
         "history": f"{len(plan.history)} answers, {_digest(msgspec.json.encode(plan.history))}",
-        "retrieval": None if arguments.retrieval is None else str(Path(arguments.retrieval).expanduser().resolve()),
+        "retrieval": None if library is None else library.label,
         "history_passes": plan.history_passes,
         "max_nodes": plan.max_nodes,
     }

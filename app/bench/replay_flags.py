@@ -33,8 +33,8 @@ def add_replay(parser: argparse.ArgumentParser, source: Any) -> None:
         type=Path,
         nargs="+",
         metavar="H.jsonl",
-        help="earlier conversations: the corpus of rest where --retrieval names no other, and, warm, what methods "
-        "have seen before (--warm-passes times)",
+        help="earlier conversations: what retrieval looks up where --retrieval names nothing else, and, warm, what "
+        "methods have seen before (--warm-passes times)",
     )
 
 

@@ -18,9 +18,21 @@ from app.prompts import Question
 from app.version import VERSION
 
 NO_SETTINGS = frozenset(
-    ("command", "run", "out", "restart", "model", "dtype", "prompts", "limit", "per_category", "kv_gib")
+    (
+        "command",
+        "run",
+        "out",
+        "restart",
+        "model",
+        "dtype",
+        "prompts",
+        "limit",
+        "per_category",
+        "kv_gib",
+        "retrieval_namespace",
+    )
 )
-"""Arguments that say nothing about records, or whose meaning is written down instead: which questions, which dtype."""
+"""Arguments that say nothing about records, or whose meaning is written down instead: questions, dtype, snapshot."""
 
 
 def run_settings(

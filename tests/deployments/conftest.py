@@ -150,13 +150,14 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
         kinds: Sequence[type[Stage]] | None = None,
         drafter: Drafter | None = None,
         target: TargetInfo = info,
+        learn: Callable[[str, list[int]], None] | None = None,
         **limits: int,
     ) -> AsyncIterator[Served]:
         stages = Stages(tiny_checkpoint, target, n_stages, kinds or [Stage] * n_stages)
         served = Served(tiny_checkpoint, target, stages)
         scheduler = SchedulerOptions(n_micro_batches=n_stages, **limits)
         speculators = drafter or InlineDrafter(SpeculatorPool(), target.spec.vocab_size)
-        served.router = Router(RouterOptions("tiny", scheduler=scheduler), target, speculators, served.connect)
+        served.router = Router(RouterOptions("tiny", scheduler=scheduler), target, speculators, served.connect, learn)
         served.router.start()
         try:
             yield served

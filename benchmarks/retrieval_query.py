@@ -1,0 +1,187 @@
+"""What a snapshot costs: building it, its files, a query in it, and the memory of many processes that read it.
+
+One text in ten is asked about, the others are indexed. A snapshot is built for each size in a process of its own (its
+peak memory is that process'); then ``--readers`` processes open it, ask at the same time, and report their memory:
+resident (RSS) counts shared pages in each, proportional (PSS) divides them. The last line is one JSON document.
+
+    python -m benchmarks.retrieval_query --input DIR --input F.jsonl --tokens 1000000,10000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import resource
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from app.demo.paths import DEMO_TARGET
+from retrieval_store.corpus import read_documents
+from retrieval_store.index import Limits, Tokens
+from retrieval_store.snapshot import Description
+from retrieval_store.snapshot_index import SnapshotIndex, open_snapshot
+from retrieval_store.snapshot_writer import write_snapshot
+
+EVERY = 37  # tokens between two questions
+QUERIES = 5000
+LIMITS = {
+    "suffixes of 16 to 1": Limits(16, 1, samples=32),
+    "suffixes of 8 to 1": Limits(8, 1, samples=32),
+    "16 to 1, 200 samples": Limits(16, 1, samples=200),
+}
+MIB = 2**20
+
+
+def main() -> None:
+    """Build, measure, print a table, then one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", type=Path, action="append", help="text, JSON lines or a folder; may be repeated")
+    parser.add_argument("--tokenizer", type=Path, default=DEMO_TARGET)
+    parser.add_argument("--tokens", default="1000000,10000000", help="sizes, tokens")
+    parser.add_argument("--readers", type=int, default=8)
+    arguments = parser.parse_args()
+    inputs = arguments.input or [Path(sysconfig.get_paths()["stdlib"])]
+    sizes = [int(size) for size in arguments.tokens.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        ids = Path(folder) / "ids.npy"
+        n_tokens = tokenise(inputs, arguments.tokenizer, ids, max(sizes) * 10 // 9)
+        if n_tokens < max(sizes):
+            parser.error(f"--tokens: the inputs have {n_tokens} tokens only")
+        results = [measure(Path(folder), ids, size, arguments.readers) for size in sizes]
+    for result in results:
+        show(result)
+    print(json.dumps({"benchmark": "retrieval_query", "sizes": results}))
+
+
+def tokenise(inputs: Iterable[Path], tokenizer_path: Path, path: Path, enough: int) -> int:
+    """Write the ids of all texts, -1 behind each, to ``path``; returns the tokens to be indexed."""
+    from app.retrieval import as_text  # here: the readers' memory is to be theirs, not that of transformers
+    from app.tokenizers import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_path)
+    texts = (as_text(document, tokenizer) for path in inputs for document in read_documents(path))
+    parts: list[npt.NDArray[np.int32]] = []
+    total = 0
+    with tqdm(total=enough, unit="token", unit_scale=True, desc="tokenising") as bar:
+        while total < enough and (some := list(islice(texts, 64))):
+            for encoding in tokenizer.backend_tokenizer.encode_batch(some, add_special_tokens=False):
+                parts.append(np.array([*encoding.ids, -1], np.int32))
+                total += len(encoding.ids)
+            bar.update(total - bar.n)
+    np.save(path, np.concatenate(parts))
+    return total * 9 // 10
+
+
+def texts_of(ids: Path) -> list[Tokens]:
+    """The texts in a file of ``tokenise``, mapped; shuffled, as inputs come one after the other."""
+    every = np.load(ids, mmap_mode="r")
+    texts = np.split(every, np.flatnonzero(every == -1))
+    texts = [text[1:] if n else text for n, text in enumerate(texts)]
+    return [texts[n] for n in np.random.default_rng(0).permutation(len(texts))]
+
+
+def measure(folder: Path, ids: Path, size: int, readers: int) -> dict[str, Any]:
+    """Everything about one size."""
+    snapshot = folder / str(size)
+    built = in_process(build, snapshot, ids, size)
+    alone = in_process(ask, snapshot, ids)
+    with mp.get_context("spawn").Pool(readers) as pool:
+        every = pool.starmap(ask, [(snapshot, ids)] * readers, chunksize=1)
+    memory = {kind: round(float(np.mean([reader[kind] for reader in every])), 1) for kind in ("rss", "pss", "mapped")}
+    return {**built, "alone": alone["queries"], "readers": readers, **memory, "side_by_side": every[0]["queries"]}
+
+
+def in_process(task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """Run ``task`` in a process of its own, for its memory to be its own."""
+    with mp.get_context("spawn").Pool(1) as pool:
+        return pool.apply(task, args)
+
+
+def build(snapshot: Path, ids: Path, size: int) -> dict[str, Any]:
+    """Write the snapshot; seconds, and MiB at the peak."""
+
+    def indexed() -> Iterator[Tokens]:
+        left = size
+        for n, text in enumerate(texts_of(ids)):
+            if n % 10 and left > 0:
+                yield text[:left]
+                left -= len(text)
+
+    began = time.perf_counter()
+    manifest = write_snapshot(indexed(), snapshot, Description(tokenizer_hash="", vocab_size=1 << 24))
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "tokens": manifest.tokens,
+        "windows": manifest.windows,
+        "contexts": manifest.contexts,
+        "build_s": round(seconds, 1),
+        "build_peak_mib": round(peak),
+        "file_mib": round(manifest.bytes / MIB, 1),
+    }
+
+
+def ask(snapshot: Path, ids: Path) -> dict[str, Any]:
+    """Query percentiles, microseconds, and the memory of this process, MiB: before and behind opening the snapshot."""
+    contexts = [
+        np.asarray(text[end - 16 : end], np.int32)
+        for n, text in enumerate(texts_of(ids))
+        if n % 10 == 0
+        for end in range(16, len(text), EVERY)
+    ][:QUERIES]
+    before = memory()
+    index = open_snapshot(snapshot)
+    index.warm()
+    queries = {name: percentiles(index, contexts, limits) for name, limits in LIMITS.items()}
+    behind = memory()
+    return {**behind, "mapped": behind["rss"] - before["rss"], "queries": queries}
+
+
+def percentiles(index: SnapshotIndex, contexts: list[Tokens], limits: Limits) -> dict[str, float]:
+    """Of the first time every question is asked; ``cpu_p99`` leaves out what other processes took of the core."""
+    times, busy = [], []
+    for context in contexts:
+        began, cpu = time.perf_counter(), time.thread_time()
+        index.query(context, limits)
+        busy.append((time.thread_time() - cpu) * 1e6)
+        times.append((time.perf_counter() - began) * 1e6)
+    p50, p90, p99 = np.percentile(times, [50, 90, 99]).round(1).tolist()
+    return {"p50": p50, "p90": p90, "p99": p99, "cpu_p99": round(float(np.percentile(busy, 99)), 1)}
+
+
+def memory() -> dict[str, float]:
+    """Resident and proportional memory of this process, MiB (Linux)."""
+    rows = dict(
+        line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:] if ":" in line
+    )
+    return {kind: int(rows[kind.capitalize()].split()[0]) / 1024 for kind in ("rss", "pss")}
+
+
+def show(result: dict[str, Any]) -> None:
+    """A few lines for a person."""
+    print(
+        f"{result['tokens']} tokens, {result['windows']} different windows, {result['contexts']} frequent contexts: "
+        f"built in {result['build_s']} s, at most {result['build_peak_mib']} MiB, {result['file_mib']} MiB on disk"
+    )
+    for who in ("alone", "side_by_side"):
+        for name, figures in result[who].items():
+            shown = ", ".join(f"{key} {value:6}" for key, value in figures.items())
+            print(f"  {who:>12}, {name:22} us: {shown}")
+    print(
+        f"  {result['readers']} readers, each: RSS {result['rss']} MiB, {result['mapped']} of them since opening it; "
+        f"PSS {result['pss']} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Live texts become part of a new snapshot: those of the base stay, those of the log are added, the log is cut.
+
+A snapshot that was made so says in its sources how many of its last texts are live ones, so that the oldest of them can
+give way later while the corpus below them stays. Two servers may try at once: one moves ``current``, the other's work
+is thrown away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from retrieval_store.index import Tokens
+from retrieval_store.service.cache import NamespaceFolder
+from retrieval_store.service.live_texts import Texts
+from retrieval_store.service.watcher import Served
+from retrieval_store.snapshot import Description, Manifest, Source
+from retrieval_store.snapshot_index import SnapshotIndex, open_snapshot
+from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.stores.base import LiveText, Store
+
+logger = logging.getLogger(__name__)
+
+LIVE = "live texts"  # name of their source in a manifest
+PAGE = 1000  # entries of the log read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whose tokens the texts are made of."""
+
+    tokenizer_hash: str
+    vocab_size: int
+
+
+class Compactor:
+    """Makes and publishes snapshots of one namespace.
+
+    Args:
+        store: opened for the namespace; belongs to the caller's thread.
+        folder: of the namespace on this node.
+        target: whose tokens they are.
+        limit: tokens of live texts in a snapshot; the oldest go first.
+    """
+
+    def __init__(self, store: Store, folder: NamespaceFolder, target: Target, limit: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._target = target
+        self._limit = limit
+
+    def compact(self, base: Served | None) -> str:
+        """Publish ``base`` with all live texts behind it as ``current``, and cut the log; returns the version.
+
+        Does nothing, and returns "", when ``base`` is not what the store has as current: somebody else was faster, or
+        the store lost its snapshots, and then live texts alone must not take their place.
+
+        Raises:
+            ConflictError: somebody moved ``current`` meanwhile.
+            StoreError: the store is away, or refuses the snapshot.
+            OSError: the disk is full.
+        """
+        current = self._store.current()
+        if current.version != (base.part.version if base else ""):
+            return ""
+        entries = list(log(self._store, base.manifest.about.folded if base else ""))
+        if not entries:
+            return ""
+        scratch = self._folder.scratch()
+        try:
+            manifest = self._write(base, entries, scratch)
+            self._store.publish(scratch)
+            self._store.activate(manifest.version, current.revision)
+            self._folder.adopt(scratch, manifest.version)
+        finally:
+            self._folder.drop(scratch)
+        self._store.trim(entries[-1].id)
+        logger.info(
+            "namespace %r: %d live texts are in version %s", self._store.namespace, len(entries), manifest.version
+        )
+        return manifest.version
+
+    def _write(self, base: Served | None, entries: list[LiveText], scratch: Path) -> Manifest:
+        index = open_snapshot(Path(base.part.folder), self._target.tokenizer_hash) if base else None
+        live = Texts(self._limit, self._target.vocab_size)
+        n_corpus = _corpus_texts(index)
+        if index is not None:
+            live.extend(islice(index.documents(), n_corpus, None))
+        live.extend(entry.tokens for entry in entries)
+        about = self._about(base, entries[-1].id, live)
+        return write_snapshot(_documents(index, n_corpus, live), scratch, about)
+
+    def _about(self, base: Served | None, folded: str, live: Texts) -> Description:
+        if base is None:
+            about = Description(tokenizer_hash=self._target.tokenizer_hash, vocab_size=self._target.vocab_size)
+        else:
+            about = base.manifest.about
+        digest = hashlib.sha256(b"".join(text.tobytes() for text in live.documents())).hexdigest()
+        sources = tuple(source for source in about.sources if source.name != LIVE)
+        source = Source(LIVE, digest, len(live), len(live))
+        return msgspec.structs.replace(about, sources=(*sources, source), folded=folded)
+
+
+def _corpus_texts(index: SnapshotIndex | None) -> int:
+    """How many of a snapshot's texts, from the first one on, are no live texts."""
+    if index is None:
+        return 0
+    live = sum(source.kept for source in index.manifest.about.sources if source.name == LIVE)
+    return index.manifest.texts - live
+
+
+def _documents(index: SnapshotIndex | None, n_corpus: int, live: Texts) -> Iterator[Tokens]:
+    if index is not None:
+        yield from islice(index.documents(), n_corpus)
+    yield from live.documents()
+
+
+def log(store: Store, after: str) -> Iterator[LiveText]:
+    """All entries of a store's log behind the one with id ``after``."""
+    while entries := store.entries(after, PAGE):
+        yield from entries
+        after = entries[-1].id

@@ -1,0 +1,177 @@
+"""Live learning of one namespace: outputs go into the store's log, the log's newest texts into a delta beside the base.
+
+Every server that shares the store reads the same log, so each learns from all. Knows no threads; ``step`` does what is
+due.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retrieval_store.errors import ConflictError, StoreError, StoreUnavailableError
+from retrieval_store.service.cache import NamespaceFolder
+from retrieval_store.service.compaction import Compactor, Target, log
+from retrieval_store.service.live_texts import Pending, Texts
+from retrieval_store.service.offers import Part
+from retrieval_store.service.watcher import Served
+from retrieval_store.snapshot import Description
+from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.stores.base import Store
+
+logger = logging.getLogger(__name__)
+
+LOG_ENTRIES = 20_000  # texts the log keeps at most, should nobody compact it
+LIVE_SHARE = 10  # live texts of a snapshot are at most so many times what one compaction adds
+IDLE_SHARE = 10  # a fold that took t seconds is followed by IDLE_SHARE * t without one
+AGAIN_S = 30.0  # after a compaction that failed
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """How a namespace learns.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    tokens: int = 200_000  # of a delta; the newest texts
+    interval: float = 5.0  # seconds between two deltas, at least
+    compact_tokens: int = 1_000_000  # of the log; beyond, it becomes part of a new snapshot
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, self.compact_tokens) < 1:
+            raise ValueError(f"tokens {self.tokens} and compact_tokens {self.compact_tokens} must be at least 1")
+        if self.interval <= 0:
+            raise ValueError(f"interval is {self.interval}; it must be above 0 seconds")
+
+
+class Learner:
+    """One namespace.
+
+    Args:
+        store: opened for the namespace; belongs to the thread that calls ``step``.
+        snapshots: of the namespace on this node.
+        deltas: likewise.
+        target: whose tokens the texts are made of.
+        options: see there.
+        base: what is served of the namespace now.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        snapshots: NamespaceFolder,
+        deltas: NamespaceFolder,
+        target: Target,
+        options: LiveOptions,
+        base: Callable[[], Served | None],
+    ) -> None:
+        self._store = store
+        self._deltas = deltas
+        self._target = target
+        self._options = options
+        self._base = base
+        self._compactor = Compactor(store, snapshots, target, LIVE_SHARE * options.compact_tokens)
+        self._texts = Texts(options.tokens, target.vocab_size)
+        self._pending = Pending()
+        self._folded = ""  # what the base has of the log
+        self._seen = ""  # id of the last entry that was read
+        self._logged = 0  # tokens of the log that are not in the base
+        self._is_new = False  # something was read, or the base has changed, since the last fold
+        self._fold_at = 0.0  # monotonic seconds
+        self._compact_at = 0.0
+        self.delta: Part | None = None
+        self.n_texts = 0  # appended
+        self.n_folds = 0
+        self.n_compactions = 0
+
+    @property
+    def n_dropped(self) -> int:
+        """Texts that were lost on the way to the log."""
+        return self._pending.dropped
+
+    @property
+    def n_pending(self) -> int:
+        """Texts that wait to be appended."""
+        return len(self._pending)
+
+    def learn(self, texts: Sequence[Sequence[int]]) -> None:
+        """Take outputs; any thread may."""
+        self._pending.put(texts)
+
+    def step(self) -> bool:
+        """Append, read, fold and compact, as far as that is due; whether the delta is another one. Raises nothing."""
+        before = self.delta
+        try:
+            self._append()
+            self._read()
+            self._fold()
+            self._compact()
+        except StoreUnavailableError:  # the watcher of the namespace says so
+            pass
+        except (StoreError, OSError, ValueError) as error:
+            logger.warning("namespace %r does not learn: %s", self._store.namespace, error)
+        return self.delta is not before
+
+    def _append(self) -> None:
+        texts = self._pending.take()
+        if not texts:
+            return
+        try:
+            self._store.append(texts, LOG_ENTRIES)
+        except StoreError:
+            self._pending.put_back(texts)
+            raise
+        self.n_texts += len(texts)
+
+    def _read(self) -> None:
+        """Texts that came; from where the base ends when it is another one."""
+        base = self._base()
+        folded = base.manifest.about.folded if base else ""
+        if folded != self._folded:
+            self._texts.clear()
+            self._folded = self._seen = folded
+            self._logged, self._is_new = 0, True
+        for entry in log(self._store, self._seen):
+            self._seen = entry.id
+            self._logged += len(entry.tokens)
+            self._is_new |= self._texts.add(entry.tokens)
+
+    def _fold(self) -> None:
+        now = time.monotonic()
+        if self.delta is not None:
+            self._deltas.touch([self.delta.version])
+        if not self._is_new or now < self._fold_at:
+            return
+        self._is_new = False
+        self.delta = self._written() if len(self._texts) else None
+        self._deltas.sweep([self.delta.version] if self.delta else [])
+        self.n_folds += 1
+        self._fold_at = now + max(self._options.interval, IDLE_SHARE * (time.monotonic() - now))
+
+    def _written(self) -> Part:
+        scratch = self._deltas.scratch()
+        try:
+            about = Description(
+                tokenizer_hash=self._target.tokenizer_hash, vocab_size=self._target.vocab_size, folded=self._seen
+            )
+            manifest = write_snapshot(self._texts.documents(), scratch, about)
+            place = self._deltas.adopt(scratch, manifest.version)
+        finally:
+            self._deltas.drop(scratch)
+        return Part(manifest.version, str(place), manifest.tokens)
+
+    def _compact(self) -> None:
+        now = time.monotonic()
+        if self._logged < self._options.compact_tokens or now < self._compact_at:
+            return
+        self._compact_at = now + AGAIN_S
+        try:
+            if self._compactor.compact(self._base()):
+                self.n_compactions += 1
+                self._logged = 0
+        except ConflictError as error:
+            logger.info("namespace %r: %s; its live texts are compacted later", self._store.namespace, error)

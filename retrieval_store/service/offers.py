@@ -1,0 +1,87 @@
+"""What the retrieval service tells those who draft: which snapshots of a namespace to hold, and how it is doing.
+
+Plain data that crosses processes; knows neither how it travels nor what is in a snapshot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""Names a namespace may have."""
+
+CHUNK = 1 << 20  # bytes of a snapshot's file that travel together
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A snapshot that readers shall hold."""
+
+    version: str
+    folder: str  # on the service's node
+    tokens: int
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """All that the service has of a namespace now."""
+
+    base: Part | None = None  # None: the service knows of none (yet); whoever holds one keeps it
+    delta: Part | None = None  # live texts that are not in the base; None: there are none
+
+    @property
+    def versions(self) -> tuple[str, str]:
+        """Of base and delta; "" for none."""
+        return (self.base.version if self.base else "", self.delta.version if self.delta else "")
+
+
+class NamespaceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a namespace is doing."""
+
+    version: str = ""  # of the base; "": none
+    delta: str = ""  # likewise
+    tokens: int = 0  # of both
+    staleness: float = 0.0  # seconds since the store confirmed that this base is current
+    problem: str = ""  # why what is served may not be what the store has; "": all is well
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How the service is doing; counts since it started."""
+
+    namespaces: dict[str, NamespaceStatus] = {}
+    refused: int = 0  # snapshots that were not taken: damaged or foreign
+    live_texts: int = 0  # appended to the store's log
+    live_dropped: int = 0  # lost, because the store was away or too many came
+    folds: int = 0  # deltas made
+    compactions: int = 0  # snapshots made of live texts and published
+
+
+Known: TypeAlias = Mapping[str, tuple[str, str]]
+"""Namespace -> versions of base and delta that a reader holds. Naming a namespace is asking for it."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What changed against what a reader knew, and the service's state."""
+
+    offers: dict[str, Offer]
+    status: Status
+
+
+class Source(Protocol):
+    """The service as a reader sees it. Any call may raise anything when the service is away."""
+
+    def changes(self, known: Known, timeout: float) -> Answer:
+        """Offers of the namespaces in ``known`` that differ from it; waits for one, ``timeout`` seconds at most."""
+
+    def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
+        """At most ``CHUNK`` bytes of a file of a snapshot that is being offered; empty at its end."""
+
+    def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
+        """Hand over outputs of a namespace that learns; how many were not taken."""
+
+
+def is_namespace(name: str) -> bool:
+    """Whether a namespace may have this name."""
+    return NAMESPACE.fullmatch(name) is not None

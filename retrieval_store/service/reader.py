@@ -1,0 +1,235 @@
+"""The library of a process that drafts: indexes of the snapshots that the service offers, swapped between two drafts.
+
+A draft reads one dictionary and gets a tuple; everything else happens in a thread of the reader: asking the service,
+bringing files to this node, opening them. The new indexes take the place of the old in one assignment, so
+a draft sees either, and waits for none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrieval_store.index import Index
+from retrieval_store.library import SHARED
+from retrieval_store.service.cache import NamespaceFolder, folder_at
+from retrieval_store.service.offers import Offer, Part, Source, Status, is_namespace
+from retrieval_store.service.transfer import bring
+from retrieval_store.snapshot_index import open_snapshot
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0  # a question waits so long for an answer at most; also how long a new namespace may go unnoticed
+BACKOFF_S, BACKOFF_MOST_S = 0.5, 10.0  # pause after a question that failed, doubling
+REFUSED_S = 10.0  # pause before an offer that could not be taken over is tried again
+MOST = 64  # namespaces held, besides the shared one
+IDLE_S = 600.0  # a namespace without requests for so long is let go
+RETIRED_S = 5.0  # an index is let go by the reader's own thread, when no draft can be using it any more
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """One snapshot that a reader has open."""
+
+    part: Part
+    folder: NamespaceFolder
+    index: Index
+
+
+_Pair = tuple["Held | None", "Held | None"]  # base and delta
+_NOTHING: _Pair = (None, None)
+
+
+class Reader:
+    """A ``Library`` that follows the service.
+
+    Args:
+        source: the service; used by the reader's thread only.
+        shared: name of the namespace that is everybody's.
+        tokenizer_hash: of the target; other snapshots are refused.
+        fixed: indexes that are everybody's for good, asked last.
+    """
+
+    def __init__(
+        self, source: Source, shared: str, tokenizer_hash: str = "", fixed: Sequence[Index] = (), poll: float = POLL_S
+    ) -> None:
+        self._source = source
+        self._shared = shared
+        self._tokenizer_hash = tokenizer_hash
+        self._fixed = tuple(fixed)
+        self._poll = poll
+        self._common: tuple[Index, ...] = self._fixed  # of everybody
+        self._views: dict[str, tuple[Index, ...]] = {SHARED: self._common, shared: self._common}
+        self._wanted: dict[str, float] = {}  # namespace -> when a draft asked for it last, monotonic seconds
+        self._held: dict[str, _Pair] = {}
+        self._refused: dict[tuple[str, str], float] = {}  # (namespace, version) -> when to try again
+        self._folders: dict[Path, NamespaceFolder] = {}
+        self._retired: list[tuple[float, Held]] = []
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._status = Status()
+        self._heard_at = 0.0  # monotonic seconds; 0: never
+        self._since = time.monotonic()
+        self.n_swaps = 0
+
+    # -- for whoever drafts --------------------------------------------------------------------------------------
+
+    def of(self, namespace: str) -> Sequence[Index]:
+        """See ``Library.of``."""
+        view = self._views.get(namespace)
+        if namespace not in (SHARED, self._shared):
+            self._wanted[namespace] = time.monotonic()
+        return self._common if view is None else view
+
+    # -- for whoever reports -------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        """The service's last word."""
+        return self._status
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the service answered last, or since the reader began."""
+        return time.monotonic() - (self._heard_at or self._since)
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which the service is away."""
+        return 3 * self._poll + BACKOFF_MOST_S
+
+    def versions(self, namespace: str) -> tuple[str, str]:
+        """Versions of base and delta that drafts of ``namespace`` (the shared one by its name) get; "" for none."""
+        base, delta = self._held.get(namespace, _NOTHING)
+        return (base.part.version if base else "", delta.part.version if delta else "")
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to follow the service."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="retrieval-reader", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Follow no longer; what is held stays usable."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(self._poll + 1.0)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            try:
+                self.follow(self._poll)
+                failures = 0
+            except Exception as error:  # the service is away; what is held is kept
+                failures += 1
+                if failures == 1:
+                    logger.warning("the retrieval service does not answer: %s", error or type(error).__name__)
+                self._stopped.wait(min(BACKOFF_S * 2.0**failures, BACKOFF_MOST_S))
+
+    def follow(self, timeout: float) -> None:
+        """One question to the service, and what its answer asks for.
+
+        Raises:
+            Exception: whatever the source raises when the service is away.
+        """
+        self._let_go()
+        names = [self._shared, *self._tenants()]
+        answer = self._source.changes({name: self.versions(name) for name in names}, timeout)
+        self._status, self._heard_at = answer.status, time.monotonic()
+        changed = [self._take(name, offer) for name, offer in answer.offers.items() if name in names]
+        if any(changed) or self._held.keys() != set(names):
+            self._show(names)
+            self._sweep()
+        elif answer.offers:
+            self._stopped.wait(self._poll)  # none could be had, and the service will offer them again at once
+        for held in self._all():
+            held.folder.touch([held.part.version])
+
+    def _tenants(self) -> list[str]:
+        """Namespaces that requests have named lately, at most ``MOST``; the others are forgotten."""
+        now = time.monotonic()
+        wanted = sorted(self._wanted.copy().items(), key=lambda item: -item[1])
+        kept = [name for name, at in wanted if now - at < IDLE_S and is_namespace(name)][:MOST]
+        for name in {name for name, _ in wanted}.difference(kept):
+            self._wanted.pop(name, None)
+        return kept
+
+    def _take(self, name: str, offer: Offer) -> bool:
+        """Open what is offered; whether anything is another one now."""
+        old_base, old_delta = self._held.get(name, _NOTHING)
+        base = old_base if offer.base is None else self._opened(name, offer.base, old_base)
+        delta = None if offer.delta is None else self._opened(name, offer.delta, old_delta)
+        if base is old_base and delta is old_delta:
+            return False
+        self._held[name] = (base, delta)
+        now = time.monotonic()
+        self._retired += [
+            (now, held) for held in (old_base, old_delta) if held is not None and held not in (base, delta)
+        ]
+        self.n_swaps += 1
+        return True
+
+    def _opened(self, name: str, part: Part, old: Held | None) -> Held | None:
+        """``part``, open and warm; ``old`` if it cannot be had now."""
+        if old is not None and old.part.version == part.version:
+            return old
+        if time.monotonic() < self._refused.get((name, part.version), 0.0):
+            return old
+        try:
+            folder = self._folder(part)
+            place = bring(self._source, name, part, folder, self._tokenizer_hash)
+            # Nothing to warm: the service has just read the files on this node, or we have just written them.
+            index = open_snapshot(place, self._tokenizer_hash)
+        except Exception as error:
+            logger.warning("namespace %r: version %s is not taken over: %s", name, part.version, error)
+            self._refused = {key: at for key, at in self._refused.items() if at > time.monotonic()}
+            self._refused[name, part.version] = time.monotonic() + REFUSED_S
+            return old
+        return Held(part, folder, index)
+
+    def _show(self, names: list[str]) -> None:
+        """Let drafts see what is held."""
+        gone = [pair for name, pair in self._held.items() if name not in names]
+        self._held = {name: self._held.get(name, _NOTHING) for name in names}
+        now = time.monotonic()
+        self._retired += [(now, held) for pair in gone for held in pair if held is not None]
+        common = (*_indexes(self._held[self._shared]), *self._fixed)
+        views = {name: (*_indexes(pair), *common) for name, pair in self._held.items() if name != self._shared}
+        self._common = common
+        self._views = views | {SHARED: common, self._shared: common}
+
+    def _let_go(self) -> None:
+        """Forget indexes that no draft can be using; here, because unmapping a large one takes milliseconds."""
+        now = time.monotonic()
+        self._retired = [entry for entry in self._retired if now - entry[0] < RETIRED_S]
+
+    def _all(self) -> list[Held]:
+        return [held for pair in self._held.values() for held in pair if held is not None]
+
+    def _sweep(self) -> None:
+        """Remove snapshots from this node that nobody uses any more; the service's process may be on another one."""
+        used: dict[NamespaceFolder, set[str]] = {folder: set() for folder in self._folders.values()}
+        for held in self._all():
+            used[held.folder].add(held.part.version)
+        for folder, versions in used.items():
+            folder.sweep(versions)
+        self._folders = {folder.path: folder for folder, versions in used.items() if versions}
+
+    def _folder(self, part: Part) -> NamespaceFolder:
+        """Where this node keeps what lies beside ``part``: the same path as on the service's node."""
+        path = Path(part.folder).parent
+        if path not in self._folders:
+            self._folders[path] = folder_at(path)
+        return self._folders[path]
+
+
+def _indexes(pair: _Pair) -> tuple[Index, ...]:
+    base, delta = pair
+    return tuple(held.index for held in (delta, base) if held is not None)

@@ -1,0 +1,76 @@
+"""Outputs on their way from the router to the service: handed over in no time, sent by a thread, lost when too many."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+from retrieval_store.service.live_texts import SHORTEST, Pending
+from retrieval_store.service.offers import Source
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.2  # outputs of so long travel together
+
+
+class Sender:
+    """Sends what was put in; ``put`` may be called from any thread.
+
+    Args:
+        source: the service; used by the sender's thread only.
+        live: namespaces that learn; outputs of others are not taken.
+    """
+
+    def __init__(self, source: Source, live: Collection[str]) -> None:
+        self._source = source
+        self._pending = {namespace: Pending() for namespace in live}
+        self._lost = 0
+        self._some = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="live-sender", daemon=True)
+
+    @property
+    def n_dropped(self) -> int:
+        """Outputs that were lost: the service was away, or too many came."""
+        return self._lost + sum(pending.dropped for pending in self._pending.values())
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send no longer."""
+        self._stopped = True
+        self._some.set()
+        self._thread.join(5.0)
+
+    def learns(self, namespace: str) -> bool:
+        """Whether outputs of a namespace are taken."""
+        return namespace in self._pending
+
+    def put(self, namespace: str, tokens: Sequence[int]) -> None:
+        """Take an output; returns at once and raises nothing."""
+        pending = self._pending.get(namespace)
+        if pending is not None and len(tokens) >= SHORTEST:
+            pending.put([tokens])
+            self._some.set()
+
+    def _run(self) -> None:
+        while True:
+            self._some.wait()
+            if self._stopped:
+                return
+            time.sleep(GATHER_S)
+            self._some.clear()
+            for namespace, pending in self._pending.items():
+                if texts := pending.take():
+                    self._send(namespace, texts)
+
+    def _send(self, namespace: str, texts: Sequence[Sequence[int]]) -> None:
+        try:
+            self._lost += self._source.learn(namespace, texts)
+        except Exception as error:
+            self._lost += len(texts)
+            logger.warning("%d outputs of namespace %r are lost to learning: %s", len(texts), namespace, error)

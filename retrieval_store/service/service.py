@@ -1,0 +1,162 @@
+"""The retrieval service without Ray: the namespaces that somebody asked for, what is offered of each, and its figures.
+
+Namespaces come and go with those who ask for them; the shared one and those that learn stay. Everything slow happens in
+the namespaces' own threads; every method here returns at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+
+from retrieval_store.service.offers import CHUNK, Answer, Known, Offer, Status, is_namespace
+from retrieval_store.service.tenant import Surroundings, Tenant
+from retrieval_store.snapshot import MANIFEST
+
+logger = logging.getLogger(__name__)
+
+MOST = 64  # namespaces watched, besides those that stay
+IDLE_S = 60.0  # a namespace that nobody has asked for for so long gives way to another
+
+
+class RetrievalService:
+    """Thread-safe.
+
+    Args:
+        around: what all namespaces share.
+        shared: the namespace that is everybody's.
+        live: namespaces that learn.
+        changed: called from any thread when an offer has changed.
+
+    Raises:
+        ValueError: a namespace has a name that none may have.
+    """
+
+    def __init__(
+        self, around: Surroundings, shared: str, live: Iterable[str] = (), changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._around = around
+        self._live = frozenset(live)
+        self._staying = frozenset({shared, *self._live})
+        for name in self._staying:
+            if not is_namespace(name):
+                raise ValueError(f"{name!r} is no name of a namespace")
+        self._changed = changed
+        self._lock = Lock()
+        self._tenants: dict[str, Tenant] = {}
+        self._asked: dict[str, float] = {}  # namespace -> monotonic seconds
+        self._gone = [0] * 5  # counts of namespaces that were dropped, in the order of ``_counts``
+
+    def start(self) -> None:
+        """Begin to watch the namespaces that stay."""
+        self._around.cache.sweep(self._staying)
+        with self._lock:
+            for name in sorted(self._staying):
+                self._add(name)
+
+    def stop(self) -> None:
+        """End all threads, without waiting for them."""
+        for tenant in self._all():
+            tenant.stop()
+
+    def join(self, timeout: float = 5.0) -> None:
+        """Wait for the threads after ``stop``."""
+        for tenant in self._all():
+            tenant.join(timeout)
+
+    def changes(self, known: Known) -> Answer:
+        """What differs from ``known`` now; the namespaces in it are watched from now on."""
+        offers: dict[str, Offer] = {}
+        for name, versions in known.items():
+            tenant = self._asked_for(name)
+            if tenant is not None and tenant.has_looked:
+                offer = tenant.offer()
+                if offer.versions[1] != versions[1] or offer.versions[0] not in ("", versions[0]):
+                    offers[name] = offer
+        return Answer(offers, self.status())
+
+    def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
+        """A chunk of a file of a snapshot that is offered.
+
+        Raises:
+            LookupError: it is not offered (any more), or has no such file.
+            OSError: it cannot be read.
+        """
+        tenant = self._tenants.get(namespace)
+        offer = tenant.offer() if tenant is not None else Offer()
+        for part in (offer.base, offer.delta):
+            if part is not None and part.version == version and _is_plain(file):
+                with (Path(part.folder) / file).open("rb") as source:
+                    source.seek(offset)
+                    return source.read(CHUNK)
+        raise LookupError(f"{file} of version {version} of namespace {namespace!r} is not offered")
+
+    def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
+        """Take outputs of a namespace; how many were not taken, because it does not learn or has no store yet."""
+        tenant = self._tenants.get(namespace)
+        learner = tenant.learner if tenant is not None else None
+        if learner is None:
+            return len(texts)
+        learner.learn(texts)
+        return 0
+
+    def status(self) -> Status:
+        """Figures of all namespaces that are watched."""
+        tenants = self._all()
+        counts = [sum(column) for column in zip(self._gone, *map(_counts, tenants), strict=True)]
+        refused, texts, dropped, folds, compactions = counts
+        return Status(
+            namespaces={tenant.namespace: tenant.status() for tenant in tenants},
+            refused=refused,
+            live_texts=texts,
+            live_dropped=dropped,
+            folds=folds,
+            compactions=compactions,
+        )
+
+    # -- namespaces ----------------------------------------------------------------------------------------------
+
+    def _all(self) -> list[Tenant]:
+        return list(self._tenants.values())
+
+    def _asked_for(self, name: str) -> Tenant | None:
+        """The namespace's tenant, made if there is room; None if there is none."""
+        now = time.monotonic()
+        with self._lock:
+            if name in self._tenants or (is_namespace(name) and self._has_room(now)):
+                self._asked[name] = now
+                return self._tenants.get(name) or self._add(name)
+        return None
+
+    def _has_room(self, now: float) -> bool:
+        """Whether one more may be watched; the one nobody has asked for for longest gives way."""
+        coming = [name for name in self._tenants if name not in self._staying]
+        if len(coming) < MOST:
+            return True
+        oldest = min(coming, key=lambda name: self._asked[name])
+        if now - self._asked[oldest] < IDLE_S:
+            return False
+        tenant = self._tenants.pop(oldest)
+        del self._asked[oldest]
+        tenant.stop()
+        self._gone = [sum(pair) for pair in zip(self._gone, _counts(tenant), strict=True)]
+        return True
+
+    def _add(self, name: str) -> Tenant:
+        tenant = self._tenants[name] = Tenant(name, self._around, name in self._live, self._changed)
+        tenant.start()
+        return tenant
+
+
+def _counts(tenant: Tenant) -> list[int]:
+    learner = tenant.learner
+    if learner is None:
+        return [tenant.n_refused, 0, 0, 0, 0]
+    return [tenant.n_refused, learner.n_texts, learner.n_dropped, learner.n_folds, learner.n_compactions]
+
+
+def _is_plain(file: str) -> bool:
+    return file == MANIFEST or (file != "" and "/" not in file and file not in (".", ".."))

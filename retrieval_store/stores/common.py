@@ -1,0 +1,222 @@
+"""What all stores do in the same way: verify before anything counts, move ``current``, fetch.
+
+Knows the order of things; a subclass knows where bytes are and makes single steps atomic. A *place* is where one
+snapshot lies, a version or an upload in progress; only subclasses read it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+from retrieval_store.errors import (
+    ConflictError,
+    DamagedSnapshotError,
+    SnapshotError,
+    StoreUnavailableError,
+    UnknownVersionError,
+)
+from retrieval_store.snapshot import MANIFEST, FileEntry, Manifest, check_tokenizer, decode_manifest, verify
+from retrieval_store.stores.base import Current
+from retrieval_store.stores.names import check_version
+from retrieval_store.stores.options import StoreOptions
+from retrieval_store.stores.pointer import Pointer
+from retrieval_store.stores.transfer import checked, fetched, read_blocks, receive, write_blocks
+
+
+class CommonStore(ABC):
+    """``Store`` but for ``versions``, ``history``, ``wait``, the log and ``close``."""
+
+    def __init__(self, namespace: str, url: str, options: StoreOptions) -> None:
+        self.namespace = namespace
+        self.url = url
+        self.options = options
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"namespace {self.namespace!r} of {self.url}"
+
+    # -- what a subclass brings
+
+    @abstractmethod
+    def _place(self, version: str) -> str:
+        """Where a version lies or would lie."""
+
+    @abstractmethod
+    def _begin(self, version: str, raw: bytes) -> str:
+        """Begin an upload with this manifest, which goes away by itself if it is never finished."""
+
+    @abstractmethod
+    def _write(self, place: str, name: str, blocks: Iterator[bytes]) -> None:
+        """Add a file to an upload."""
+
+    @abstractmethod
+    def _commit(self, place: str, version: str, replace: bool) -> None:
+        """Make an upload a version that stays; of one that is there already, ``replace`` the contents or keep them."""
+
+    @abstractmethod
+    def _abandon(self, place: str) -> None:
+        """Remove an upload; raises nothing."""
+
+    @abstractmethod
+    def _raw_manifest(self, place: str) -> bytes | None:
+        """The manifest; None: nothing is there."""
+
+    @abstractmethod
+    def _blocks(self, place: str, name: str, entry: FileEntry) -> Iterator[bytes]:
+        """A file as it is there; ends early when it is too short."""
+
+    @abstractmethod
+    def _keep(self, version: str) -> bool:
+        """Keep a version from expiring; False: it is gone."""
+
+    @abstractmethod
+    def _retire(self, version: str) -> bool | None:
+        """Let a version expire, if it is not current at this moment; True: it is; None: there is none."""
+
+    @abstractmethod
+    def _pointer(self) -> Pointer:
+        """``current``."""
+
+    @abstractmethod
+    def _swing(self, old: Pointer, new: Pointer) -> None:
+        """Replace ``old`` by ``new`` at once: its version stays, that of ``old`` expires, the history grows.
+
+        Raises:
+            ConflictError: ``current`` is not ``old`` any more.
+            UnknownVersionError: the version of ``new`` is gone.
+        """
+
+    # -- what they have in common
+
+    def publish(self, folder: Path) -> str:
+        """See ``Store.publish``."""
+        manifest = verify(folder, self.options.tokenizer_hash)
+        damaged = False
+        try:
+            self._verified(manifest.version)
+            if self._keep(manifest.version):
+                return manifest.version
+        except UnknownVersionError:
+            pass
+        except SnapshotError:
+            damaged = True
+        self._upload(folder, manifest, damaged)
+        return manifest.version
+
+    def _upload(self, folder: Path, manifest: Manifest, replace: bool) -> None:
+        place = self._begin(manifest.version, (folder / MANIFEST).read_bytes())
+        try:
+            for name in manifest.files:
+                self._write(place, name, read_blocks(folder / name, self.options.chunk_bytes))
+            self._check(place, manifest)
+            self._commit(place, manifest.version, replace)
+        except BaseException:
+            self._abandon(place)
+            raise
+
+    def current(self) -> Current:
+        """See ``Store.current``."""
+        return self._pointer().current
+
+    def activate(self, version: str, expected: int | None = None) -> Current:
+        """See ``Store.activate``."""
+        old = self._pointer()
+        if expected is not None and expected != old.revision:
+            raise self._conflict(expected, old.revision)
+        self._verified(version)
+        if version == old.version:
+            if self._pointer().revision != old.revision:
+                raise self._conflict(old.revision, None)
+            return old.current
+        new = old.forward(version)
+        self._swing(old, new)
+        return new.current
+
+    def rollback(self) -> Current:
+        """See ``Store.rollback``."""
+        old = self._pointer()
+        for new in old.ways_back():
+            try:
+                self._verified(new.version)
+                self._swing(old, new)
+            except (UnknownVersionError, SnapshotError):
+                continue
+            return new.current
+        raise UnknownVersionError(f"{self.where} has no version before {old.version or 'the first'} to go back to")
+
+    def retire(self, version: str) -> None:
+        """See ``Store.retire``."""
+        check_version(version, self.where)
+        is_current = self._retire(version)
+        if is_current is None:
+            raise self._unknown(version)
+        if is_current:
+            raise ConflictError(f"{self.where}: version {version} is current; activate another one first")
+
+    def manifest(self, version: str) -> Manifest:
+        """See ``Store.manifest``."""
+        return self._described(version)[1]
+
+    def fetch(self, version: str, folder: Path) -> Path:
+        """See ``Store.fetch``."""
+        check_version(version, self.where)
+        target = folder / version
+        if here := fetched(target):
+            check_tokenizer(here, self.options.tokenizer_hash, str(target))
+            return target
+        raw, manifest = self._described(version)
+        check_tokenizer(manifest, self.options.tokenizer_hash, self._called(version))
+        place = self._place(version)
+        return receive(target, raw, manifest, lambda name, path: self._deliver(place, name, manifest.files[name], path))
+
+    def _deliver(self, place: str, name: str, entry: FileEntry, path: Path) -> None:
+        """Write one file of a version to ``path``, verified."""
+        write_blocks(path, self._checked(place, name, entry))
+
+    def _verified(self, version: str) -> Manifest:
+        manifest = self._described(version)[1]
+        check_tokenizer(manifest, self.options.tokenizer_hash, self._called(version))
+        self._check(self._place(version), manifest)
+        return manifest
+
+    def _described(self, version: str) -> tuple[bytes, Manifest]:
+        check_version(version, self.where)
+        raw = self._raw_manifest(self._place(version))
+        if raw is None:
+            raise self._unknown(version)
+        return raw, self._decoded(version, raw)
+
+    def _decoded(self, version: str, raw: bytes) -> Manifest:
+        manifest = decode_manifest(raw, self._called(version))
+        if manifest.version != version:
+            raise DamagedSnapshotError(f"{self._called(version)} has the manifest of version {manifest.version}")
+        if any("\0" in name or len(name) > 200 for name in manifest.files):
+            raise DamagedSnapshotError(f"{self._called(version)} names files that no snapshot has")
+        return manifest
+
+    def _check(self, place: str, manifest: Manifest) -> None:
+        for name, entry in manifest.files.items():
+            for _ in self._checked(place, name, entry):
+                pass
+
+    def _checked(self, place: str, name: str, entry: FileEntry) -> Iterator[bytes]:
+        return checked(self._blocks(place, name, entry), entry, f"{name} of {place} in {self.where}")
+
+    def _called(self, version: str) -> str:
+        return f"{version} in {self.where}"
+
+    def _lost(self) -> StoreUnavailableError:
+        return StoreUnavailableError(f"{self.where} lost what was uploaded so far (a restart?): publish again")
+
+    def _unknown(self, version: str) -> UnknownVersionError:
+        return UnknownVersionError(f"{self.where} has no version {version} (any more)")
+
+    def _conflict(self, expected: int, found: int | None) -> ConflictError:
+        now = "another one" if found is None else f"revision {found}"
+        return ConflictError(f"{self.where}: current was to move from revision {expected}, but is at {now}; look again")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.where})"

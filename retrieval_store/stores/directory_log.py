@@ -1,0 +1,78 @@
+"""The log of live texts of a directory store: one SQLite file, which several processes may read and write."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from retrieval_store.errors import StoreError, StoreUnavailableError
+from retrieval_store.stores.base import LiveText
+from retrieval_store.stores.live_text import decode_tokens, next_id, parse_id
+
+LOG = "log.sqlite"
+# AUTOINCREMENT: ids grow even after all entries were trimmed.
+_TABLE = "CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY AUTOINCREMENT, tokens BLOB NOT NULL)"
+_STEP = 1000  # numbers within a millisecond; a row's id is milliseconds * _STEP + number
+
+
+class DirectoryLog:
+    """Entries of one namespace.
+
+    Args:
+        folder: of the namespace.
+        where: for messages.
+        seconds: waited for other writers.
+    """
+
+    def __init__(self, folder: Path, where: str, seconds: float) -> None:
+        self.path = folder / LOG
+        self._where, self._seconds = where, seconds
+
+    def append(self, texts: Sequence[bytes], limit: int) -> None:
+        """Add entries and keep the last ``limit``."""
+        with self._opened() as database, database:
+            database.execute("BEGIN IMMEDIATE")
+            row = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'log'").fetchone()
+            last = int(row[0]) if row else 0
+            for text in texts:
+                last = _row(next_id(divmod(last, _STEP)))
+                database.execute("INSERT INTO log VALUES (?, ?)", (last, text))
+            kept = "SELECT id FROM log ORDER BY id DESC LIMIT 1 OFFSET ?"
+            database.execute(f"DELETE FROM log WHERE id <= ({kept})", (limit,))
+
+    def entries(self, after: str, limit: int) -> list[LiveText]:
+        """See ``Store.entries``."""
+        behind = _row(parse_id(after, self._where))
+        if not self.path.is_file():
+            return []
+        with self._opened() as database:
+            query = "SELECT id, tokens FROM log WHERE id > ? ORDER BY id LIMIT ?"
+            return [self._entry(*row) for row in database.execute(query, (behind, limit))]
+
+    def trim(self, upto: str) -> None:
+        """See ``Store.trim``."""
+        last = _row(parse_id(upto, self._where))
+        if self.path.is_file():
+            with self._opened() as database, database:
+                database.execute("DELETE FROM log WHERE id <= ?", (last,))
+
+    def _entry(self, row: int, raw: object) -> LiveText:
+        name = "{}-{}".format(*divmod(row, _STEP))
+        return LiveText(name, decode_tokens(raw if isinstance(raw, bytes) else b"?", name, self._where))
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=self._seconds, isolation_level=None)) as database:
+                database.execute(_TABLE)
+                yield database
+        except sqlite3.OperationalError as error:  # locked for too long, no such folder, full
+            raise StoreUnavailableError(f"{self._where}: the log is not available: {error}") from error
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._where}: the log is damaged: {error}; remove {self.path}") from error
+
+
+def _row(key: tuple[int, int]) -> int:
+    return min(key[0] * _STEP + min(key[1], _STEP - 1), 2**63 - 1)

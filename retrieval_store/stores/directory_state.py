@@ -1,0 +1,78 @@
+"""What a directory store knows beside its files: one JSON file, replaced atomically, changed under a lock.
+
+Safe between processes and threads of one machine (``flock``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from retrieval_store.errors import StoreError
+from retrieval_store.stores.names import is_version
+from retrieval_store.stores.pointer import Pointer
+
+STATE = "current.json"
+LOCK = "lock"
+
+
+class DirectoryState(msgspec.Struct):
+    """Contents of ``current.json``."""
+
+    pointer: Pointer = msgspec.field(default_factory=Pointer)
+    moves: list[tuple[int, str, float]] = []
+    versions: dict[str, float | None] = {}  # in order of publication; when it expires, seconds since 1970
+
+    def expired(self) -> list[str]:
+        """Versions whose grace period is over."""
+        now = time.time()
+        return [name for name, at in self.versions.items() if at is not None and at <= now]
+
+
+def read_state(folder: Path, where: str) -> DirectoryState:
+    """What is so now; a folder that is not there is empty.
+
+    Raises:
+        StoreError: the file does not decode.
+    """
+    try:
+        raw = (folder / STATE).read_bytes()
+    except FileNotFoundError:
+        return DirectoryState()
+    try:
+        state = msgspec.json.decode(raw, type=DirectoryState)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{where}: {STATE} does not decode: {error}") from error
+    names = [*state.versions, *state.pointer.before, *filter(None, [state.pointer.version])]
+    if not all(is_version(name) for name in names):
+        raise StoreError(f"{where}: {STATE} names versions that cannot be")
+    return state
+
+
+@contextmanager
+def changing(folder: Path, where: str) -> Iterator[DirectoryState]:
+    """The state, locked; what the caller made of it is written unless an error is raised."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        state = read_state(folder, where)
+        yield state
+        _replace(folder / STATE, msgspec.json.encode(state))
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, raw: bytes) -> None:
+    beside = path.with_suffix(".new")  # one writer at a time: the lock is held
+    with beside.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,116 @@
+"""Files on their way in and out of a store: checked while they pass, complete or not there at all.
+
+Knows folders of this machine, not where blocks come from.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from retrieval_store.errors import DamagedSnapshotError, SnapshotError, StoreError
+from retrieval_store.snapshot import MANIFEST, FileEntry, Manifest, check_sizes, read_manifest
+
+READ = 1 << 20  # bytes of a file read at a time
+_LEFT = re.compile(r"\.[0-9a-f]{16}\.[0-9a-f]{32}")  # what ``receive`` and ``discard`` call folders
+_ABANDONED = 3600.0  # seconds after which a half-fetched folder is nobody's
+
+
+def read_blocks(path: Path, size: int = READ) -> Iterator[bytes]:
+    """The file in pieces of ``size`` bytes."""
+    with path.open("rb") as file:
+        while block := file.read(size):
+            yield block
+
+
+def checked(blocks: Iterable[bytes], entry: FileEntry, what: str) -> Iterator[bytes]:
+    """Pass ``blocks`` on; the end is only reached if they are what the manifest says.
+
+    Raises:
+        DamagedSnapshotError: they are not.
+    """
+    digest, size = sha256(), 0
+    for block in blocks:
+        digest.update(block)
+        size += len(block)
+        if size > entry.bytes:
+            raise DamagedSnapshotError(f"{what} has more than the {entry.bytes} bytes of the manifest")
+        yield block
+    if size != entry.bytes:
+        raise DamagedSnapshotError(f"{what} has {size} bytes instead of {entry.bytes}")
+    if digest.hexdigest() != entry.sha256:
+        raise DamagedSnapshotError(f"{what} does not have the sha256 of the manifest")
+
+
+def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
+    """A new file."""
+    with path.open("xb") as file:
+        for block in blocks:
+            file.write(block)
+
+
+def fetched(target: Path) -> Manifest | None:
+    """The manifest of the snapshot at ``target`` if it is this version and complete."""
+    if not target.is_dir():
+        return None
+    try:
+        manifest = read_manifest(target)
+        check_sizes(target, manifest)
+    except SnapshotError:
+        return None
+    return manifest if manifest.version == target.name else None
+
+
+def receive(target: Path, raw: bytes, manifest: Manifest, deliver: Callable[[str, Path], None]) -> Path:
+    """Let ``deliver`` write every file, then show all of them at ``target`` at once.
+
+    Raises:
+        StoreError: files cannot be written here.
+    """
+    with _local(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent)
+        beside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+        beside.mkdir()
+        try:
+            for name in manifest.files:
+                deliver(name, beside / name)
+            (beside / MANIFEST).write_bytes(raw)
+            if fetched(target) is None:  # not before there is something better
+                discard(target)
+            with suppress(OSError):  # not empty: another process was faster, with the same contents
+                beside.rename(target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        if fetched(target) is None:
+            raise StoreError(f"{target}: what was fetched is not there; is somebody removing it?")
+    return target
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; it disappears at once."""
+    away = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    with suppress(OSError):
+        folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    for left in folder.glob(".*"):
+        with suppress(OSError):
+            if _LEFT.fullmatch(left.name) and time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left)
+
+
+@contextmanager
+def _local(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{target}: the snapshot cannot be written here: {error.strerror}") from error
