@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrieval_store.context_counts import CONTEXT, NODES, PATH, ContextCounts
-from retrieval_store.index import Continuations
+from retrieval_store.index import Continuations, Tokens
 
 CONTEXTS, OFFSETS, RECORDS = "contexts.marisa", "records.idx", "records.bin"
 FILES = (CONTEXTS, OFFSETS, RECORDS)
@@ -45,7 +45,7 @@ class ContextTableWriter:
     def add(self, contexts: Iterable[ContextCounts]) -> None:
         """Write the records of a bucket; every context comes once, and buckets come in order."""
         # Sorted: however the suffixes were divided into buckets, the same texts make the same files.
-        for key, found in sorted(((_key_of(found), found) for found in contexts), key=itemgetter(0)):
+        for key, found in sorted(((_key(found.context), found) for found in contexts), key=itemgetter(0)):
             self._offsets[key] = self._records.tell()
             self._records.write(_HEAD.pack(found.counted, len(found.tokens)))
             self._records.write(found.tokens.astype("<u4").tobytes() + found.counts.astype("<u4").tobytes())
@@ -75,16 +75,15 @@ class ContextTable:
         self._offsets: memoryview[int] = mapped_array(folder / OFFSETS, np.dtype("<u8")).data
         self._records = mapped(folder / RECORDS)
 
-    def find(self, suffix: bytes, match: int, depth: int, nodes: int) -> Continuations | None:
-        """The continuations of ``suffix``, big-endian ids of ``match`` tokens; None where it is not frequent.
+    def find(self, suffix: Tokens, depth: int, nodes: int) -> Continuations | None:
+        """The continuations of ``suffix`` ``[n]``; None where it is not frequent.
 
         Args:
             suffix: the context.
-            match: its tokens.
             depth: tokens of a path, at most.
             nodes: at most.
         """
-        if match > CONTEXT:
+        if len(suffix) > CONTEXT:
             return None
         number = self._trie.get(_key(suffix))
         if number is None:
@@ -96,18 +95,15 @@ class ContextTable:
         tokens = list(struct.unpack_from(f"<{kept}I", records, at))
         counts = list(struct.unpack_from(f"<{kept}I", records, at + 4 * n))
         parents = [above - 1 for above in records[at + 8 * n : at + 8 * n + kept]]
-        found = Continuations(match, counted, tokens, parents, counts)
+        found = Continuations(len(suffix), counted, tokens, parents, counts)
         return found if depth >= PATH else _cut(found, depth)
 
 
-def _key_of(found: ContextCounts) -> bytes:
-    return _key(found.context.astype(">u4").tobytes())
-
-
-def _key(big_endian: bytes) -> bytes:
-    """Ids without their highest byte, which is zero."""
-    key = bytearray(len(big_endian) // 4 * 3)
-    key[0::3], key[1::3], key[2::3] = big_endian[1::4], big_endian[2::4], big_endian[3::4]
+def _key(context: npt.NDArray[np.integer]) -> bytes:
+    """Three bytes for each id, the highest first."""
+    raw = context.astype(">u4").tobytes()
+    key = bytearray(3 * len(context))
+    key[0::3], key[1::3], key[2::3] = raw[1::4], raw[2::4], raw[3::4]
     return bytes(key)
 
 

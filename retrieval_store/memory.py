@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from retrieval_store.index import Continuations, Limits, Tokens
 from retrieval_store.suffix_array import END, count_tokens, sort_suffixes
-from retrieval_store.suffix_search import BIG, DEPTH, SuffixSearch, check_limits, checked_ids
+from retrieval_store.suffix_search import DEPTH, SuffixSearch, check_limits, checked_ids, order_type
 
 
 class MemoryIndex:
@@ -26,9 +26,9 @@ class MemoryIndex:
         text = _joined(documents)
         order = sort_suffixes(text, DEPTH)
         starts = np.concatenate(([0], np.cumsum(count_tokens(text))))
-        raw = text.astype(BIG).tobytes()
-        self.nbytes = len(raw) + 4 * len(order)  # memory of text and suffix array
-        self._search = SuffixSearch(raw, order.astype(np.int32 if len(text) < 2**31 else np.int64), starts)
+        places = order.astype(order_type(len(text)))
+        self.nbytes = text.nbytes + places.nbytes  # memory of text and suffix array
+        self._search = SuffixSearch(text, places, starts)
 
     def __len__(self) -> int:
         """Number of tokens."""

@@ -16,9 +16,9 @@ from retrieval_store.context_table import ContextTable, mapped, mapped_array
 from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.index import Continuations, Limits, Tokens
 from retrieval_store.snapshot import Manifest, check_sizes, check_tokenizer, read_manifest
-from retrieval_store.snapshot_writer import ORDER, STARTS, TEXT, order_type
+from retrieval_store.snapshot_writer import ORDER, STARTS, TEXT
 from retrieval_store.suffix_array import END
-from retrieval_store.suffix_search import BIG, SuffixSearch, check_limits
+from retrieval_store.suffix_search import IDS, SuffixSearch, check_limits, order_type
 
 _SCAN = 1 << 20  # tokens looked at together
 
@@ -32,9 +32,9 @@ class SnapshotIndex:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.manifest = manifest
         self.folder = folder
-        self._text = mapped(folder / TEXT)
-        starts = mapped_array(folder / STARTS, np.dtype("<u8"))
-        order = mapped_array(folder / ORDER, order_type(len(self._text) // 4))
+        self._text = mapped_array(folder / TEXT, IDS)
+        starts = mapped_array(folder / STARTS, np.dtype("<i8"))
+        order = mapped_array(folder / ORDER, order_type(len(self._text)))
         self._search = SuffixSearch(self._text, order, starts)
         self._contexts = ContextTable(folder)
 
@@ -58,13 +58,12 @@ class SnapshotIndex:
         found = self._search.longest(context, limits)
         if found is None:
             return None
-        match, _, suffix = found
-        counted = self._contexts.find(suffix, match, limits.depth, limits.nodes)
+        counted = self._contexts.find(context[-found[0] :], limits.depth, limits.nodes)
         return counted if counted is not None else self._search.continuations(*found, limits)
 
     def documents(self) -> Iterator[Tokens]:
         """The texts, in the order in which they were written."""
-        words = np.frombuffer(self._text, BIG)
+        words = self._text
         start = 0
         for begin in range(0, len(words), _SCAN):
             for end in (np.flatnonzero(words[begin : begin + _SCAN] == END) + begin).tolist():

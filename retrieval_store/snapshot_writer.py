@@ -21,7 +21,7 @@ from retrieval_store.context_table import ContextTableWriter
 from retrieval_store.index import Tokens
 from retrieval_store.snapshot import MANIFEST, Description, FileEntry, Manifest, encode_manifest, entry_of, version_of
 from retrieval_store.suffix_array import END, count_tokens, sorted_buckets
-from retrieval_store.suffix_search import BIG, DEPTH, checked_ids
+from retrieval_store.suffix_search import DEPTH, IDS, checked_ids, order_type
 
 TEXT, ORDER, STARTS = "text.bin", "order.bin", "starts.bin"
 FILES = (TEXT, ORDER, STARTS, *CONTEXT_FILES)
@@ -82,7 +82,7 @@ class _Writer:
         n_texts, n_tokens = self._write_text(documents)
         if n_tokens == 0:
             raise ValueError("there is no token to index")
-        text: npt.NDArray[np.generic] = np.memmap(self._folder / TEXT, BIG, mode="r")
+        text: npt.NDArray[np.generic] = np.memmap(self._folder / TEXT, IDS, mode="r")
         windows, contexts = self._write_order(text, n_tokens)
         files = self._entries()
         manifest = Manifest(
@@ -102,14 +102,14 @@ class _Writer:
     def _write_text(self, documents: Iterable[Sequence[int] | Tokens]) -> tuple[int, int]:
         """Ids of all texts, an end behind each; returns how many texts and tokens."""
         n_texts = n_tokens = 0
-        end = np.array([END], BIG).tobytes()
+        end = np.array([END], IDS).tobytes()
         with (self._folder / TEXT).open("wb") as file:
             for document in documents:
                 ids = checked_ids(document)
                 if len(ids) and int(ids.max()) >= self._about.vocab_size:
                     raise ValueError(f"token id {ids.max()} is not in a vocabulary of {self._about.vocab_size}")
                 if len(ids):
-                    file.write(ids.astype(BIG).tobytes() + end)
+                    file.write(ids.astype(IDS).tobytes() + end)
                     n_texts += 1
                     n_tokens += len(ids)
                     self._progress("texts", n_texts, 0)
@@ -119,7 +119,7 @@ class _Writer:
     def _write_order(self, text: npt.NDArray[np.generic], n_tokens: int) -> tuple[int, int]:
         """Suffix array and frequent contexts; returns the number of different windows and of contexts."""
         counts = count_tokens(text)
-        (self._folder / STARTS).write_bytes(np.concatenate(([0], np.cumsum(counts))).astype("<u8").tobytes())
+        (self._folder / STARTS).write_bytes(np.concatenate(([0], np.cumsum(counts))).astype("<i8").tobytes())
         kind = order_type(len(text))
         table = ContextTableWriter(self._folder)
         done = windows = 0
@@ -140,8 +140,3 @@ class _Writer:
             self._progress("files", done, len(FILES))
             entries[name] = entry_of(self._folder / name)
         return entries
-
-
-def order_type(length: int) -> np.dtype[np.generic]:
-    """What positions in a text of ``length`` entries are stored as."""
-    return np.dtype("<u4" if length < 2**32 else "<u8")

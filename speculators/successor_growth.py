@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.tree import FloatArray, IntArray
-from speculators.jit import compiled
+from retrieval_store.jit import compiled
 from speculators.successor_mix import Model, Sampling, mix_successors, weigh_draws
 from speculators.successor_table import NONE, TAIL, fill_tail
 

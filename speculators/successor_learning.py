@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
-from speculators.jit import compiled
+from retrieval_store.jit import compiled
 from speculators.successor_mix import Model, text_bucket
 from speculators.successor_table import NONE, TAIL, fill_tail, find, hash_tail, put_successors
 

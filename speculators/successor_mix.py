@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.tree import FloatArray, IntArray
-from speculators.jit import compiled
+from retrieval_store.jit import compiled
 from speculators.successor_table import NONE, TAIL, Table, find, hash_tail
 
 MAX_CANDIDATES = 512

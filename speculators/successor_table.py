@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
-from speculators.jit import compiled
+from retrieval_store.jit import compiled
 
 TAIL = 8  # tokens of a context that a key can hold; the longest order
 WAYS = 4

@@ -26,7 +26,7 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
 from engine.tree import ROOT, IntArray
-from speculators.jit import compiled
+from retrieval_store.jit import compiled
 from speculators.namespaces import Namespaces
 
 DOCUMENT_END = -1  # between earlier outputs: no match and no draft crosses it

@@ -1,9 +1,9 @@
 """Compiled loops: the one place that knows Numba.
 
-Drafting works on a few hundred small numbers per step. Plain Python takes a millisecond for that, which is a third of
-a small target's step; compiled it takes some ten microseconds. Code is compiled once per machine (some ten seconds) and
-kept in the user's cache, in a folder named after the sources: Numba itself would not notice that a function changed
-which another file's function calls.
+Drafting and looking up work on a few hundred small numbers per step. Plain Python takes up to a millisecond for that,
+which is a third of a small target's step; compiled it takes some ten microseconds. Code is compiled once per machine
+(some ten seconds) and kept in the user's cache, in a folder named after the sources of the function's package: Numba
+itself would not notice that a function changed which another file's function calls.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
@@ -21,10 +22,11 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _cache_folder() -> Path:
-    """Where machine code of these sources is kept; a temporary folder if the cache cannot be written."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+@cache
+def _cache_folder(package: Path) -> Path:
+    """Where machine code of a package is kept; a temporary folder if the cache cannot be written."""
+    digest = hashlib.sha256(package.name.encode())
+    for file in sorted(package.glob("*.py")):
         digest.update(file.read_bytes())
     name = f"compiled-{digest.hexdigest()[:16]}"
     base = os.environ.get("XDG_CACHE_HOME")
@@ -38,9 +40,7 @@ def _cache_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="spectra-compiled-"))  # for this process only: nobody else may put code there
 
 
-numba.config.CACHE_DIR = str(_cache_folder())
-
-
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function as machine code; arguments must be arrays, numbers, or named tuples of them."""
+    numba.config.CACHE_DIR = str(_cache_folder(Path(function.__code__.co_filename).parent))  # read as it is decorated
     return cast("Callable[_P, _R]", numba.njit(cache=True, nogil=True)(function))
