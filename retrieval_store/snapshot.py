@@ -8,6 +8,7 @@ same version, whoever builds it.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from retrieval_store.errors import DamagedSnapshotError, ForeignSnapshotError
 FORMAT = "spectra-snapshot"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _CHUNK = 1 << 20  # bytes hashed at a time
 
 
@@ -117,7 +119,7 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedSnapshotError(f"snapshot {name}: the manifest does not decode: {error}") from error
-    if any("/" in file or file in ("", ".", "..", MANIFEST) for file in manifest.files):
+    if any(not _FILE_NAME.fullmatch(file) or file == MANIFEST for file in manifest.files):
         raise DamagedSnapshotError(f"snapshot {name}: the manifest names files that no snapshot has")
     if manifest.version != version_of(manifest.about, manifest.files):
         raise DamagedSnapshotError(f"snapshot {name}: the manifest's version {manifest.version} is not its contents'")

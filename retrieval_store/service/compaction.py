@@ -7,6 +7,7 @@ is thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from retrieval_store.errors import ConflictError, StoreError
 from retrieval_store.index import Tokens
 from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.live_texts import Texts
@@ -76,7 +78,7 @@ class Compactor:
         try:
             manifest = self._write(base, entries, scratch)
             self._store.publish(scratch)
-            self._store.activate(manifest.version, current.revision)
+            self._activate(manifest.version, current.revision)
             self._folder.adopt(scratch, manifest.version)
         finally:
             self._folder.drop(scratch)
@@ -85,6 +87,14 @@ class Compactor:
             "namespace %r: %d live texts are in version %s", self._store.namespace, len(entries), manifest.version
         )
         return manifest.version
+
+    def _activate(self, version: str, revision: int) -> None:
+        try:
+            self._store.activate(version, revision)
+        except ConflictError:
+            with contextlib.suppress(StoreError):  # it is nobody's: let it expire, or the store fills up with losers
+                self._store.retire(version)
+            raise
 
     def _write(self, base: Served | None, entries: list[LiveText], scratch: Path) -> Manifest:
         index = open_snapshot(Path(base.part.folder), self._target.tokenizer_hash) if base else None

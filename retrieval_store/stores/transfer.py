@@ -5,6 +5,8 @@ Knows folders of this machine, not where blocks come from.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import shutil
 import time
@@ -82,15 +84,27 @@ def receive(target: Path, raw: bytes, manifest: Manifest, deliver: Callable[[str
             for name in manifest.files:
                 deliver(name, beside / name)
             (beside / MANIFEST).write_bytes(raw)
-            if fetched(target) is None:  # not before there is something better
-                discard(target)
-            with suppress(OSError):  # not empty: another process was faster, with the same contents
-                beside.rename(target)
+            with _locked(target.parent):  # or what another process has just put there would be discarded
+                if fetched(target) is None:  # not before there is something better
+                    discard(target)
+                with suppress(OSError):  # not empty: another process was faster, with the same contents
+                    beside.rename(target)
+                if fetched(target) is None:
+                    raise StoreError(f"{target}: what was fetched is not there; is somebody removing it?")
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-        if fetched(target) is None:
-            raise StoreError(f"{target}: what was fetched is not there; is somebody removing it?")
     return target
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone in ``folder`` among those who do this."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def discard(folder: Path) -> None:

@@ -133,6 +133,8 @@ def test_a_rival_that_moves_current_during_a_compaction_is_not_overwritten(where
     watcher.look()
     assert watcher.served is not None
     assert watcher.served.manifest.texts == 1  # the rival's
+    (loser,) = [version for version in store.versions() if version.manifest.texts == 2]
+    assert loser.expires_at is not None  # it was never current and goes like one that was
     assert [list(entry.tokens) for entry in log(store, "")] == [ONE]
     assert [path.name for path in folder.path.iterdir() if path.name.startswith("new-")] == []
 
