@@ -187,7 +187,8 @@ class ServeConfig(BaseModel):
             token_recycling=_settings(TokenRecyclingConfig, self.token_recycling, "token_recycling"),
             successors=_settings(SuccessorConfig, self.successors, "successors"),
             combination=_settings(CombinationConfig, self.combination, "combination"),
-            auto=_settings(AutoConfig, self.auto, "auto"),
+            # The built-in texts are there to be tried, and know little of what is asked: auto loses time over them.
+            auto=_settings(AutoConfig, {"retrieval": self.retrieval is not None} | self.auto, "auto"),
         )
 
     @property

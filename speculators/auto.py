@@ -46,6 +46,7 @@ class AutoConfig:
     """
 
     sources: tuple[str, ...] = ()  # methods to choose from; by default suffix and token-recycling, and what is given
+    retrieval: bool = True  # whether texts to look up are among what is given
     longest_pause: int = 4  # steps without a draft after repeated failures, or more where asking is dear:
     overhead: float = 0.02  # share of a request's step time that asking in vain may take, up to 32 steps' pause
     reserve: int = 8  # nodes asked for beyond what paid lately

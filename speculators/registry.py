@@ -80,7 +80,7 @@ class SpeculatorOptions:
         )
 
 
-AUTO_RETRIEVAL = "rest"  # what auto drafts with when there is a corpus
+AUTO_RETRIEVAL = "spectra-retrieval"  # what auto drafts with when there is a corpus
 
 Factory = Callable[[SpeculatorOptions], Speculator]
 
@@ -153,7 +153,7 @@ def _auto(options: SpeculatorOptions) -> Speculator:
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:
         names += ["draft-model"] if options.draft_model.path is not None else []
-        names += [AUTO_RETRIEVAL] if options.retrieval is not None else []
+        names += [AUTO_RETRIEVAL] if options.retrieval is not None and options.auto.retrieval else []
     return Auto(_parts(names, _FACTORIES, options), options.step_costs, options.auto)
 
 

@@ -424,6 +424,19 @@ def test_only_the_demo_model_has_it_by_default(given: dict[str, Any], where: str
     assert (library and library.where) == where
 
 
+@pytest.mark.parametrize(
+    ("given", "drafts"),
+    [
+        ({}, False),
+        ({"retrieval": "builtin"}, True),
+        ({"auto": {"retrieval": True}}, True),
+        ({"retrieval": "none"}, True),
+    ],
+)
+def test_auto_leaves_texts_alone_that_nobody_asked_for(given, drafts):
+    assert ServeConfig(**given).speculators().auto.retrieval is drafts
+
+
 def test_a_server_without_a_place_for_it_starts_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -587,7 +588,9 @@ def test_what_was_given_its_input_becomes_a_source():
         pass
 
     options = SpeculatorOptions(draft_model=DraftModelConfig(path=None), retrieval=lambda: Empty())
-    assert [part.name for part in create("auto", options)._parts] == ["suffix+token-recycling", "rest"]
+    assert [part.name for part in create("auto", options)._parts] == ["suffix+token-recycling", "spectra-retrieval"]
+    without = replace(options, auto=AutoConfig(retrieval=False))
+    assert [part.name for part in create("auto", without)._parts] == ["suffix+token-recycling"]
 
 
 @pytest.mark.parametrize("per_row", [None, 0.0, 0.1, 0.4])
