@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrieval_store.context_counts import CONTEXT, NODES, PATH, ContextCounts
-from retrieval_store.index import Continuations, Tokens
+from retrieval_store.index import ROOT, Continuations, Tokens
 
 CONTEXTS, OFFSETS, RECORDS = "contexts.marisa", "records.idx", "records.bin"
 FILES = (CONTEXTS, OFFSETS, RECORDS)
@@ -109,19 +109,10 @@ def _key(context: npt.NDArray[np.integer]) -> bytes:
 
 def _cut(found: Continuations, depth: int) -> Continuations:
     """Without paths of more than ``depth`` tokens."""
-    new: dict[int, int] = {-1: -1}
-    depths = {-1: 0}
-    for node, parent in enumerate(found.parents):
-        if parent in new and depths[parent] < depth:
-            new[node], depths[node] = len(new) - 1, depths[parent] + 1
-    kept = [node for node in new if node >= 0]
-    return Continuations(
-        found.match,
-        found.counted,
-        [found.tokens[node] for node in kept],
-        [new[found.parents[node]] for node in kept],
-        [found.counts[node] for node in kept],
-    )
+    depths: list[int] = []
+    for parent in found.parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return found.without([here > depth for here in depths])
 
 
 def mapped(path: Path) -> mmap.mmap | bytes:

@@ -56,6 +56,21 @@ class Continuations:
         above = [self.counted if parent == ROOT else self.counts[parent] for parent in self.parents]
         return [count / total for count, total in zip(self.counts, above, strict=True)]
 
+    def without(self, is_dropped: Sequence[bool]) -> Continuations:
+        """Without some nodes ``[n]`` and all below them."""
+        new: dict[int, int] = {ROOT: ROOT}
+        for node, parent in enumerate(self.parents):
+            if parent in new and not is_dropped[node]:
+                new[node] = len(new) - 1
+        kept = [node for node in new if node != ROOT]
+        return Continuations(
+            self.match,
+            self.counted,
+            [self.tokens[node] for node in kept],
+            [new[self.parents[node]] for node in kept],
+            [self.counts[node] for node in kept],
+        )
+
 
 class Index(Protocol):
     """Prefix search over the token sequences of a corpus."""

@@ -17,7 +17,7 @@ import msgspec
 from retrieval_store.errors import DamagedSnapshotError, ForeignSnapshotError
 
 FORMAT = "spectra-snapshot"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _CHUNK = 1 << 20  # bytes hashed at a time

@@ -9,8 +9,10 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from retrieval_store.context_table import ContextTable, mapped, mapped_array
 from retrieval_store.errors import DamagedSnapshotError
@@ -18,9 +20,11 @@ from retrieval_store.index import Continuations, Limits, Tokens
 from retrieval_store.snapshot import Manifest, check_sizes, check_tokenizer, read_manifest
 from retrieval_store.snapshot_writer import ORDER, STARTS, TEXT
 from retrieval_store.suffix_array import END
-from retrieval_store.suffix_search import IDS, SuffixSearch, check_limits, order_type
+from retrieval_store.suffix_search import DEPTH, IDS, SuffixSearch, check_limits, order_type
 
 _SCAN = 1 << 20  # tokens looked at together
+
+Array = npt.NDArray[Any]
 
 
 class SnapshotIndex:
@@ -35,6 +39,7 @@ class SnapshotIndex:
         self._text = mapped_array(folder / TEXT, IDS)
         starts = mapped_array(folder / STARTS, np.dtype("<i8"))
         order = mapped_array(folder / ORDER, order_type(len(self._text)))
+        _check_arrays(self._text, order, starts, manifest.tokens)
         self._search = SuffixSearch(self._text, order, starts)
         self._contexts = ContextTable(folder)
 
@@ -97,3 +102,17 @@ def open_snapshot(folder: Path, tokenizer_hash: str = "") -> SnapshotIndex:
         return SnapshotIndex(folder, manifest)
     except (OSError, ValueError, RuntimeError) as error:
         raise DamagedSnapshotError(f"snapshot {folder} (version {manifest.version}) does not open: {error}") from error
+
+
+def _check_arrays(text: Array, order: Array, starts: Array, n_tokens: int) -> None:
+    """Refuse arrays that lead out of each other: compiled loops do not check, and would take the process down.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    if len(order) != n_tokens or len(text) < n_tokens + DEPTH or bool((text[-DEPTH:] != END).any()):
+        raise ValueError(f"{TEXT} and {ORDER} are not of {n_tokens} tokens")
+    if n_tokens and int(order.max()) >= len(text) - DEPTH:
+        raise ValueError(f"{ORDER} leads out of {TEXT}")
+    if not len(starts) or starts[0] != 0 or starts[-1] != n_tokens or bool((np.diff(starts) < 0).any()):
+        raise ValueError(f"{STARTS} does not divide {ORDER}")

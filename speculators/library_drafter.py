@@ -85,7 +85,7 @@ class LibraryDrafter:
         context = request.context.view[-self._config.suffix_max :]
         draft = RetrievalDraft()
         for found in self._longest_first(indexes, context, budget):
-            draft.add(found, self._config.prior, budget)
+            draft.add(_within(found, request.vocab_size), self._config.prior, budget)
             if len(draft.tokens) >= budget:
                 break
         return draft.branches(self.name)
@@ -113,3 +113,11 @@ class LibraryDrafter:
 
     def _limits(self, longest: int, shortest: int, nodes: int) -> Limits:
         return Limits(longest, shortest, self._config.samples, self._config.draft_tokens, nodes)
+
+
+def _within(found: Continuations, vocab_size: int) -> Continuations:
+    """Without tokens that the target does not have: a tokenizer may know more than the model, and embedding one of
+    them would take the step down."""
+    if max(found.tokens, default=0) < vocab_size:
+        return found
+    return found.without([token >= vocab_size for token in found.tokens])

@@ -2,6 +2,7 @@ import shutil
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,16 @@ from retrieval_store import context_counts
 from retrieval_store.errors import DamagedSnapshotError, ForeignSnapshotError
 from retrieval_store.index import Limits
 from retrieval_store.memory import MemoryIndex
-from retrieval_store.snapshot import MANIFEST, Description, read_manifest, verify
+from retrieval_store.snapshot import (
+    FORMAT_VERSION,
+    MANIFEST,
+    Description,
+    encode_manifest,
+    entry_of,
+    read_manifest,
+    verify,
+    version_of,
+)
 from retrieval_store.snapshot_index import open_snapshot
 from retrieval_store.snapshot_writer import write_snapshot
 
@@ -135,7 +145,7 @@ def test_a_snapshot_for_another_tokenizer_is_refused_by_name(folder):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [('"format_version": 1', '"format_version": 2'), ("spectra-snapshot", "other")]
+    ("old", "new"), [(f'"format_version": {FORMAT_VERSION}', '"format_version": 1'), ("spectra-snapshot", "other")]
 )
 def test_another_format_is_refused_by_name(folder, old, new):
     write_snapshot([[1, 2]], folder, ABOUT)
@@ -162,7 +172,9 @@ def test_a_truncated_or_missing_file_is_refused_by_name(folder, name):
         verify(folder)
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"format": "spectra-snapshot", "format_version": 1}', b"\xff"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{", b'{"format": "spectra-snapshot", "format_version": %d}' % FORMAT_VERSION, b"\xff"]
+)
 def test_what_is_no_manifest_is_refused(folder, raw):
     folder.mkdir()
     (folder / MANIFEST).write_bytes(raw)
@@ -217,3 +229,34 @@ def test_progress_says_how_far_each_phase_is(folder):
     windows = [(done, total) for phase, done, total in seen if phase == "windows"]
     assert windows == sorted(windows)
     assert windows[-1][0] == windows[-1][1] == len(open_snapshot(folder))
+
+
+def sign(folder):
+    """Make the manifest say what the files are now."""
+    manifest = read_manifest(folder)
+    files = {name: entry_of(folder / name) for name in manifest.files}
+    signed = msgspec.structs.replace(manifest, files=files, version=version_of(manifest.about, files))
+    (folder / MANIFEST).write_bytes(encode_manifest(signed))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("order.bin", lambda raw: b"\xff" * len(raw), "leads out of text.bin"),
+        ("order.bin", lambda raw: raw[:-4], "are not of"),
+        ("text.bin", lambda raw: raw[:-4] + bytes(4), "are not of"),
+        ("text.bin", lambda raw: raw[:40], "are not of"),
+        ("starts.bin", lambda raw: raw[8:], "does not divide"),
+        ("starts.bin", lambda raw: raw[:8] + b"\xff" * 7 + b"\x7f" + raw[16:], "does not divide"),
+        ("starts.bin", lambda raw: b"", "does not divide"),
+        ("starts.bin", lambda raw: raw[:-3], "does not open"),
+        ("contexts.marisa", lambda raw: b"no trie" + raw[7:], "does not open"),
+    ],
+)
+def test_files_that_were_signed_and_are_wrong_are_refused_not_followed(folder, name, change, problem):
+    write_snapshot(zipf_texts(100), folder, ABOUT)
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    sign(folder)
+    verify(folder)
+    with pytest.raises(DamagedSnapshotError, match=problem):
+        open_snapshot(folder)

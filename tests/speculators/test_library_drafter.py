@@ -189,3 +189,13 @@ def test_remembered_answers_do_not_pile_up(monkeypatch):
     del index, indexes
     gc.collect()
     assert len(after) == 0
+
+
+def test_tokens_that_the_target_does_not_have_are_not_drafted():
+    library = FixedLibrary(MemoryIndex([[5, 6, 7, 900, 8], [5, 6, 901, 9], [6, 7, 8]]))
+    drafter = Rest(library)
+    for vocab_size, drafted in ((1000, {7, 900, 901, 8, 9}), (100, {7, 8})):
+        request = RequestView(0, TokenBuffer([5, 6]), 2, SamplingParams(), vocab_size)
+        (branch,) = drafter.propose(request, 64)
+        assert set(branch.tokens) == drafted
+        assert all(parent < node for node, parent in enumerate(branch.parents))

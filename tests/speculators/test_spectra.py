@@ -31,7 +31,7 @@ def spectra(documents, mode="score", core=None, **config):
 
 
 def view(context, namespace="", request_id=0):
-    return RequestView(request_id, TokenBuffer(context), len(context), SamplingParams(), 64, namespace)
+    return RequestView(request_id, TokenBuffer(context), len(context), SamplingParams(), 512, namespace)
 
 
 def drafts(method, context, budget=64):
