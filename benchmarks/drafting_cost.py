@@ -1,14 +1,16 @@
 """What drafting costs: microseconds of propose + observe per request and step, on one core, without a model.
 
-The target is a hash (``speculators.testing_target``), the prompt is random text in its language, composing and scoring
-are not timed. The last line is one JSON document. Run: ``python -m benchmarks.drafting_cost``.
+The target is a hash (``speculators.testing_target``), prompt and corpus are random text in its language, composing and
+scoring are not timed. The last line is one JSON document. Run: ``python -m benchmarks.drafting_cost``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -17,9 +19,14 @@ from engine.composer import compose
 from engine.protocol import Outcome, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
-from speculators.registry import STANDALONE, create
+from retrieval_store.library import FixedLibrary, Library
+from retrieval_store.snapshot import Description
+from retrieval_store.snapshot_index import open_snapshot
+from retrieval_store.snapshot_writer import write_snapshot
+from speculators.registry import STANDALONE, SpeculatorOptions, create
 from speculators.testing_target import HashTarget
 
+METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core")
 _VOCAB_SIZE = 32_000
 _SUCCESSORS = 40  # different tokens after one token: about as unpredictable as prose
 
@@ -27,11 +34,14 @@ _SUCCESSORS = 40  # different tokens after one token: about as unpredictable as 
 def main() -> None:
     """Measure, print a table, then one JSON line."""
     args = _arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        library = _library(Path(folder) / "snapshot", args.corpus_tokens)
+    options = SpeculatorOptions(retrieval=lambda: library)
     print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
     results = []
     for method in args.methods.split(","):
         for context in (int(length) for length in args.contexts.split(",")):
-            row = measure(method, context, args.steps, args.budget)
+            row = measure(method, context, args.steps, args.budget, options)
             results.append(row)
             print(
                 f"{method:<24}{context:>8}{row['p50_us']:>9.1f}{row['p99_us']:>9.1f}"
@@ -40,10 +50,12 @@ def main() -> None:
     print(json.dumps({"benchmark": "drafting_cost", "budget": args.budget, "steps": args.steps, "results": results}))
 
 
-def measure(method: str, n_context: int, n_steps: int, budget: int) -> dict[str, float | int | str]:
+def measure(
+    method: str, n_context: int, n_steps: int, budget: int, options: SpeculatorOptions
+) -> dict[str, float | int | str]:
     """Decode ``n_steps`` steps behind a prompt of ``n_context`` tokens; times in microseconds."""
     target = HashTarget(_VOCAB_SIZE, _SUCCESSORS)
-    speculator = create(method)
+    speculator = create(method, options)
     request = RequestView(0, TokenBuffer(_prompt(target, n_context)), n_context, SamplingParams(), _VOCAB_SIZE)
     start = time.perf_counter()
     speculator.begin(request)
@@ -72,9 +84,17 @@ def measure(method: str, n_context: int, n_steps: int, budget: int) -> dict[str,
     }
 
 
-def _prompt(target: HashTarget, n_tokens: int) -> list[int]:
+def _library(folder: Path, n_tokens: int) -> Library:
+    """A snapshot of texts in the target's language, mapped; its folder may go."""
+    target = HashTarget(_VOCAB_SIZE, _SUCCESSORS)
+    texts = (_prompt(target, 1000, seed) for seed in range(1, 1 + n_tokens // 1000))
+    write_snapshot(texts, folder, Description(tokenizer_hash="", vocab_size=_VOCAB_SIZE))
+    return FixedLibrary(open_snapshot(folder))
+
+
+def _prompt(target: HashTarget, n_tokens: int, seed: int = 0) -> list[int]:
     """Text of the target's language that a random token interrupts now and then."""
-    rng = Random(0)
+    rng = Random(seed)
     text = [rng.randrange(target.vocab_size)]
     while len(text) < n_tokens:
         text.append(rng.randrange(500) if rng.random() < 0.2 else target.next_token(text))
@@ -83,9 +103,10 @@ def _prompt(target: HashTarget, n_tokens: int) -> list[int]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join((*STANDALONE, "pld+spectra-core")), help="comma-separated")
+    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated")
     parser.add_argument("--contexts", default="256,1024,4096", help="prompt lengths in tokens, comma-separated")
     parser.add_argument("--steps", type=int, default=1000, help="decode steps per measurement")
+    parser.add_argument("--corpus-tokens", type=int, default=1_000_000, help="indexed for the methods that look up")
     parser.add_argument("--budget", type=int, default=64, help="nodes per step")
     return parser.parse_args()
 

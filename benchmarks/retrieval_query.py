@@ -28,6 +28,7 @@ from tqdm import tqdm
 from app.demo.paths import DEMO_TARGET
 from retrieval_store.corpus import read_documents
 from retrieval_store.index import Limits, Tokens
+from retrieval_store.service.cache import read_through
 from retrieval_store.snapshot import Description
 from retrieval_store.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.snapshot_writer import write_snapshot
@@ -140,8 +141,8 @@ def ask(snapshot: Path, ids: Path) -> dict[str, Any]:
         for end in range(16, len(text), EVERY)
     ][:QUERIES]
     before = memory()
+    read_through(snapshot)
     index = open_snapshot(snapshot)
-    index.warm()
     queries = {name: percentiles(index, contexts, limits) for name, limits in LIMITS.items()}
     behind = memory()
     return {**behind, "mapped": behind["rss"] - before["rss"], "queries": queries}

@@ -6,7 +6,6 @@ array, where few occurrences are left to count.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.context_table import ContextTable, mapped, mapped_array
+from retrieval_store.context_table import ContextTable, mapped_array
 from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.index import Continuations, Limits, Tokens
 from retrieval_store.snapshot import Manifest, check_sizes, check_tokenizer, read_manifest
@@ -75,13 +74,6 @@ class SnapshotIndex:
                 if end > start:
                     yield words[start:end].astype(np.int32)
                 start = end + 1
-
-    def warm(self) -> None:
-        """Read everything once, so that no query waits for a disk."""
-        for name in self.manifest.files:
-            raw = mapped(self.folder / name)
-            for start in range(0, len(raw), mmap.PAGESIZE):
-                raw[start]
 
 
 def open_snapshot(folder: Path, tokenizer_hash: str = "") -> SnapshotIndex:

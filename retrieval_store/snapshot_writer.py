@@ -1,7 +1,8 @@
 """Writes a snapshot: texts in, a folder of immutable files out.
 
 Texts go to disk as they come; suffixes are sorted a bucket at a time from a memory map. Memory is bounded by the bucket
-(or by the suffixes of the most frequent token) and the number of frequent contexts, whatever the corpus' size.
+(or by the suffixes of the most frequent token) and the number of frequent contexts; a bucket grows with the corpus only
+beyond a hundred million tokens, by one byte a token.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from retrieval_store.suffix_search import DEPTH, IDS, checked_ids, order_type
 TEXT, ORDER, STARTS = "text.bin", "order.bin", "starts.bin"
 FILES = (TEXT, ORDER, STARTS, *CONTEXT_FILES)
 BUCKET = 1 << 20  # suffixes sorted together
+BUCKETS = 128  # at most: for each of them the text is read once
 
 Progress = Callable[[str, int, int], None]  # phase, done, of how many (0: not known)
 
@@ -124,7 +126,7 @@ class _Writer:
         table = ContextTableWriter(self._folder)
         done = windows = 0
         with (self._folder / ORDER).open("wb") as file:
-            for order in sorted_buckets(text, counts, DEPTH, self._bucket):
+            for order in sorted_buckets(text, counts, DEPTH, max(self._bucket, n_tokens // BUCKETS)):
                 file.write(order.astype(kind).tobytes())
                 found, different = bucket_counts(text, order, DEPTH)
                 table.add(found)
