@@ -23,6 +23,7 @@ from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, FloatArray, IntArray
+from retrieval_store.memory import MemoryIndex
 from speculators.namespaces import Namespaces
 from speculators.successor_growth import grow, make_growth
 from speculators.successor_learning import adapt_trust, learn_prompt, learn_tree
@@ -113,6 +114,7 @@ def compile_kernels() -> None:
     speculator.begin(request)
     speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
     speculator.propose(request, 2)
+    MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
     context.extend([1])
     speculator.observe(request, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
     speculator.end(request)
