@@ -12,7 +12,7 @@ import platform
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -23,6 +23,7 @@ from app.cache import tokenizer_hash
 from app.current_snapshot import snapshot_folder
 from app.retrieval import tokenised
 from app.tokenizers import load_tokenizer
+from engine.model.loader import load_spec
 from retrieval_store.corpus import Document
 from retrieval_store.errors import SnapshotError
 from retrieval_store.index import Tokens
@@ -30,7 +31,7 @@ from retrieval_store.snapshot import Description, check_sizes, read_manifest
 from retrieval_store.snapshot_writer import write_snapshot
 
 BUILTIN = "builtin"
-RECIPE = 1  # grows when other text is taken, so that older snapshots are not used
+RECIPE = 2  # grows when other text is taken, so that older snapshots are not used
 MAX_CHARS = 3 << 20  # of code; about 1 million tokens of the demo tokenizer
 LONGEST = 128 << 10  # characters of a file; longer ones are tables for the most part
 SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
@@ -44,26 +45,39 @@ def builtin_snapshot(model: Path) -> Path:
 
     Raises:
         OSError: the cache folder cannot be written, or ``model`` has no ``tokenizer.json``.
-        UnsupportedModelError: ``model`` has no tokenizer that loads.
+        UnsupportedModelError: ``model`` cannot be run, or has no tokenizer that loads.
     """
     key = tokenizer_hash(model)
-    folder = snapshot_folder() / f"builtin-{key}-{platform.python_version()}-{RECIPE}"
+    vocab_size = load_spec(model).vocab_size
+    folder = snapshot_folder() / f"builtin-{key}-{vocab_size}-{platform.python_version()}-{RECIPE}"
     if _is_whole(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         if not _is_whole(folder):
             print("Indexing the standard library (once) ...", file=sys.stderr, flush=True)
-            _build(model, key, folder)
+            _build(model, Description(tokenizer_hash=key, vocab_size=vocab_size), folder)
     return folder
 
 
-def _build(model: Path, key: str, folder: Path) -> None:
+def _build(model: Path, about: Description, folder: Path) -> None:
     tokenizer = load_tokenizer(model)
     for old in (folder, *folder.parent.glob(f".{folder.name}.*")):  # damaged, or of a process that was stopped
         shutil.rmtree(old, ignore_errors=True)
-    ids: Iterator[Tokens] = (np.array(text, np.int32) for text in tokenised(list(documents()), tokenizer))
-    write_snapshot(ids, folder, Description(tokenizer_hash=key, vocab_size=len(tokenizer)))
+    ids = (np.array(text, np.int32) for text in tokenised(list(documents()), tokenizer))
+    write_snapshot(_within(ids, about.vocab_size), folder, about)
+
+
+def _within(texts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
+    """The texts that the model can read, since a tokenizer may know more tokens; says how many are left out."""
+    n_outside = 0
+    for text in texts:
+        if text.max(initial=0) < vocab_size:
+            yield text
+        else:
+            n_outside += 1
+    if n_outside:
+        print(f"{n_outside} texts are outside the vocabulary of {vocab_size} tokens: left out", file=sys.stderr)
 
 
 def documents() -> Iterator[Document]:

@@ -45,7 +45,7 @@ NAMESPACE_PATTERN = f"^{NAMESPACE.pattern}$"
 class ServeConfig(BaseModel):
     """Everything one application can be told. Sizes in tokens unless the field says otherwise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)  # a URL may hold a password
 
     model: str = Field(DEMO, description="directory or hub id of the target; 'demo' is the model in the package")
     name: str | None = Field(None, description="name clients use; the model's last path component by default")
@@ -128,7 +128,9 @@ class ServeConfig(BaseModel):
             raise ValueError(f"stage_gpus is 0, but a stage on {self.device} needs a GPU, or a share of one")
         for name in self.live_namespaces:
             if not is_namespace(name):
-                raise ValueError(f"live names {name!r}; a namespace is 1 to 128 letters, digits, '.', '_' and '-'")
+                raise ValueError(
+                    f"live names {name!r}; a namespace is 1 to 128 letters, digits, '.', '_' and '-', no '.' first"
+                )
         return self
 
     @property

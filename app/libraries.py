@@ -18,11 +18,11 @@ from app.retrieval import corpus_index
 from app.stores import DEFAULT_NAMESPACE, is_store
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.loader import resolve
-from retrieval_store.errors import StoreError
+from retrieval_store.errors import StoreAddressError, StoreError
 from retrieval_store.library import FixedLibrary, Library
 from retrieval_store.snapshot import MANIFEST
 from retrieval_store.snapshot_index import open_snapshot
-from retrieval_store.stores.open import shown
+from retrieval_store.stores.open import check_form, shown
 
 NONE = "none"
 FLAG = "--retrieval"
@@ -97,8 +97,12 @@ def checked_place(where: str) -> str:
     """``where``, a path made absolute.
 
     Raises:
-        ConfigError: there is nothing.
+        ConfigError: there is nothing, or it is half a URL.
     """
+    try:
+        check_form(where)
+    except StoreAddressError as error:
+        raise ConfigError(f"{FLAG}: {error}") from error
     if where == BUILTIN or "://" in where:
         return where
     path = Path(where).expanduser()

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from app.config import ServeConfig
 from engine.errors import ConfigError
+from retrieval_store.stores.open import shown
 
 DESCRIPTION = """\
 Start the server on this machine and print "Ready: URL" once a request would succeed. Ctrl-C or SIGTERM stops it.
@@ -75,8 +76,13 @@ def config_from(arguments: argparse.Namespace) -> ServeConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         flag = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
-        value = f" (given: {first['input']!r})" if first["loc"] else ""
+        value = f" (given: {_shown(first['loc'][0], first['input'])!r})" if first["loc"] else ""
         raise ConfigError(f"{flag}{first['msg']}{value}") from None
+
+
+def _shown(name: int | str, value: Any) -> Any:
+    """A value as it may be printed."""
+    return shown(value) if name == "retrieval" and isinstance(value, str) else value
 
 
 def _json_object(name: str, text: str) -> Any:

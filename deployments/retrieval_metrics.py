@@ -54,7 +54,7 @@ class RetrievalMetrics(Collector):
         yield from self._counters()
 
     def detail(self) -> dict[str, str | int | float | bool]:
-        """The shared namespace's state, for health checks."""
+        """The shared namespace's state, and what of learning fails anywhere, for health checks."""
         shared = self._named[0]
         base, delta = self._reader.versions(shared)
         state = self._reader.status.namespaces.get(shared)
@@ -66,7 +66,13 @@ class RetrievalMetrics(Collector):
             "retrieval_delta": delta,
             "retrieval_staleness_seconds": round(self._staleness([state] if state is not None else []), 1),
             "retrieval_problem": problem,
+            "retrieval_learning_problem": self._learning_problem(),
         }
+
+    def _learning_problem(self) -> str:
+        states = self._reader.status.namespaces
+        found = [(name, states[name].learning_problem) for name in self._named if name in states]
+        return "; ".join(f"namespace {name!r} {problem}" for name, problem in found if problem)
 
     def _by_series(self) -> dict[str, list[NamespaceStatus]]:
         series: dict[str, list[NamespaceStatus]] = {}
@@ -81,7 +87,11 @@ class RetrievalMetrics(Collector):
     def _counters(self) -> Iterator[Metric]:
         status, dropped = self._reader.status, 0 if self._sender is None else self._sender.n_dropped
         for name, text, value in (
-            ("retrieval_refused", "Snapshots that were not taken: damaged or foreign.", status.refused),
+            (
+                "retrieval_refused",
+                "Snapshots that were not taken: damaged, foreign, gone or too large.",
+                status.refused,
+            ),
             ("retrieval_swaps", "Times the router began to draft from other snapshots.", self._reader.n_swaps),
             ("live_texts", "Outputs appended to the log of live texts.", status.live_texts),
             ("live_dropped", "Outputs lost on the way there.", status.live_dropped + dropped),

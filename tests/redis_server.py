@@ -92,6 +92,7 @@ class RedisServer:
         self._wanted, self._arguments, self._config = port, arguments, config
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -125,6 +126,9 @@ class RedisServer:
         self._folder = tempfile.TemporaryDirectory(prefix="spectra-redis-")
         command = [str(redis_server_binary()), *self._options(Path(self._folder.name))]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Its input ends with this process, also by SIGKILL. PR_SET_PDEATHSIG would act when the starting thread ends.
+        watcher = ["sh", "-c", f"read _; kill -9 {self._process.pid}"]
+        self._watcher = subprocess.Popen(watcher, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             if any(word in self._log() for word in READY):
@@ -150,6 +154,10 @@ class RedisServer:
 
     def kill(self) -> None:
         """SIGKILL; harmless when it does not run."""
+        if self._watcher is not None:  # first: the number of a dead process may become another's
+            self._watcher.kill()
+            self._watcher.communicate()
+            self._watcher = None
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()

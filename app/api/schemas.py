@@ -35,7 +35,7 @@ class SpeculativeOptions(Strict):
     @classmethod
     def _namespace_name(cls, value: str | None) -> str | None:
         if value is not None and not is_namespace(value):
-            raise refuse("must be 1 to 128 letters, digits, '.', '_' and '-'")
+            raise refuse("must be 1 to 128 letters, digits, '.', '_' and '-', no '.' first")
         return value
 
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from glob import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from app.corpus.bars import Phases, SnapshotBar, bar
 from app.corpus.encoding import Encoder, write_texts
-from app.corpus.figures import Choice, dropped, figures
+from app.corpus.figures import Choice, dropped, figures, outside
 from app.corpus.inputs import Input, read_inputs
 from app.corpus.publication import check_store, publish
 from app.corpus.report import write_report
@@ -91,7 +92,8 @@ class _Build:
         """What is kept."""
         settings, rows = self._settings, texts.rows
         is_short, is_repeated = dropped(rows, settings.min_tokens)
-        candidates = np.flatnonzero(~is_short & ~is_repeated)
+        is_outside = outside(texts, ~is_short & ~is_repeated, self._target.spec.vocab_size)
+        candidates = np.flatnonzero(~is_short & ~is_repeated & ~is_outside)
         perplexities = None
         if settings.is_refined:
             with self._phases.timed("scoring"):
@@ -103,14 +105,16 @@ class _Build:
             order = shuffled(candidates, settings.seed)
         kept = (first_of_each if settings.is_per_input else first)(rows, order, settings.budget)
         if not len(kept):
-            raise ConfigError(self._nothing(len(candidates)))
+            raise ConfigError(self._nothing(len(candidates), int(is_outside.sum())))
         is_kept = np.zeros(len(rows), np.bool_)
         is_kept[kept] = True
-        return Choice(rows, is_short, is_repeated, perplexities, is_kept, settings.is_per_input)
+        return Choice(rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input)
 
-    def _nothing(self, n_candidates: int) -> str:
+    def _nothing(self, n_candidates: int, n_outside: int) -> str:
         """Why nothing is kept."""
         settings = self._settings
+        if not n_candidates and n_outside:
+            return f"--model {settings.model}: every text has tokens outside the vocabulary, nothing is left to keep"
         if not n_candidates:
             return f"--min-tokens {settings.min_tokens}: every text is shorter, nothing is left to keep"
         if settings.keep_tokens is not None:
@@ -142,6 +146,7 @@ class _Build:
         out, shown = settings.out, SnapshotBar()
         for left in out.parent.glob(f".{escape(out.name)}.*.partial"):  # of a run that was killed
             shutil.rmtree(left)
+        _bring_back(out)
         with self._phases.timed("snapshot"):
             beside = out.with_name(f".{out.name}.new") if out.exists() else out
             shutil.rmtree(beside, ignore_errors=True)
@@ -150,8 +155,7 @@ class _Build:
             )
             shown.close()
             if beside is not out:
-                shutil.rmtree(out)
-                beside.rename(out)
+                _replace(out, beside)
         self._phases.count("snapshot", manifest.tokens)
         return manifest
 
@@ -204,3 +208,23 @@ class _Build:
             "report": str(settings.report),
             "published": settings.redis is not None,
         }
+
+
+def _bring_back(out: Path) -> None:
+    """What a run that was killed in ``_replace`` had put aside."""
+    aside = out.with_name(f".{out.name}.old")
+    if aside.exists() and not out.exists():
+        aside.rename(out)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _replace(out: Path, new: Path) -> None:
+    """Put folder ``new`` in the place of ``out``, which is removed only when that has happened."""
+    old = out.with_name(f".{out.name}.old")
+    out.rename(old)
+    try:
+        new.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
+    shutil.rmtree(old)

@@ -29,7 +29,7 @@ class Encoder:
 
     Args:
         tokenizer: of the target.
-        vocab_size: ids are below.
+        vocab_size: of the model; the tokenizer may have more ids, which are left to whoever reads the texts.
         longest: tokens of a piece.
     """
 
@@ -39,7 +39,9 @@ class Encoder:
         self._backend.no_truncation()  # some checkpoints ship with a limit
         self._backend.no_padding()
         self._longest = longest
-        written = self._backend.decode_batch([[i] for i in range(vocab_size)], skip_special_tokens=False)
+        written = self._backend.decode_batch(
+            [[i] for i in range(max(vocab_size, len(tokenizer)))], skip_special_tokens=False
+        )
         self._ends_line: npt.NDArray[np.bool_] = np.array([one.endswith("\n") for one in written])
 
     def pieces(self, documents: Sequence[Document]) -> Iterator[list[npt.NDArray[np.int32]]]:

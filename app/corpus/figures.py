@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from app.corpus.inputs import Input
 from retrieval_store.refine.selection import Bools, Numbers, repeated, too_short
-from retrieval_store.refine.texts import Rows
+from retrieval_store.refine.texts import Rows, Texts
 
 QUANTILES = {"lowest": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "highest": 1.0}
 Perplexities = npt.NDArray[np.float64]
@@ -24,6 +24,7 @@ class Choice:
     rows: Rows  # [n], all texts
     is_short: Bools  # [n]
     is_repeated: Bools  # [n], of those that are not short
+    is_outside: Bools  # [n], of the others: they have tokens that the model does not know
     perplexities: Perplexities | None  # [n], NaN where nothing was scored; None: unrefined
     is_kept: Bools  # [n]
     is_per_input: bool = False  # every input has a threshold of its own
@@ -56,6 +57,14 @@ def dropped(rows: Rows, shortest: int) -> tuple[Bools, Bools]:
     return is_short, is_repeated
 
 
+def outside(texts: Texts, mine: Bools, vocab_size: int) -> Bools:
+    """Which of texts ``mine`` ``[n]`` have ids that are not below ``vocab_size``: a tokenizer may know more tokens."""
+    found = np.zeros(len(mine), np.bool_)
+    for text in np.flatnonzero(mine):
+        found[text] = texts.tokens(int(text)).max(initial=0) >= vocab_size
+    return found
+
+
 def figures(choice: Choice, inputs: Sequence[Input]) -> list[dict[str, Any]]:
     """Counts and perplexities by input."""
     return [
@@ -78,6 +87,7 @@ def _counts(choice: Choice, mine: Bools) -> dict[str, Any]:
         "tokens": int(lengths[mine].sum()),
         "too_short": int((mine & choice.is_short).sum()),
         "repeated": int((mine & choice.is_repeated).sum()),
+        "outside_vocabulary": int((mine & choice.is_outside).sum()),
         "scored": 0,
         "kept": int(kept.sum()),
         "kept_tokens": int(lengths[kept].sum()),

@@ -13,7 +13,7 @@ from app.corpus.inputs import Input
 from retrieval_store.refine.texts import Texts
 
 JSON, PICTURE, EXAMPLES = "report.json", "perplexity.png", "kept.jsonl"
-COLUMNS = ("texts", "too_short", "repeated", "scored", "kept", "kept_tokens")
+COLUMNS = ("texts", "too_short", "repeated", "outside_vocabulary", "scored", "kept", "kept_tokens")
 
 
 def write_report(

@@ -22,20 +22,24 @@ def as_json(manifest: Manifest) -> dict[str, Any]:
 
 def published_json(one: Published) -> dict[str, Any]:
     """One version of a store as plain JSON values."""
-    return {**as_json(one.manifest), "is_current": one.is_current, "expires_at": one.expires_at}
+    told = {"version": one.version, "problem": one.problem} if one.manifest is None else as_json(one.manifest)
+    return {**told, "is_current": one.is_current, "expires_at": one.expires_at}
 
 
 def version_table(versions: list[Published]) -> str:
-    """Versions as a table, a star before the current one."""
+    """Versions as a table, a star before the current one; below it why some cannot be read."""
     head = ("", "version", "created", "texts", "tokens", "size", "expires")
-    return aligned([head, *(_row(one) for one in versions)], left=(0, 1, 2, 6))
+    table = aligned([head, *(_row(one) for one in versions)], left=(0, 1, 2, 6))
+    return "\n".join([table, *(f"unreadable: {one.problem}" for one in versions if one.problem)])
 
 
 def _row(one: Published) -> tuple[str, ...]:
     made = one.manifest
     expiry = "" if one.expires_at is None else when(one.expires_at)
     mark = "*" if one.is_current else ""
-    return mark, made.version, when(made.created), f"{made.texts:,}", f"{made.tokens:,}", size(made.bytes), expiry
+    if made is None:
+        return mark, one.version, "unreadable", "", "", "", expiry
+    return mark, one.version, when(made.created), f"{made.texts:,}", f"{made.tokens:,}", size(made.bytes), expiry
 
 
 def snapshot_report(manifest: Manifest) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.stores import DEFAULT_NAMESPACE, named_errors, open_store_at
 from engine.errors import ConfigError
 from retrieval_store.errors import ConflictError
+from retrieval_store.stores.names import is_version
 
 if TYPE_CHECKING:  # --help reads no manifest
     from retrieval_store.stores.base import Current, Store
@@ -122,7 +123,9 @@ def full_version(store: Store, start: str) -> str:
     Raises:
         ConfigError: there is none, or more than one.
     """
-    known = [one.manifest.version for one in store.versions()]
+    if is_version(start):  # the store says whether it is there
+        return start
+    known = [one.version for one in store.versions()]
     found = [version for version in known if version.startswith(start)]
     if len(found) == 1:
         return found[0]

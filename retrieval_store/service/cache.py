@@ -22,6 +22,7 @@ import msgspec
 
 from retrieval_store.errors import SnapshotError
 from retrieval_store.snapshot import check_sizes, read_manifest
+from retrieval_store.stores.names import folder_segment
 
 UNUSED_S = 600.0  # a snapshot that nobody has touched for so long goes: readers have long opened its successor
 DELTA_UNUSED_S = 60.0  # deltas come every few seconds
@@ -169,17 +170,24 @@ class NodeCache:
     def sweep(self, keep: Collection[str]) -> None:
         """Remove namespaces that are not in ``keep``, and stores in memory, of which nothing was used for a day."""
         kept = {_folder_name(namespace) for namespace in keep}
-        with contextlib.suppress(OSError):
-            others = [entry for entry in self._root.parent.iterdir() if entry.name.startswith(_OWN)]
-            mine = list(self._root.iterdir()) if self._root.exists() else []
-            for entry in (*others, *(entry for entry in mine if entry.name not in kept)):
+        stores = [entry for entry in _entries(self._root.parent) if entry.name.startswith(_OWN)]
+        others = [entry for entry in stores if entry != self._root]
+        mine = [entry for entry in _entries(self._root) if entry.name not in kept]
+        for entry in (*others, *mine):
+            with contextlib.suppress(OSError):  # somebody else removes it
                 used = max(child.stat().st_mtime for child in (entry, *entry.rglob("*")))
                 if time.time() - used > FORGOTTEN_S:
                     shutil.rmtree(entry, ignore_errors=True)
 
 
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
 def _folder_name(namespace: str) -> str:
-    return f"n-{namespace}"  # never a folder's "." or ".."
+    return f"n-{folder_segment(namespace)}"
 
 
 def folder_at(path: Path) -> NamespaceFolder:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrieval_store.errors import ConflictError, StoreError, StoreUnavailableError
+from retrieval_store.errors import ConflictError, StoreError
+from retrieval_store.service.attempt import IDLE_SHARE, Attempt
 from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.compaction import Compactor, Target, log
 from retrieval_store.service.live_texts import Pending, Texts
@@ -25,8 +26,7 @@ logger = logging.getLogger(__name__)
 
 LOG_ENTRIES = 20_000  # texts the log keeps at most, should nobody compact it
 LIVE_SHARE = 10  # live texts of a snapshot are at most so many times what one compaction adds
-IDLE_SHARE = 10  # a fold that took t seconds is followed by IDLE_SHARE * t without one
-AGAIN_S = 30.0  # after a compaction that failed
+AGAIN_S = 30.0  # between two compactions, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,13 @@ class Learner:
         self._seen = ""  # id of the last entry that was read
         self._logged = 0  # tokens of the log that are not in the base
         self._is_new = False  # something was read, or the base has changed, since the last fold
-        self._fold_at = 0.0  # monotonic seconds
-        self._compact_at = 0.0
+        self._attempts = (
+            Attempt("add outputs to the log", self._append),
+            Attempt("read the log", self._read),
+            Attempt("make a delta", self._fold),
+            Attempt("make a snapshot of the log", self._compact),
+        )
+        self.problem = ""  # what of learning fails; "": nothing
         self.delta: Part | None = None
         self.n_texts = 0  # appended
         self.n_folds = 0
@@ -105,29 +110,38 @@ class Learner:
     def step(self) -> bool:
         """Append, read, fold and compact, as far as that is due; whether the delta is another one. Raises nothing."""
         before = self.delta
-        try:
-            self._append()
-            self._read()
-            self._fold()
-            self._compact()
-        except StoreUnavailableError:  # the watcher of the namespace says so
-            pass
-        except (StoreError, OSError, ValueError) as error:
-            logger.warning("namespace %r does not learn: %s", self._store.namespace, error)
+        for attempt in self._attempts:  # each by itself: who may not write can still read what others wrote
+            attempt()
+        self._note("; ".join(attempt.problem for attempt in self._attempts if attempt.problem))
+        if self.delta is not None:
+            self._deltas.touch([self.delta.version])
         return self.delta is not before
 
-    def _append(self) -> None:
+    def _note(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            logger.warning("namespace %r does not learn as it should: %s", self._store.namespace, problem)
+        elif self.problem and not problem:
+            logger.info("namespace %r learns again", self._store.namespace)
+        self.problem = problem
+
+    # -- what is tried; each returns the seconds until it may be due again -----------------------------------------
+
+    def _append(self) -> float:
         texts = self._pending.take()
         if not texts:
-            return
+            return 0.0
         try:
             self._store.append(texts, LOG_ENTRIES)
         except StoreError:
             self._pending.put_back(texts)
             raise
+        except ValueError:  # there is a text among them that no log takes
+            self._pending.drop(texts)
+            raise
         self.n_texts += len(texts)
+        return 0.0
 
-    def _read(self) -> None:
+    def _read(self) -> float:
         """Texts that came; from where the base ends when it is another one."""
         base = self._base()
         folded = base.manifest.about.folded if base else ""
@@ -139,18 +153,17 @@ class Learner:
             self._seen = entry.id
             self._logged += len(entry.tokens)
             self._is_new |= self._texts.add(entry.tokens)
+        return 0.0
 
-    def _fold(self) -> None:
-        now = time.monotonic()
-        if self.delta is not None:
-            self._deltas.touch([self.delta.version])
-        if not self._is_new or now < self._fold_at:
-            return
-        self._is_new = False
+    def _fold(self) -> float:
+        if not self._is_new:
+            return 0.0
+        began = time.monotonic()
         self.delta = self._written() if len(self._texts) else None
+        self._is_new = False
         self._deltas.sweep([self.delta.version] if self.delta else [])
         self.n_folds += 1
-        self._fold_at = now + max(self._options.interval, IDLE_SHARE * (time.monotonic() - now))
+        return max(self._options.interval, IDLE_SHARE * (time.monotonic() - began))
 
     def _written(self) -> Part:
         scratch = self._deltas.scratch()
@@ -164,14 +177,13 @@ class Learner:
             self._deltas.drop(scratch)
         return Part(manifest.version, str(place), manifest.tokens)
 
-    def _compact(self) -> None:
-        now = time.monotonic()
-        if self._logged < self._options.compact_tokens or now < self._compact_at:
-            return
-        self._compact_at = now + AGAIN_S
+    def _compact(self) -> float:
+        if self._logged < self._options.compact_tokens:
+            return 0.0
         try:
             if self._compactor.compact(self._base()):
                 self.n_compactions += 1
                 self._logged = 0
         except ConflictError as error:
             logger.info("namespace %r: %s; its live texts are compacted later", self._store.namespace, error)
+        return AGAIN_S

@@ -89,6 +89,11 @@ class Pending:
                 self._texts.popleft()
                 self.dropped += 1
 
+    def drop(self, texts: Sequence[Sequence[int]]) -> None:
+        """These, which were taken, are lost."""
+        with self._lock:
+            self.dropped += len(texts)
+
     def take(self) -> list[Sequence[int]]:
         """All that wait."""
         with self._lock:

@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,128}")
-"""Names a namespace may have."""
+NAMESPACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+"""Names a namespace may have: 1 to 128 letters, digits, '.', '_' and '-', no '.' first."""
 
 CHUNK = 1 << 20  # bytes of a snapshot's file that travel together
 
@@ -45,13 +45,14 @@ class NamespaceStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0  # of both
     staleness: float = 0.0  # seconds since the store confirmed that this base is current
     problem: str = ""  # why what is served may not be what the store has; "": all is well
+    learning_problem: str = ""  # what of its learning fails; "": nothing
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How the service is doing; counts since it started."""
 
     namespaces: dict[str, NamespaceStatus] = {}
-    refused: int = 0  # snapshots that were not taken: damaged or foreign
+    refused: int = 0  # snapshots that were not taken: damaged, foreign, gone or too large for the disk
     live_texts: int = 0  # appended to the store's log
     live_dropped: int = 0  # lost, because the store was away or too many came
     folds: int = 0  # deltas made
@@ -67,6 +68,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     offers: dict[str, Offer]
     status: Status
+    empty: tuple[str, ...] = ()  # of the namespaces that were asked for: those of which there was nothing
 
 
 class Source(Protocol):

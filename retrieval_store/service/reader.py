@@ -16,9 +16,11 @@ from pathlib import Path
 
 from retrieval_store.index import Index
 from retrieval_store.library import SHARED
+from retrieval_store.service.attempt import pause_after
 from retrieval_store.service.cache import NamespaceFolder, folder_at
-from retrieval_store.service.offers import Offer, Part, Source, Status, is_namespace
+from retrieval_store.service.offers import Offer, Part, Source, Status
 from retrieval_store.service.transfer import bring
+from retrieval_store.service.wanted import Wanted
 from retrieval_store.snapshot_index import open_snapshot
 
 logger = logging.getLogger(__name__)
@@ -26,8 +28,6 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0  # a question waits so long for an answer at most; also how long a new namespace may go unnoticed
 BACKOFF_S, BACKOFF_MOST_S = 0.5, 10.0  # pause after a question that failed, doubling
 REFUSED_S = 10.0  # pause before an offer that could not be taken over is tried again
-MOST = 64  # namespaces held, besides the shared one
-IDLE_S = 600.0  # a namespace without requests for so long is let go
 RETIRED_S = 5.0  # an index is let go by the reader's own thread, when no draft can be using it any more
 
 
@@ -64,7 +64,7 @@ class Reader:
         self._poll = poll
         self._common: tuple[Index, ...] = self._fixed  # of everybody
         self._views: dict[str, tuple[Index, ...]] = {SHARED: self._common, shared: self._common}
-        self._wanted: dict[str, float] = {}  # namespace -> when a draft asked for it last, monotonic seconds
+        self._wanted = Wanted()
         self._held: dict[str, _Pair] = {}
         self._refused: dict[tuple[str, str], float] = {}  # (namespace, version) -> when to try again
         self._folders: dict[Path, NamespaceFolder] = {}
@@ -82,7 +82,7 @@ class Reader:
         """See ``Library.of``."""
         view = self._views.get(namespace)
         if namespace not in (SHARED, self._shared):
-            self._wanted[namespace] = time.monotonic()
+            self._wanted.want(namespace)
         return self._common if view is None else view
 
     # -- for whoever reports -------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Reader:
                 failures += 1
                 if failures == 1:
                     logger.warning("the retrieval service does not answer: %s", error or type(error).__name__)
-                self._stopped.wait(min(BACKOFF_S * 2.0**failures, BACKOFF_MOST_S))
+                self._stopped.wait(pause_after(failures, BACKOFF_S, BACKOFF_MOST_S))
 
     def follow(self, timeout: float) -> None:
         """One question to the service, and what its answer asks for.
@@ -140,26 +140,22 @@ class Reader:
             Exception: whatever the source raises when the service is away.
         """
         self._let_go()
-        names = [self._shared, *self._tenants()]
+        live = {name for name, pair in self._held.items() if any(pair)}
+        names = [self._shared, *self._wanted.names(live)]
         answer = self._source.changes({name: self.versions(name) for name in names}, timeout)
         self._status, self._heard_at = answer.status, time.monotonic()
-        changed = [self._take(name, offer) for name, offer in answer.offers.items() if name in names]
-        if any(changed) or self._held.keys() != set(names):
+        self._wanted.learn(names, answer.empty)
+        n_swaps = self.n_swaps
+        for name, offer in answer.offers.items():
+            if name in names and self._take(name, offer):
+                self._show(names)  # at once: the next one may have to come from another node
+        if self.n_swaps > n_swaps or self._held.keys() != set(names):
             self._show(names)
             self._sweep()
         elif answer.offers:
             self._stopped.wait(self._poll)  # none could be had, and the service will offer them again at once
         for held in self._all():
             held.folder.touch([held.part.version])
-
-    def _tenants(self) -> list[str]:
-        """Namespaces that requests have named lately, at most ``MOST``; the others are forgotten."""
-        now = time.monotonic()
-        wanted = sorted(self._wanted.copy().items(), key=lambda item: -item[1])
-        kept = [name for name, at in wanted if now - at < IDLE_S and is_namespace(name)][:MOST]
-        for name in {name for name, _ in wanted}.difference(kept):
-            self._wanted.pop(name, None)
-        return kept
 
     def _take(self, name: str, offer: Offer) -> bool:
         """Open what is offered; whether anything is another one now."""
@@ -184,7 +180,7 @@ class Reader:
             return old
         try:
             folder = self._folder(part)
-            place = bring(self._source, name, part, folder, self._tokenizer_hash)
+            place = bring(self._read, name, part, folder, self._tokenizer_hash)
             # Nothing to warm: the service has just read the files on this node, or we have just written them.
             index = open_snapshot(place, self._tokenizer_hash)
         except Exception as error:
@@ -193,6 +189,11 @@ class Reader:
             self._refused[name, part.version] = time.monotonic() + REFUSED_S
             return old
         return Held(part, folder, index)
+
+    def _read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
+        chunk = self._source.read(namespace, version, file, offset)
+        self._heard_at = time.monotonic()  # a service that sends a large snapshot is not silent
+        return chunk
 
     def _show(self, names: list[str]) -> None:
         """Let drafts see what is held."""

@@ -1,7 +1,7 @@
 """The retrieval service without Ray: the namespaces that somebody asked for, what is offered of each, and its figures.
 
 Namespaces come and go with those who ask for them; the shared one and those that learn stay. Everything slow happens in
-the namespaces' own threads; every method here returns at once.
+other threads; every method here but ``start`` returns at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 
+from retrieval_store.service.misses import Misses
 from retrieval_store.service.offers import CHUNK, Answer, Known, Offer, Status, is_namespace
 from retrieval_store.service.tenant import Surroundings, Tenant
 from retrieval_store.snapshot import MANIFEST
@@ -19,7 +20,8 @@ from retrieval_store.snapshot import MANIFEST
 logger = logging.getLogger(__name__)
 
 MOST = 64  # namespaces watched, besides those that stay
-IDLE_S = 60.0  # a namespace that nobody has asked for for so long gives way to another
+IDLE_S = 60.0  # a namespace with text that nobody has asked for for so long gives way to another; one without, at once
+SWEEP_S = 3600.0  # between two looks for folders of namespaces that nobody has asked for for long
 
 
 class RetrievalService:
@@ -48,17 +50,22 @@ class RetrievalService:
         self._lock = Lock()
         self._tenants: dict[str, Tenant] = {}
         self._asked: dict[str, float] = {}  # namespace -> monotonic seconds
+        self._misses = Misses()
+        self._stopped = Event()
+        self._sweeper = Thread(target=self._sweep, name="retrieval-sweep", daemon=True)
         self._gone = [0] * 5  # counts of namespaces that were dropped, in the order of ``_counts``
 
     def start(self) -> None:
         """Begin to watch the namespaces that stay."""
         self._around.cache.sweep(self._staying)
+        self._sweeper.start()
         with self._lock:
             for name in sorted(self._staying):
                 self._add(name)
 
     def stop(self) -> None:
         """End all threads, without waiting for them."""
+        self._stopped.set()
         for tenant in self._all():
             tenant.stop()
 
@@ -66,17 +73,22 @@ class RetrievalService:
         """Wait for the threads after ``stop``."""
         for tenant in self._all():
             tenant.join(timeout)
+        self._sweeper.join(timeout)
 
     def changes(self, known: Known) -> Answer:
         """What differs from ``known`` now; the namespaces in it are watched from now on."""
         offers: dict[str, Offer] = {}
+        empty: list[str] = []
         for name, versions in known.items():
             tenant = self._asked_for(name)
+            is_empty = name in self._misses if tenant is None else tenant.is_empty
+            if is_empty:
+                empty.append(name)
             if tenant is not None and tenant.has_looked:
                 offer = tenant.offer()
                 if offer.versions[1] != versions[1] or offer.versions[0] not in ("", versions[0]):
                     offers[name] = offer
-        return Answer(offers, self.status())
+        return Answer(offers, self.status(), tuple(empty))
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
         """A chunk of a file of a snapshot that is offered.
@@ -126,26 +138,39 @@ class RetrievalService:
         """The namespace's tenant, made if there is room; None if there is none."""
         now = time.monotonic()
         with self._lock:
-            if name in self._tenants or (is_namespace(name) and self._has_room(now)):
+            if name in self._tenants or (is_namespace(name) and self._has_room(name, now)):
                 self._asked[name] = now
                 return self._tenants.get(name) or self._add(name)
         return None
 
-    def _has_room(self, now: float) -> bool:
-        """Whether one more may be watched; the one nobody has asked for for longest gives way."""
-        coming = [name for name in self._tenants if name not in self._staying]
+    def _has_room(self, name: str, now: float) -> bool:
+        """Whether ``name`` may be watched too; one without text gives way at once, else one that nobody asks for."""
+        coming = [other for other in self._tenants if other not in self._staying]
         if len(coming) < MOST:
             return True
-        oldest = min(coming, key=lambda name: self._asked[name])
-        if now - self._asked[oldest] < IDLE_S:
+        if name in self._misses:
             return False
-        tenant = self._tenants.pop(oldest)
-        del self._asked[oldest]
-        tenant.stop()
-        self._gone = [sum(pair) for pair in zip(self._gone, _counts(tenant), strict=True)]
+        empty = [other for other in coming if self._tenants[other].is_empty]
+        oldest = min(empty or coming, key=lambda other: self._asked[other])
+        if empty:
+            self._misses.add(oldest)
+        elif now - self._asked[oldest] < IDLE_S:
+            return False
+        self._remove(oldest)
         return True
 
+    def _remove(self, name: str) -> None:
+        tenant = self._tenants.pop(name)
+        del self._asked[name]
+        tenant.stop()
+        self._gone = [sum(pair) for pair in zip(self._gone, _counts(tenant), strict=True)]
+
+    def _sweep(self) -> None:
+        while not self._stopped.wait(SWEEP_S):
+            self._around.cache.sweep([tenant.namespace for tenant in self._all()])
+
     def _add(self, name: str) -> Tenant:
+        self._misses.discard(name)
         tenant = self._tenants[name] = Tenant(name, self._around, name in self._live, self._changed)
         tenant.start()
         return tenant

@@ -54,6 +54,7 @@ class Tenant:
     def __init__(self, namespace: str, around: Surroundings, learns: bool, changed: Callable[[], None]) -> None:
         self.namespace = namespace
         self._around = around
+        self._learns = learns
         self._changed = changed
         self._stopped = threading.Event()
         self._watcher: Watcher | None = None
@@ -95,6 +96,14 @@ class Tenant:
         watcher = self._watcher
         return watcher.n_refused if watcher is not None else 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether somebody looked and found no snapshot, not even one to refuse; never so of one that learns."""
+        watcher = self._watcher
+        if watcher is None or self._learns or not self.has_looked:
+            return False
+        return watcher.served is None and (watcher.current is None or not watcher.current.version)
+
     def offer(self) -> Offer:
         """What is to be held of it now."""
         served, learner = self.served, self._learner
@@ -110,6 +119,7 @@ class Tenant:
             tokens=sum(part.tokens for part in (offer.base, offer.delta) if part is not None),
             staleness=watcher.staleness if watcher is not None else 0.0,
             problem=watcher.problem if watcher is not None else self._problem,
+            learning_problem=self._learner.problem if self._learner is not None else "",
         )
 
     # -- the threads ---------------------------------------------------------------------------------------------

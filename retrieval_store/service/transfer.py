@@ -6,22 +6,25 @@ verifies them and puts them at the same path; the others wait for it and find th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.service.cache import NamespaceFolder
-from retrieval_store.service.offers import CHUNK, Part, Source
+from retrieval_store.service.offers import CHUNK, Part
 from retrieval_store.snapshot import MANIFEST, decode_manifest, verify
 
+Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``Source.read``
 
-def bring(source: Source, namespace: str, part: Part, folder: NamespaceFolder, tokenizer_hash: str) -> Path:
+
+def bring(read: Read, namespace: str, part: Part, folder: NamespaceFolder, tokenizer_hash: str) -> Path:
     """The snapshot ``part`` of ``namespace`` in ``folder``, this node's place for it.
 
     Raises:
         SnapshotError: what came does not verify, or is of another tokenizer.
         OSError: the disk is full, or the folder cannot be written.
-        Exception: whatever ``source`` raises when the service is away or no longer offers the part.
+        Exception: whatever ``read`` raises when the service is away or no longer offers the part.
     """
     place = folder.snapshot(part.version)
     if folder.has(part.version):
@@ -32,7 +35,7 @@ def bring(source: Source, namespace: str, part: Part, folder: NamespaceFolder, t
         folder.discard(part.version)  # half of it is of no use
         scratch = folder.scratch()
         try:
-            _copy(source, namespace, part, scratch)
+            _copy(read, namespace, part, scratch)
             if verify(scratch, tokenizer_hash).version != part.version:
                 raise DamagedSnapshotError(f"version {part.version} came with the manifest of another one")
             return folder.adopt(scratch, part.version)
@@ -40,21 +43,21 @@ def bring(source: Source, namespace: str, part: Part, folder: NamespaceFolder, t
             folder.drop(scratch)
 
 
-def _copy(source: Source, namespace: str, part: Part, into: Path) -> None:
+def _copy(read: Read, namespace: str, part: Part, into: Path) -> None:
     into.mkdir()
-    raw = b"".join(_chunks(source, namespace, part, MANIFEST))
+    raw = b"".join(_chunks(read, namespace, part, MANIFEST))
     manifest = decode_manifest(raw, part.version)
     for name in manifest.files:
         with (into / name).open("wb") as file:
-            for chunk in _chunks(source, namespace, part, name):
+            for chunk in _chunks(read, namespace, part, name):
                 file.write(chunk)
     (into / MANIFEST).write_bytes(raw)
 
 
-def _chunks(source: Source, namespace: str, part: Part, file: str) -> Iterator[bytes]:
+def _chunks(read: Read, namespace: str, part: Part, file: str) -> Iterator[bytes]:
     offset = 0
     while True:
-        chunk = source.read(namespace, part.version, file, offset)
+        chunk = read(namespace, part.version, file, offset)
         if chunk:
             yield chunk
         if len(chunk) < CHUNK:

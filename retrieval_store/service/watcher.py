@@ -11,16 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retrieval_store.errors import (
-    DamagedSnapshotError,
-    SnapshotError,
-    StoreError,
-    StoreUnavailableError,
-    UnknownVersionError,
-)
+from retrieval_store.errors import DamagedSnapshotError, SnapshotError, StoreError, StoreUnavailableError
+from retrieval_store.service.attempt import pause_after
 from retrieval_store.service.cache import NamespaceFolder, Remembered, read_through
 from retrieval_store.service.offers import Part
-from retrieval_store.snapshot import Manifest, check_tokenizer
+from retrieval_store.snapshot import Manifest, check_tokenizer, verify
 from retrieval_store.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
 
@@ -82,7 +77,7 @@ class Watcher:
         if known is None or not self._folder.has(known.version):
             return
         try:
-            self._serve(known.version)
+            self._serve_copy(known.version)
         except (SnapshotError, OSError) as error:
             logger.warning("%s: the snapshot of the last run is of no use: %s", self._name, error)
             return
@@ -135,24 +130,33 @@ class Watcher:
         try:
             check_tokenizer(self._store.manifest(version), self._tokenizer_hash, f"of {self._name}")
             self._fetch(version)
-        except (SnapshotError, UnknownVersionError) as error:
+        except StoreUnavailableError:
+            raise
+        except (StoreError, OSError) as error:  # damaged, foreign, gone, or too large for this node's disk
             self._refuse(version, f"version {version} is refused: {error}")
-            return False
-        except OSError as error:
-            self._refuse(version, f"version {version} cannot be kept on this node: {error}")
             return False
         logger.info("%s: version %s is served now", self._name, version)
         return True
 
     def _fetch(self, version: str) -> None:
         self._folder.make()
-        self._store.fetch(version, self._folder.path)
         try:
-            self._serve(version)
-        except DamagedSnapshotError:  # the copy on this node was hurt since: once more, from the store
+            if self._folder.has(version):
+                self._serve_copy(version)
+                return
+        except DamagedSnapshotError as error:
+            logger.warning("%s: the copy on this node is fetched again: %s", self._name, error)
+        self._store.fetch(version, self._folder.path)
+        self._serve(version)
+
+    def _serve_copy(self, version: str) -> None:
+        """Serve what lies on this node since an earlier time, unless it was hurt since; then it is removed."""
+        try:
+            verify(self._folder.snapshot(version), self._tokenizer_hash)
+        except DamagedSnapshotError:
             self._folder.discard(version)
-            self._store.fetch(version, self._folder.path)
-            self._serve(version)
+            raise
+        self._serve(version)
 
     def _serve(self, version: str) -> None:
         folder = self._folder.snapshot(version)
@@ -162,10 +166,10 @@ class Watcher:
 
     def _refuse(self, version: str, problem: str) -> None:
         before = self._refused
-        failures = before.failures + 1 if before is not None and before.version == version else 0
-        if failures == 0:  # counted once, however often it is tried again
+        failures = before.failures + 1 if before is not None and before.version == version else 1
+        if failures == 1:  # counted once, however often it is tried again
             self.n_refused += 1
-        pause = min(RETRY_S * 2.0**failures, RETRY_MOST_S)
+        pause = pause_after(failures, RETRY_S, RETRY_MOST_S)
         self._refused = _Refused(version, problem, failures, time.monotonic() + pause)
         self._note(problem)
 

@@ -36,9 +36,11 @@ class Move:
 class Published:
     """One version in a store."""
 
-    manifest: Manifest
+    version: str
+    manifest: Manifest | None  # None: it does not decode, or is of another format
     is_current: bool
     expires_at: float | None = None  # seconds since 1970, of a superseded version; None: stays
+    problem: str = ""  # why there is no manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,7 @@ class Store(Protocol):
     def versions(self) -> list[Published]:
         """All versions, the newest last. Expired ones are not listed, and may be removed by any call.
 
-        Raises:
-            SnapshotError: the manifest of one does not decode; the message names it.
+        A version whose manifest cannot be read, such as one of another format version, is listed with the reason.
         """
 
     def manifest(self, version: str) -> Manifest:
@@ -149,8 +150,10 @@ class Store(Protocol):
     def entries(self, after: str = "", limit: int = 1000) -> list[LiveText]:
         """Entries behind the one with id ``after`` ("": from the beginning), oldest first, ``limit`` at most.
 
+        An entry that does not decode has no tokens, so that whoever reads on gets past it; the log names the first.
+
         Raises:
-            StoreError: an entry does not decode, or ``after`` is no id; the message names it.
+            StoreError: ``after`` is no id; the message names it.
         """
 
     def trim(self, upto: str) -> None:

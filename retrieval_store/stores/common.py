@@ -18,7 +18,7 @@ from retrieval_store.errors import (
     UnknownVersionError,
 )
 from retrieval_store.snapshot import MANIFEST, FileEntry, Manifest, check_tokenizer, decode_manifest, verify
-from retrieval_store.stores.base import Current
+from retrieval_store.stores.base import Current, Published
 from retrieval_store.stores.names import check_version
 from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.pointer import Pointer
@@ -51,6 +51,10 @@ class CommonStore(ABC):
     @abstractmethod
     def _write(self, place: str, name: str, blocks: Iterator[bytes]) -> None:
         """Add a file to an upload."""
+
+    @abstractmethod
+    def _renew(self, place: str) -> None:
+        """Let an upload live on as after a write."""
 
     @abstractmethod
     def _commit(self, place: str, version: str, replace: bool) -> None:
@@ -111,7 +115,8 @@ class CommonStore(ABC):
         try:
             for name in manifest.files:
                 self._write(place, name, read_blocks(folder / name, self.options.chunk_bytes))
-            self._check(place, manifest)
+            for _ in self._read_back(place, manifest):  # may take longer than an untouched upload lives
+                self._renew(place)
             self._commit(place, manifest.version, replace)
         except BaseException:
             self._abandon(place)
@@ -195,10 +200,20 @@ class CommonStore(ABC):
             raise DamagedSnapshotError(f"{self._called(version)} has the manifest of version {manifest.version}")
         return manifest
 
+    def _published(self, version: str, raw: bytes, is_current: bool, expires_at: float | None) -> Published:
+        """A listed version, whether its manifest can be read or not."""
+        try:
+            return Published(version, self._decoded(version, raw), is_current, expires_at)
+        except SnapshotError as error:
+            return Published(version, None, is_current, expires_at, str(error))
+
     def _check(self, place: str, manifest: Manifest) -> None:
+        for _ in self._read_back(place, manifest):
+            pass
+
+    def _read_back(self, place: str, manifest: Manifest) -> Iterator[bytes]:
         for name, entry in manifest.files.items():
-            for _ in self._checked(place, name, entry):
-                pass
+            yield from self._checked(place, name, entry)
 
     def _checked(self, place: str, name: str, entry: FileEntry) -> Iterator[bytes]:
         return checked(self._blocks(place, name, entry), entry, f"{name} of {place} in {self.where}")

@@ -20,10 +20,17 @@ from retrieval_store.stores.common import CommonStore
 from retrieval_store.stores.directory_log import DirectoryLog
 from retrieval_store.stores.directory_state import STATE, DirectoryState, changing, read_state
 from retrieval_store.stores.live_text import check_limit, encode_tokens
-from retrieval_store.stores.names import segment
+from retrieval_store.stores.names import folder_segment
 from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.pointer import MOST_MOVES, Pointer
-from retrieval_store.stores.transfer import discard, read_blocks, write_blocks
+from retrieval_store.stores.transfer import (
+    discard,
+    newest,
+    private_folder,
+    read_blocks,
+    sync_folder,
+    write_blocks,
+)
 
 _POLL = 0.05  # seconds between looks of ``wait``
 _UPLOAD = ".upload-"
@@ -34,7 +41,7 @@ class DirectoryStore(CommonStore):
 
     def __init__(self, folder: Path, namespace: str, options: StoreOptions) -> None:
         super().__init__(namespace, folder.absolute().as_uri(), options)
-        self._folder = folder.absolute() / segment(namespace)
+        self._folder = folder.absolute() / folder_segment(namespace)
         self._versions = self._folder / "versions"
         self._log = DirectoryLog(self._folder, self.where, options.read_seconds)
         self._closed = Event()
@@ -47,13 +54,17 @@ class DirectoryStore(CommonStore):
         place = self._versions / f"{_UPLOAD}{uuid.uuid4().hex}"
         with self._available():
             self._sweep()
-            place.mkdir(parents=True)
-            (place / MANIFEST).write_bytes(raw)
+            private_folder(place)
+            write_blocks(place / MANIFEST, [raw])
         return str(place)
 
     def _write(self, place: str, name: str, blocks: Iterator[bytes]) -> None:
         with self._available():
             write_blocks(Path(place) / name, blocks)
+
+    def _renew(self, place: str) -> None:
+        with self._available():
+            os.utime(place)
 
     def _commit(self, place: str, version: str, replace: bool) -> None:
         target = self._versions / version
@@ -61,7 +72,9 @@ class DirectoryStore(CommonStore):
             if replace or version not in state.versions or not target.is_dir():
                 if target.is_dir():
                     discard(target)
+                sync_folder(Path(place))
                 Path(place).rename(target)
+                sync_folder(self._versions)
             state.versions.setdefault(version, None)
             state.versions[version] = None
         self._abandon(place)
@@ -144,8 +157,7 @@ class DirectoryStore(CommonStore):
         """Remove uploads that nobody goes on with, and what a killed process was removing."""
         for upload in self._versions.glob(".*"):
             with suppress(OSError):
-                latest = max(path.stat().st_mtime for path in (upload, *upload.iterdir()))
-                if time.time() - latest > self.options.upload_seconds:
+                if time.time() - newest(upload) > self.options.upload_seconds:
                     discard(upload)
 
     def history(self, limit: int = 100) -> list[Move]:
@@ -163,8 +175,7 @@ class DirectoryStore(CommonStore):
         for version, expires_at in state.versions.items():
             raw = self._raw_manifest(self._place(version))
             if raw is not None:
-                manifest = self._decoded(version, raw)
-                found.append(Published(manifest, version == state.pointer.version, expires_at))
+                found.append(self._published(version, raw, version == state.pointer.version, expires_at))
         return found
 
     def wait(self, timeout: float) -> bool:
@@ -185,7 +196,7 @@ class DirectoryStore(CommonStore):
         check_limit(limit)
         if encoded := [encode_tokens(text) for text in texts]:
             with self._available():
-                self._folder.mkdir(parents=True, exist_ok=True)
+                private_folder(self._folder)
             self._log.append(encoded, limit)
 
     def entries(self, after: str = "", limit: int = 1000) -> list[LiveText]:

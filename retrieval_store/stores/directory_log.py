@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -65,9 +66,12 @@ class DirectoryLog:
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
             with closing(sqlite3.connect(self.path, timeout=self._seconds, isolation_level=None)) as database:
                 database.execute(_TABLE)
                 yield database
+        except OSError as error:
+            raise StoreUnavailableError(f"{self._where}: the log is not available: {error.strerror}") from error
         except sqlite3.OperationalError as error:  # locked for too long, no such folder, full
             raise StoreUnavailableError(f"{self._where}: the log is not available: {error}") from error
         except sqlite3.Error as error:

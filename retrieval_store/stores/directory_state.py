@@ -17,6 +17,7 @@ import msgspec
 from retrieval_store.errors import StoreError
 from retrieval_store.stores.names import is_version
 from retrieval_store.stores.pointer import Pointer
+from retrieval_store.stores.transfer import private_folder, sync_folder
 
 STATE = "current.json"
 LOCK = "lock"
@@ -58,8 +59,8 @@ def read_state(folder: Path, where: str) -> DirectoryState:
 @contextmanager
 def changing(folder: Path, where: str) -> Iterator[DirectoryState]:
     """The state, locked; what the caller made of it is written unless an error is raised."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    private_folder(folder)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         state = read_state(folder, where)
@@ -76,3 +77,4 @@ def _replace(path: Path, raw: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+    sync_folder(path.parent)

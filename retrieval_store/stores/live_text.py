@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from retrieval_store.errors import StoreError
 
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
 _LARGEST = 2**31 - 1  # ids are int32 everywhere else
+_NAMED: set[str] = set()  # logs of which the first entry that is no text was named
+
+logger = logging.getLogger(__name__)
 
 
 def encode_tokens(tokens: Sequence[int]) -> bytes:
@@ -27,14 +31,15 @@ def encode_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def decode_tokens(raw: bytes, entry: str, where: str) -> Sequence[int]:
-    """See ``encode_tokens``.
-
-    Raises:
-        StoreError: it is no text.
-    """
+    """See ``encode_tokens``; what is no text has no tokens, and the first such entry of a log is named in a warning."""
     ids = np.frombuffer(raw, "<u4") if len(raw) % 4 == 0 else None
     if ids is None or (ids.size and ids.max() > _LARGEST):
-        raise StoreError(f"{where}: entry {entry} of the log is no text; trim the log up to it")
+        if where not in _NAMED:
+            _NAMED.add(where)
+            logger.warning(
+                "%s: entry %s of the log is no text, and passed over like any other such entry", where, entry
+            )
+        return []
     tokens: list[int] = ids.tolist()
     return tokens
 

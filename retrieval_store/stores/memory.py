@@ -76,6 +76,11 @@ class MemoryStore(CommonStore):
             upload.files[name] = data
             upload.expires_at = time.time() + self.options.upload_seconds
 
+    def _renew(self, place: str) -> None:
+        with self._shared.changed:
+            if place in self._shared.kept:
+                self._shared.kept[place].expires_at = time.time() + self.options.upload_seconds
+
     def _commit(self, place: str, version: str, replace: bool) -> None:
         with self._shared.changed:
             self._sweep()
@@ -157,7 +162,7 @@ class MemoryStore(CommonStore):
             self._sweep()
             kept = [(place, one) for place, one in self._shared.kept.items() if not place.startswith("upload")]
             current = self._shared.pointer.version
-        return [Published(self._decoded(name, one.raw), name == current, one.expires_at) for name, one in kept]
+        return [self._published(name, one.raw, name == current, one.expires_at) for name, one in kept]
 
     def wait(self, timeout: float) -> bool:
         """See ``Store.wait``."""

@@ -32,6 +32,17 @@ def segment(namespace: str) -> str:
     return quoted
 
 
+def folder_segment(namespace: str) -> str:
+    """``segment`` as a folder's name: one to one also where a file system does not tell capitals from small letters.
+
+    Raises:
+        ValueError: see ``segment``.
+    """
+    name = segment(namespace)
+    capitals = sum(1 << position for position, letter in enumerate(name) if letter.isupper())
+    return f"{name.lower()}@{capitals:x}" if capitals else name
+
+
 def is_version(text: str) -> bool:
     """Whether a version can be written like this."""
     return _VERSION.fullmatch(text) is not None

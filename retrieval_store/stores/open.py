@@ -7,6 +7,7 @@ and ``memory://NAME`` within this process.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,7 +18,9 @@ from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.names import segment
 from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.redis import RedisStore
-from retrieval_store.stores.redis_url import parse_redis_url, safe
+from retrieval_store.stores.redis_url import FORMS, parse_redis_url, safe
+
+_ALMOST = re.compile(r"(rediss?(\+\w+)?):(?!//)", re.IGNORECASE)
 
 
 def open_store(where: str | Path, namespace: str, options: StoreOptions | None = None) -> Store:
@@ -33,6 +36,7 @@ def open_store(where: str | Path, namespace: str, options: StoreOptions | None =
         segment(namespace)
     except ValueError as error:
         raise StoreAddressError(str(error)) from error
+    check_form(str(where))
     scheme, found, rest = str(where).partition("://")
     if isinstance(where, Path) or not found:
         return DirectoryStore(_folder(str(where)), namespace, options)
@@ -46,12 +50,22 @@ def open_store(where: str | Path, namespace: str, options: StoreOptions | None =
     raise StoreAddressError(f"{safe(str(where))} is no store; there are {kinds}")
 
 
+def check_form(where: str) -> None:
+    """Refuse what was meant to be the URL of a Redis and would be taken for a path, without showing it.
+
+    Raises:
+        StoreAddressError: it begins with ``redis:`` or the like, but ``//`` does not follow.
+    """
+    if found := _ALMOST.match(where):
+        raise StoreAddressError(f"'//' is missing behind '{found[1]}:'; the forms are {', '.join(FORMS.values())}")
+
+
 def shown(where: str) -> str:
     """``where`` as it may be printed: without a password."""
     try:
         return parse_redis_url(where, {}).shown
     except StoreAddressError:
-        return safe(where) if "://" in where else where
+        return safe(where) if "://" in where or _ALMOST.match(where) else where
 
 
 def _folder(path: str) -> Path:

@@ -53,6 +53,9 @@ class RedisStore(CommonStore):
     def _put(self, place: str, field: str, block: bytes) -> None:
         self._client.run(redis_scripts.WRITE, [place], field, block, int(self.options.upload_seconds * 1000))
 
+    def _renew(self, place: str) -> None:
+        self._client.call("PEXPIRE", place, int(self.options.upload_seconds * 1000))
+
     def _commit(self, place: str, version: str, replace: bool) -> None:
         keys = [place, self._keys.version(version), self._keys.versions]
         if not self._client.run(redis_scripts.COMMIT, keys, version, int(replace), self._keys.hints):
@@ -116,7 +119,7 @@ class RedisStore(CommonStore):
         current = self._pointer().version
         found = ((name, self._describe(name)) for name in names if is_version(name))
         return [
-            Published(self._decoded(name, raw), name == current, None if left < 0 else time.time() + left / 1000)
+            self._published(name, raw, name == current, None if left < 0 else time.time() + left / 1000)
             for name, (raw, left) in ((name, answer) for name, answer in found if answer)
         ]
 

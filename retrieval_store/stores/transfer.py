@@ -51,10 +51,33 @@ def checked(blocks: Iterable[bytes], entry: FileEntry, what: str) -> Iterator[by
 
 
 def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
-    """A new file."""
+    """A new file, on the disk when this returns."""
     with path.open("xb") as file:
         for block in blocks:
             file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in ``folder`` on the disk, before or after a rename."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder and those above it as far as they are missing, for this user alone: tenants' texts lie there."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def newest(folder: Path) -> float:
+    """When something was last written there, seconds since 1970: a folder does not age with its files."""
+    return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 
 def fetched(target: Path) -> Manifest | None:
@@ -76,19 +99,21 @@ def receive(target: Path, raw: bytes, manifest: Manifest, deliver: Callable[[str
         StoreError: files cannot be written here.
     """
     with _local(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(target.parent)
         _sweep(target.parent)
         beside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
         beside.mkdir()
         try:
             for name in manifest.files:
                 deliver(name, beside / name)
-            (beside / MANIFEST).write_bytes(raw)
+            write_blocks(beside / MANIFEST, [raw])
+            sync_folder(beside)
             with _locked(target.parent):  # or what another process has just put there would be discarded
                 if fetched(target) is None:  # not before there is something better
                     discard(target)
                 with suppress(OSError):  # not empty: another process was faster, with the same contents
                     beside.rename(target)
+                    sync_folder(target.parent)
                 if fetched(target) is None:
                     raise StoreError(f"{target}: what was fetched is not there; is somebody removing it?")
         finally:
@@ -118,7 +143,7 @@ def discard(folder: Path) -> None:
 def _sweep(folder: Path) -> None:
     for left in folder.glob(".*"):
         with suppress(OSError):
-            if _LEFT.fullmatch(left.name) and time.time() - left.stat().st_mtime > _ABANDONED:
+            if _LEFT.fullmatch(left.name) and time.time() - newest(left) > _ABANDONED:
                 shutil.rmtree(left)
 
 

@@ -19,12 +19,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from app import builtin_corpus
 from app.cache import model_hash, tokenizer_hash
 from app.cli import main
+from app.corpus.build import _bring_back, _replace
 from app.corpus.encoding import Encoder
 from app.retrieval import as_text
 from app.stores import DEFAULT_NAMESPACE
 from app.tokenizers import load_tokenizer
+from engine.model.loader import load_spec
 from retrieval_store.corpus import Document, read_documents
 from retrieval_store.snapshot import verify
 from retrieval_store.snapshot_index import open_snapshot
@@ -139,7 +142,7 @@ def test_the_report_says_what_was_kept_and_why(spectra: Run, corpus: Path, tmp_p
     assert (folder / "perplexity.png").read_bytes().startswith(b"\x89PNG")
     table = [line.split() for line in out.splitlines()[:4]]
     assert [line[0] for line in table] == ["input", str(corpus / "talk.jsonl"), str(corpus / "code"), "all"]
-    assert table[1][1:6] == ["32", "1", "1", "30", str(talk["kept"])]
+    assert table[1][1:7] == ["32", "1", "1", "0", "30", str(talk["kept"])]
 
 
 def test_pieces_are_no_longer_than_asked_for_and_nothing_is_lost(
@@ -305,6 +308,80 @@ def test_two_builds_do_not_share_a_work_folder(spectra: Run, corpus: Path, tmp_p
     assert status == 2
     assert err.splitlines()[-1] == f"spectra: --work {tmp_path / 'work'}: another build is at work there"
     assert spectra("--input", corpus, "--keep", 5, "--work", tmp_path / "work")[0] == 0
+
+
+@pytest.fixture
+def small_vocabulary(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A model whose tokenizer knows ``<beyond>``, which the model does not."""
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "small vocabulary")
+    tokenizer = load_tokenizer(folder)
+    missing = load_spec(folder).vocab_size - len(tokenizer)
+    tokenizer.add_tokens([*(f"<filler {i}>" for i in range(missing)), "<beyond>"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("flags", [(), ("--unrefined",)], ids=["refined", "unrefined"])
+def test_texts_outside_the_models_vocabulary_are_dropped_and_counted(
+    flags: tuple[str, ...], spectra: Run, small_vocabulary: Path, tmp_path: Path
+) -> None:
+    lines = [sentence(np.random.default_rng(i), 30) for i in range(6)]
+    lines[2] += " <beyond> " + lines[0]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    words = ("--input", tmp_path / "texts.jsonl", "--keep", 6, "--piece-tokens", 4000, *flags)
+    assert spectra(*words, model=small_vocabulary)[0] == 0
+    index = open_snapshot(tmp_path / "out", tokenizer_hash(small_vocabulary))
+    assert index.manifest.texts == 5
+    assert index.manifest.about.vocab_size == load_spec(small_vocabulary).vocab_size
+    report = json.loads((tmp_path / "out.report" / "report.json").read_text())
+    assert (report["total"]["outside_vocabulary"], report["total"]["kept"]) == (1, 5)
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": lines[2]}) + "\n")
+    status, _, err = spectra(*words, "--force", model=small_vocabulary)
+    assert status == 2
+    assert "outside the vocabulary" in err
+
+
+def test_the_built_in_texts_stay_within_the_models_vocabulary(
+    small_vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    texts = ("snow falls on the town", "snow <beyond> falls", "the river keeps running")
+    monkeypatch.setattr(builtin_corpus, "documents", lambda: (Document(origin="here", text=text) for text in texts))
+    manifest = verify(builtin_corpus.builtin_snapshot(small_vocabulary))
+    assert (manifest.texts, manifest.about.vocab_size) == (2, load_spec(small_vocabulary).vocab_size)
+    assert "1 texts are outside the vocabulary" in capsys.readouterr().err
+
+
+def test_while_a_snapshot_is_replaced_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, new = tmp_path / "out", tmp_path / "new"
+    for folder in (out, new):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    with pytest.raises(FileNotFoundError):
+        _replace(out, tmp_path / "nothing")
+    assert contents_of(tmp_path) == ["new/new", "out/out"]
+    remove = shutil.rmtree
+
+    def rmtree(folder: Path, **options: bool) -> None:
+        assert (out / "new").exists()
+        remove(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    _replace(out, new)
+    assert contents_of(tmp_path) == ["out/new"]
+
+
+def test_a_snapshot_that_was_put_aside_is_brought_back(tmp_path: Path) -> None:
+    (tmp_path / ".out.old").mkdir()
+    (tmp_path / ".out.old" / "file").touch()
+    for _ in range(2):
+        _bring_back(tmp_path / "out")
+        assert contents_of(tmp_path) == ["out/file"]
+
+
+def contents_of(folder: Path) -> list[str]:
+    """Paths of all files below."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def test_force_replaces_a_snapshot_and_nothing_else(spectra: Run, corpus: Path, tmp_path: Path) -> None:

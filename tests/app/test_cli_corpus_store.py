@@ -17,6 +17,7 @@ from app.cli import main
 from app.corpus.stats import size, when
 from retrieval_store.snapshot import MANIFEST, Description, Source, read_manifest
 from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_url import PASSWORD as PASSWORD_VARIABLE
 from tests.redis_server import RedisServer
@@ -257,6 +258,40 @@ def test_a_version_is_named_by_any_beginning_that_only_it_has(
     assert refused("activate", "", *flags) == f"spectra: 3 versions begin with '': {', '.join(known)}"
 
 
+def test_a_version_of_another_format_is_listed_and_holds_up_nothing(
+    corpus: Run, refused: Any, tmp_path: Path, snapshots: list[Path]
+) -> None:
+    flags = ("--store", tmp_path / "store")
+    for folder in snapshots[:2]:
+        corpus("publish", folder, *flags)
+    old, new = versions_of(snapshots[:2])
+    (tmp_path / "store" / "default" / "versions" / old / MANIFEST).write_text('{"format": "other"}')
+    status, out, err = corpus("list", *flags)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[1].split()[:2] == [old, "unreadable"]
+    assert lines[2].split()[:2] == ["*", new]
+    assert lines[3].startswith(f"unreadable: snapshot {old} in ")
+    assert "has format 'other'" in lines[3]
+    first, second = listed(corpus, *flags)["versions"]
+    assert (first["version"], first["is_current"]) == (old, False)
+    assert "has format 'other'" in first["problem"]
+    assert (second["version"], second["texts"]) == (new, 2)
+    assert corpus("activate", new[:6], *flags)[1] == f"current: {new} (revision 2)\n"
+    assert "has format 'other'" in refused("activate", old, *flags)
+
+
+def test_a_whole_version_is_activated_without_a_listing(
+    refused: Any, corpus: Run, tmp_path: Path, snapshots: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--store", tmp_path / "store")
+    [version] = versions_of(snapshots[:1])
+    corpus("publish", snapshots[0], "--no-activate", *flags)
+    monkeypatch.delattr(DirectoryStore, "versions")
+    assert corpus("activate", version, *flags)[1] == f"current: {version} (revision 1)\n"
+    assert "has no version 0123456789abcdef" in refused("activate", "0123456789abcdef", *flags)
+
+
 def test_with_nothing_published_there_is_nothing_to_go_back_to(refused: Any, store: str) -> None:
     assert url_of(store) in refused("stats", "--store", store)
     assert refused("rollback", "--store", store)
@@ -299,6 +334,8 @@ def test_a_wrong_password_is_said_without_showing_it(refused: Any, redis: RedisS
         (["list", "--store", ""], "'' is no folder"),
         (["list", "--store", "redis://localhost", "--namespace", "a b"], "a b"),
         (["list", "--store", "redis://localhost", "--namespace", "../up"], "../up"),
+        (["list", "--store", "redis://localhost", "--namespace", ".."], "no dot first"),
+        (["list", "--store", "redis:/host"], "'//' is missing"),
     ],
     ids=str,
 )

@@ -23,7 +23,7 @@ def choice(perplexities: list[float], kept: list[bool], sources: list[int] | Non
     rows["hash"] = rows["document"] = np.arange(len(kept))
     rows["source"] = sources or 0
     none = np.zeros(len(kept), np.bool_)
-    return Choice(rows, none, none, np.array(perplexities), np.array(kept), **more)
+    return Choice(rows, none, none, none, np.array(perplexities), np.array(kept), **more)
 
 
 def inputs(n: int) -> list[Input]:
@@ -80,7 +80,8 @@ def test_every_text_is_counted_once() -> None:
     assert is_short.tolist() == [True, True, False, False, False, False]
     assert is_repeated.tolist() == [False, False, False, True, False, False]  # short ones are no repetitions
     kept = np.array([False, False, False, False, True, True])
-    made = Choice(rows, is_short, is_repeated, np.array([NAN, NAN, INF, NAN, 3.0, 5.0]), kept)
+    none = np.zeros(6, np.bool_)
+    made = Choice(rows, is_short, is_repeated, none, np.array([NAN, NAN, INF, NAN, 3.0, 5.0]), kept)
     first, second = figures(made, inputs(2))
     assert (first["documents"], first["texts"], first["tokens"], first["scored"], first["kept"]) == (4, 5, 38, 2, 1)
     assert first["perplexity"]["dropped"] is None  # only one that is infinite

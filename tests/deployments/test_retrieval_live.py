@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_store.errors import ConflictError
-from retrieval_store.service import learner
+from retrieval_store.errors import ConflictError, StoreUnavailableError
+from retrieval_store.service import attempt, learner
 from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.compaction import LIVE, Compactor, log
 from retrieval_store.service.learner import Learner, LiveOptions
@@ -18,7 +19,7 @@ from retrieval_store.service.live_texts import Pending, Texts
 from retrieval_store.service.sender import Sender
 from retrieval_store.service.watcher import Watcher
 from retrieval_store.snapshot_index import open_snapshot
-from retrieval_store.stores.base import Current
+from retrieval_store.stores.base import Current, Store
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store
 from tests.retrieval_service import SHARED, TARGET, Direct, eventually, follows, publish, running
@@ -133,7 +134,7 @@ def test_a_rival_that_moves_current_during_a_compaction_is_not_overwritten(where
     watcher.look()
     assert watcher.served is not None
     assert watcher.served.manifest.texts == 1  # the rival's
-    (loser,) = [version for version in store.versions() if version.manifest.texts == 2]
+    (loser,) = [version for version in store.versions() if version.manifest and version.manifest.texts == 2]
     assert loser.expires_at is not None  # it was never current and goes like one that was
     assert [list(entry.tokens) for entry in log(store, "")] == [ONE]
     assert [path.name for path in folder.path.iterdir() if path.name.startswith("new-")] == []
@@ -191,25 +192,100 @@ def test_outputs_that_cannot_be_delivered_are_kept_up_to_a_limit_and_counted_bey
     assert pending.dropped == 1
 
 
+def _learner(store: Store, folder: Path) -> Learner:
+    nodes = NodeCache(folder, store.url)
+    return Learner(store, nodes.snapshots(SHARED), nodes.deltas(SHARED), TARGET, QUICK, lambda: None)
+
+
 def test_learning_waits_for_a_store_that_is_away_and_loses_nothing(where: str, tmp_path: Path) -> None:
     Path(where).write_text("no folder")
-    store = open_store(where, SHARED)
-    nodes = NodeCache(tmp_path / "cache", where)
-    learns = Learner(store, nodes.snapshots(SHARED), nodes.deltas(SHARED), TARGET, QUICK, lambda: None)
+    learns = _learner(open_store(where, SHARED), tmp_path / "cache")
     learns.learn([ONE])
     assert not learns.step()
     assert (learns.n_texts, learns.n_dropped, learns.delta) == (0, 0, None)
     Path(where).unlink()
-    assert learns.step()
-    assert (learns.n_texts, learns.n_folds) == (1, 1)
+    eventually(learns.step)
+    assert (learns.n_texts, learns.n_folds, learns.problem) == (1, 1, "")
     assert not learns.step()  # nothing new, no new delta
 
 
+def test_who_may_not_write_says_so_once_tries_seldom_and_learns_from_others(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[object] = []
+
+    class ReadOnly(DirectoryStore):
+        def append(self, texts: Sequence[Sequence[int]], limit: int) -> None:
+            tries.append(texts)
+            raise StoreUnavailableError("the user lacks a right: NOPERM")
+
+    other = open_store(where, SHARED)
+    learns = _learner(ReadOnly(Path(where), SHARED, other.options), tmp_path / "cache")  # type: ignore[attr-defined]
+    monkeypatch.setattr(attempt, "PAUSE_S", 60.0)
+    monkeypatch.setattr(attempt, "PAUSE_MOST_S", 60.0)
+    learns.learn([ONE])
+    for text in (TWO, [25, 26, 27]):
+        other.append([text], 100)
+        eventually(learns.step)  # a new delta
+        assert learns.problem == "cannot add outputs to the log: the user lacks a right: NOPERM"
+    assert learns.delta is not None
+    assert learns.delta.tokens == 8
+    assert (len(tries), learns.n_pending, learns.n_dropped) == (1, 1, 0)
+    assert len([record for record in caplog.records if "NOPERM" in record.message]) == 1
+
+
+def test_a_delta_that_could_not_be_written_is_written_when_there_is_room_but_not_tried_all_the_time(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learns = _learner(open_store(where, SHARED), tmp_path / "cache")
+    tries: list[object] = []
+
+    def full(*given: object) -> None:
+        tries.append(given)
+        raise OSError(28, "No space left on device", f"file-{len(tries)}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "write_snapshot", full)
+        learns.learn([ONE])
+        for _ in range(20):
+            assert not learns.step()
+            assert learns.problem == "cannot make a delta: No space left on device"
+        assert len(tries) < 5
+    eventually(learns.step)
+    assert learns.delta is not None
+    assert (learns.delta.tokens, learns.n_folds, learns.problem) == (5, 1, "")
+
+
+def test_texts_that_no_log_takes_are_counted_as_lost(where: str, tmp_path: Path) -> None:
+    learns = _learner(open_store(where, SHARED), tmp_path / "cache")
+    learns.learn([[-1, 5, 6], ONE])
+    learns.step()
+    assert (learns.n_texts, learns.n_dropped, learns.n_pending) == (0, 2, 0)
+    assert "-1" in learns.problem
+    learns.learn([TWO])
+    eventually(learns.step)
+    assert (learns.n_texts, learns.n_dropped, learns.problem) == (1, 2, "")
+
+
+def test_entries_of_the_log_that_are_no_text_are_passed_over(where: str, tmp_path: Path) -> None:
+    store = open_store(where, SHARED)
+    store.append([ONE, TWO, [], [25, 26, 27]], 100)
+    (path,) = Path(where).rglob("log.sqlite")
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        second = "(SELECT id FROM log ORDER BY id LIMIT 1 OFFSET 1)"
+        database.execute(f"UPDATE log SET tokens = ? WHERE id = {second}", (b"no",))
+    learns = _learner(store, tmp_path / "cache")
+    assert learns.step()
+    assert learns.delta is not None
+    assert learns.delta.tokens == 8
+    assert learns.problem == ""
+    store.append([[35, 36, 37]], 100)
+    eventually(learns.step)
+    assert learns.delta.tokens == 11
+
+
 def test_folding_takes_a_tenth_of_the_time_at_most(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = NodeCache(tmp_path / "cache", where)
-    learns = Learner(
-        open_store(where, SHARED), nodes.snapshots(SHARED), nodes.deltas(SHARED), TARGET, QUICK, lambda: None
-    )
+    learns = _learner(open_store(where, SHARED), tmp_path / "cache")
     write = learner.write_snapshot
 
     def slow(*given: object, **more: object) -> object:

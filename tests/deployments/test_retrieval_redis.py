@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.retrieval_metrics import RetrievalMetrics
 from retrieval_store.service.compaction import log
 from retrieval_store.service.learner import LiveOptions
 from tests.redis_server import RedisServer
@@ -56,6 +57,29 @@ def test_a_service_that_starts_without_its_redis_serves_what_it_had_and_finds_it
         server.start()
         second = publish(node.store(), [ONE], tmp_path)
         eventually(lambda: node.version() == second)
+
+
+def test_a_redis_that_takes_no_more_texts_shows_in_the_status_until_it_does(
+    server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        server.client() as client,
+        running(server.url, tmp_path / "cache", [SHARED], LiveOptions(tokens=1000, interval=0.05)) as node,
+    ):
+        metrics = RetrievalMetrics("m", node.reader, (SHARED,), None)
+        eventually(lambda: not node.source.learn(SHARED, [ONE]))
+        eventually(lambda: node.says([5, 6]) == [70, 80, 90])
+        assert metrics.detail()["retrieval_learning_problem"] == ""
+        client.config_set("maxmemory", 1)
+        node.source.learn(SHARED, [TWO])
+        eventually(lambda: "OOM" in str(metrics.detail()["retrieval_learning_problem"]))
+        assert node.problem == ""
+        time.sleep(1.2)  # it is tried again
+        assert len([record for record in caplog.records if "OOM" in record.message]) == 1
+        client.config_set("maxmemory", 0)
+        eventually(lambda: node.says([15, 16]) == [17, 18, 19])
+        eventually(lambda: metrics.detail()["retrieval_learning_problem"] == "")
+        assert node.service.status().live_dropped == 0
 
 
 def test_live_texts_go_through_redis_to_all_servers_and_wait_while_it_is_away(

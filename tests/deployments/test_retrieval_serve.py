@@ -267,7 +267,7 @@ serve.run(build_app(ServeConfig.model_validate(args)), name="spectra")
 handle = serve.get_app_handle("spectra")
 fields = {"prompt": "Snow falls on", "max_tokens": 60, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
 texts, accepted = set(), 0
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 120
 while accepted < 40 and time.monotonic() < deadline:
     answer = handle.generate.remote(fields).result()
     texts.add(str(answer["choices"][0]["token_ids"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -13,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from retrieval_store.service import cache, reader, service, watcher
-from retrieval_store.service.cache import NamespaceFolder
+from retrieval_store.service import reader
+from retrieval_store.service.attempt import pause_after
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.offers import Answer, Known, Offer
 from retrieval_store.service.reader import Reader
@@ -62,34 +61,6 @@ def test_what_is_published_reaches_the_drafts_and_a_rollback_brings_the_former_b
         assert node.reader.n_swaps == 3
         assert node.problem == ""
         assert node.staleness < 5
-
-
-def test_a_namespace_is_watched_once_a_draft_has_asked_for_it_and_sees_its_own_text_first(
-    where: str, tmp_path: Path
-) -> None:
-    with running(where, tmp_path / "cache") as node:
-        publish(node.store(), [ONE], tmp_path)
-        publish(node.store("a"), [TWO], tmp_path)
-        publish(node.store("b"), [THREE], tmp_path)
-        eventually(lambda: node.says([5, 6]) == [7, 8, 9])
-        assert node.says([5, 6], "a") == [7, 8, 9]  # until its own is here, everybody's
-        eventually(lambda: node.says([5, 6], "a") == [70, 80, 90])
-        eventually(lambda: node.says([5, 6], "b") == [71, 81, 91])
-        assert node.says([5, 6], SHARED) == node.says([5, 6]) == [7, 8, 9]
-        assert [len(node.reader.of(name)) for name in ("", SHARED, "a", "b", "c")] == [1, 1, 2, 2, 1]
-        for name, others in (("a", [71]), ("b", [70]), ("", [70, 71])):
-            for token in others:
-                assert follows(node.reader.of(name), [token, token + 10]) == []
-
-
-def test_names_that_no_namespace_may_have_are_nobodys(where: str, tmp_path: Path) -> None:
-    with running(where, tmp_path / "cache") as node:
-        publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.says([5, 6]))
-        for name in ("../x", "a/b", "x" * 129, "ü"):
-            assert node.says([5, 6], name) == [7, 8, 9]
-        time.sleep(0.2)
-        assert list(node.service.status().namespaces) == [SHARED]
 
 
 def test_a_snapshot_of_another_tokenizer_is_refused_by_name_and_the_old_one_stays(where: str, tmp_path: Path) -> None:
@@ -234,80 +205,43 @@ def test_files_that_are_not_offered_cannot_be_read(where: str, tmp_path: Path) -
                 node.service.read(namespace, of, file, 0)
 
 
-def test_only_so_many_namespaces_are_watched_and_idle_ones_give_way(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "MOST", 3)
+def test_a_service_that_sends_a_large_snapshot_is_not_silent(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
-        node.service.changes(dict.fromkeys("abcde", ("", "")))
-        assert set(node.service.status().namespaces) == {SHARED, "a", "b", "c"}
-        monkeypatch.setattr(service, "IDLE_S", 0.05)
-        time.sleep(0.06)
-        node.service.changes({"b": ("", ""), "d": ("", "")})
-        assert set(node.service.status().namespaces) in ({SHARED, "b", "c", "d"}, {SHARED, "a", "b", "d"})
+        publish(node.store(), [ONE], tmp_path)
+        eventually(lambda: node.version())
+        silences: list[float] = []
+
+        class Slow(Elsewhere):
+            def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
+                silences.append(other.silence)
+                time.sleep(0.2)
+                return super().read(namespace, version, file, offset)
+
+        other = Reader(Slow(node.service, folder=tmp_path / "elsewhere"), SHARED, TARGET.tokenizer_hash)
+        other.follow(0.1)
+        assert follows(other.of(""), [5, 6]) == [7, 8, 9]
+        assert len(silences) > 3
+        assert max(silences) < 0.5  # a fresh sign of life before each file, not one before all of them
 
 
-def test_a_reader_holds_only_so_many_namespaces(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MOST", 2)
+def test_everybodys_snapshot_does_not_wait_for_a_tenants(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
-        for name in "abc":
-            publish(node.store(name), [TWO], tmp_path)
-        for name in ("a", "b", "c", "a", "c"):
-            eventually(lambda name=name: node.says([5, 6], name) == [70, 80, 90])  # type: ignore[misc]
-        held = [name for name in "abc" if node.version(name)]
-        assert held == ["a", "c"]
+        publish(node.store(), [ONE], tmp_path)
+        publish(node.store("a"), [TWO], tmp_path)
+        eventually(lambda: node.version() and node.says([5, 6], "a") == [70, 80, 90])
+        seen: list[list[int]] = []
 
+        class Watching(Elsewhere):
+            def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
+                if namespace == "a":
+                    seen.append(follows(other.of(""), [5, 6]))
+                return super().read(namespace, version, file, offset)
 
-def test_superseded_snapshots_leave_the_disk_after_a_while(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(where, tmp_path / "cache") as node:
-        first = publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.version() == first)
-        second = publish(node.store(), [TWO], tmp_path)
-        eventually(lambda: node.version() == second)
-        (old,) = (tmp_path / "cache").rglob(first)
-        time.sleep(0.2)
-        assert old.exists()  # readers may be about to open it
-        index = node.reader.of("")[0]
-        long_ago = time.time() - cache.UNUSED_S - 1
-        os.utime(old, (long_ago, long_ago))
-        eventually(lambda: not old.exists())
-        assert follows([index], [5, 6]) == [70, 80, 90]
-
-
-def test_a_copy_on_this_node_that_was_hurt_is_fetched_again(where: str, tmp_path: Path) -> None:
-    with running(where, tmp_path / "cache") as node:
-        first = publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.version() == first)
-        second = publish(node.store(), [TWO], tmp_path)
-        eventually(lambda: node.version() == second)
-        (place,) = (tmp_path / "cache").rglob(first)
-        (place / "text.bin").unlink()  # it may be the store's own file under a second name
-        (place / "text.bin").write_bytes(b"short")
-        node.store().rollback()
-        eventually(lambda: node.version() == first)
-        assert node.says([5, 6]) == [7, 8, 9]
-
-
-def test_a_cache_that_somebody_empties_is_filled_again(where: str, tmp_path: Path) -> None:
-    with running(where, tmp_path / "cache") as node:
-        first = publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.version() == first)
-        shutil.rmtree(tmp_path / "cache")
-        assert node.says([5, 6]) == [7, 8, 9]  # what is mapped stays
-        eventually(lambda: list((tmp_path / "cache").rglob(first)))
-        assert node.problem == ""
-
-
-def test_two_processes_that_sweep_one_folder_leave_each_other_what_they_use(tmp_path: Path) -> None:
-    mine, theirs = NamespaceFolder(tmp_path, 0.2), NamespaceFolder(tmp_path, 0.2)
-    for version in ("a" * 16, "b" * 16, "c" * 16):
-        (tmp_path / version).mkdir()
-    time.sleep(0.3)
-    theirs.touch(["b" * 16])
-    mine.sweep(["a" * 16])
-    assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["a", "b"]
+        other = Reader(Watching(node.service, folder=tmp_path / "elsewhere"), SHARED, TARGET.tokenizer_hash)
+        other.of("a")
+        other.follow(0.1)
+        assert follows(other.of("a"), [5, 6]) == [70, 80, 90]
+        assert seen[0] == [7, 8, 9]
 
 
 def test_drafts_go_on_while_snapshots_are_swapped(where: str, tmp_path: Path) -> None:
@@ -333,20 +267,5 @@ def test_drafts_go_on_while_snapshots_are_swapped(where: str, tmp_path: Path) ->
         assert seen == {(7, 8, 9), (70, 80, 90), (71, 81, 91)}
 
 
-def test_a_snapshot_that_does_not_fit_the_disk_is_refused_until_it_does(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watcher, "RETRY_S", 0.05)
-    with running(where, tmp_path / "cache") as node:
-        first = publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.version() == first)
-        monkeypatch.setattr(NamespaceFolder, "make", _full)
-        second = publish(node.store(), [TWO], tmp_path)
-        eventually(lambda: "No space left" in node.problem)
-        assert node.says([5, 6]) == [7, 8, 9]
-        monkeypatch.undo()
-        eventually(lambda: node.version() == second)
-
-
-def _full(folder: NamespaceFolder) -> None:
-    raise OSError(28, "No space left on device")
+def test_pauses_double_up_to_a_limit_however_often_something_failed() -> None:
+    assert [pause_after(failures, 0.5, 10.0) for failures in (1, 2, 3, 6, 10**6)] == [0.5, 1.0, 2.0, 10.0, 10.0]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -19,8 +20,10 @@ import redis
 
 from retrieval_store.snapshot import MANIFEST
 from retrieval_store.stores.base import Store
+from retrieval_store.stores.directory_log import LOG
+from retrieval_store.stores.live_text import encode_tokens
 from retrieval_store.stores.memory import MemoryStore
-from retrieval_store.stores.names import segment
+from retrieval_store.stores.names import folder_segment
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.redis_keys import MANIFEST_FIELD, RedisKeys, chunk_field
@@ -79,7 +82,7 @@ class Place:
         if self.kind == "memory":
             self._alter_memory(version, name, change)
         elif self.kind == "directory":
-            path = Path(self.url) / segment(self.namespace) / "versions" / version / name
+            path = Path(self.url) / folder_segment(self.namespace) / "versions" / version / name
             raw = path.read_bytes()
             path.unlink()
             path.write_bytes(change(raw))
@@ -101,6 +104,30 @@ class Place:
         with closing(self.raw()) as client:
             old: Any = client.hget(key, part)
             client.hset(key, part, change(old))
+
+    def alter_entries(self, changed: Mapping[int, bytes]) -> None:
+        """Replace entries of the log behind the store's back, counted from 0; ids may change."""
+        store = self.open()
+        entries = store.entries()
+        if self.kind == "memory":
+            assert isinstance(store, MemoryStore)
+            for number, raw in changed.items():
+                store._shared.log[number] = (store._shared.log[number][0], raw)
+        elif self.kind == "directory":
+            path = Path(self.url) / folder_segment(self.namespace) / LOG
+            with closing(sqlite3.connect(path)) as database, database:
+                rows = [row for (row,) in database.execute("SELECT id FROM log ORDER BY id")]
+                for number, raw in changed.items():
+                    database.execute("UPDATE log SET tokens = ? WHERE id = ?", (raw, rows[number]))
+        else:
+            written = [changed.get(number, encode_tokens(entry.tokens)) for number, entry in enumerate(entries)]
+            store.trim(entries[-1].id)
+            self._append_raw(written)
+
+    def _append_raw(self, texts: Sequence[bytes]) -> None:
+        with closing(self.raw()) as client:
+            for text in texts:
+                client.xadd(RedisKeys(self.namespace).log, {"tokens": text})
 
     def raw(self) -> redis.Redis | redis.RedisCluster:
         """A connection behind the store's back."""

@@ -46,7 +46,7 @@ def publish(store: Store, folder: Path) -> str:
 
 
 def names(store: Store) -> list[str]:
-    return [one.manifest.version for one in store.versions()]
+    return [one.version for one in store.versions()]
 
 
 def test_a_published_snapshot_comes_back_byte_for_byte(
@@ -141,9 +141,9 @@ def test_snapshots_of_another_format_version_are_refused_by_name(
     store = place.open()
     old, new = publish(store, snapshot(1)), publish(store, snapshot(2))
     store.activate(old)
-    place.alter(new, MANIFEST, lambda raw: raw.replace(b'"format_version": 1', b'"format_version": 2'))
+    place.alter(new, MANIFEST, lambda raw: raw.replace(b'"format_version": ', b'"format_version": 9'))
     for attempt in (store.manifest, store.activate, lambda name: store.fetch(name, tmp_path / "local")):
-        with pytest.raises(ForeignSnapshotError, match=f"{new}.*version 2"):
+        with pytest.raises(ForeignSnapshotError, match=f"{new}.*version 9"):
             attempt(new)
     assert store.current() == Current(old, 1)
     assert not (tmp_path / "local" / new).exists()
@@ -170,6 +170,51 @@ def test_a_damaged_version_is_refused_by_name_and_the_old_one_stays(
             attempt(new)
     assert store.current() == Current(old, 1)
     assert list((tmp_path / "local").iterdir()) == []
+
+
+@pytest.mark.parametrize("raw", [b'{"format": "spectra-snapshot", "format_version": 99}', b"\xff", b""], ids=str)
+def test_a_version_that_cannot_be_read_is_listed_with_the_reason(
+    raw: bytes, place: Place, snapshot: Callable[[int], Path]
+) -> None:
+    store = place.open()
+    old, new = publish(store, snapshot(1)), publish(store, snapshot(2))
+    store.activate(new)
+    place.alter(old, MANIFEST, lambda _: raw)
+    listed = store.versions()
+    assert [(one.version, one.is_current) for one in listed] == [(old, False), (new, True)]
+    assert listed[0].manifest is None
+    assert old in listed[0].problem
+    assert (listed[1].manifest, listed[1].problem) == (store.manifest(new), "")
+
+
+def test_an_upload_lives_on_while_it_is_read_back(place: Place, snapshot: Callable[[int], Path]) -> None:
+    store, other = place.open(upload_seconds=1.0), place.open(upload_seconds=1.0)
+    blocks, pauses = store._blocks, [0.6, 0.6]  # type: ignore[attr-defined]
+
+    def slowly(*arguments: object) -> Iterator[bytes]:
+        for block in blocks(*arguments):
+            if pauses:
+                time.sleep(pauses.pop())
+                other._abandon(other._begin("0" * 16, b"{}"))  # type: ignore[attr-defined]  # removes what expired
+            yield block
+
+    store._blocks = slowly  # type: ignore[attr-defined]
+    version = publish(store, snapshot(1))
+    assert names(store) == [version]
+    assert pauses == []
+
+
+def test_an_entry_that_is_no_text_does_not_hold_up_what_is_behind_it(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = place.open()
+    store.append([[1, 2], [3], [4], [5]], limit=10)
+    place.alter_entries({1: b"12345", 2: b"\xff\xff\xff\xff"})
+    for _ in range(2):
+        assert [list(entry.tokens) for entry in store.entries()] == [[1, 2], [], [], [5]]
+    warned = [record.getMessage() for record in caplog.records if "is no text" in record.getMessage()]
+    assert len(warned) == 1
+    assert store.entries()[1].id in warned[0]
 
 
 def test_publishing_a_version_again_repairs_it(place: Place, snapshot: Callable[[int], Path], tmp_path: Path) -> None:
@@ -267,12 +312,12 @@ def test_superseded_versions_expire_after_the_grace_period(
     local = store.fetch(first, tmp_path / "before")
     store.activate(second)
     listed = store.versions()
-    assert [one.manifest.version for one in listed] == [first, second]
+    assert [one.version for one in listed] == [first, second]
     expires_at = listed[0].expires_at
     assert expires_at is not None
     assert 0 < expires_at - time.time() <= 100.0
     assert listed[1].expires_at is None
-    soon.activate(first)
+    store.activate(first)
     soon.activate(second)
     wait_until(lambda: names(store) == [second], "one version that is left")
     for attempt in (store.manifest, store.activate, lambda name: store.fetch(name, tmp_path / "after")):
@@ -345,7 +390,7 @@ def test_an_abandoned_upload_is_never_a_version(place: Place, snapshot: Callable
     with pytest.raises(UnknownVersionError):
         store.activate(version)
     time.sleep(ABANDONED + 0.1)
-    publish(store, folder)
+    publish(place.open(), folder)
     assert store.activate(version).revision == 1
     assert store._raw_manifest(upload) is None  # type: ignore[attr-defined]
 
@@ -482,7 +527,8 @@ def test_waiting_ends_when_another_process_does_something(place: Place, snapshot
 
 def test_waiting_ends_after_its_time(place: Place) -> None:
     store = place.open()
-    store.wait(0.1)
+    while store.wait(0.1):  # a subscription that was just made says "look"
+        pass
     for timeout in (0.0, 0.15):
         begun = time.monotonic()
         assert not store.wait(timeout)

@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert self.store.current() == Current(self.version, len(self.moves))
         listed = self.store.versions()
-        assert [one.manifest.version for one in listed] == self.published
+        assert [one.version for one in listed] == self.published
         assert [one.is_current for one in listed] == [name == self.version for name in self.published]
         assert [(move.revision, move.version) for move in self.store.history()] == list(enumerate(self.moves, 1))
         assert [list(entry.tokens) for entry in self.store.entries()] == [[tokens] for tokens in self.log]

@@ -77,6 +77,13 @@ def test_files_of_a_directory_store_that_do_not_decode_are_named(tmp_path: Path)
             store.current()
 
 
+@pytest.mark.parametrize("where", ["redis:/:secret@h", "rediss:secret", "Redis+cluster:/u:secret@h/0", "redis:"])
+def test_half_a_redis_url_is_no_folder_and_is_not_shown(where: str) -> None:
+    with pytest.raises(StoreAddressError, match="'//' is missing") as refused:
+        open_store(where, "space")
+    assert "secret" not in f"{refused.value} {shown(where)}"
+
+
 def test_plain_text_is_shown_as_it_is() -> None:
     assert shown("/some/folder") == "/some/folder"
     assert shown("memory://here") == "memory://here"

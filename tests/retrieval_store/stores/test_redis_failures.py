@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +22,9 @@ from retrieval_store.stores.base import Current, Store
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.redis_keys import RedisKeys
-from tests.redis_server import RedisServer, ask, wait_until
+from tests.redis_server import HOST, RedisServer, ask, wait_until
 from tests.retrieval_store.stores.folders import FILES, contents, make_snapshot
-from tests.retrieval_store.stores.places import CHUNK, Worker
+from tests.retrieval_store.stores.places import CHUNK, ROOT, Worker
 
 SPACE = "space"
 KEYS = RedisKeys(SPACE)
@@ -46,6 +50,21 @@ def opened(own: RedisServer) -> Iterator[Callable[..., Store]]:
     yield make
     for store in stores:
         store.close()
+
+
+def test_no_server_is_left_behind_by_a_test_run_that_is_killed() -> None:
+    code = "from tests.redis_server import RedisServer; print(RedisServer().start().port, flush=True); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        port = int(run.stdout.readline())
+        run.kill()
+
+    def is_refused() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((HOST, port)) == errno.ECONNREFUSED
+
+    wait_until(is_refused, "an end of the server")
 
 
 def every_call(store: Store, folder: Path, version: str) -> dict[str, Callable[[], object]]:
@@ -265,7 +284,7 @@ def test_a_full_redis_refuses_a_snapshot_and_keeps_the_old_one(
         with pytest.raises(StoreError, match="maxmemory"):
             store.publish(tmp_path / "2")
         assert store.current() == Current(version, 1)
-        assert [one.manifest.version for one in store.versions()] == [version]
+        assert [one.version for one in store.versions()] == [version]
         assert ask(client, "KEYS", "*upload*") == []
 
 

@@ -1,0 +1,57 @@
+"""Things that are tried again and again, and how long to leave them alone after they failed.
+
+Knows neither what is tried nor who is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from retrieval_store.errors import StoreError
+
+PAUSE_S, PAUSE_MOST_S = 0.5, 10.0  # after a try that failed, doubling
+IDLE_SHARE = 10  # what took t seconds is followed by IDLE_SHARE * t without it, at least when it failed
+_DOUBLINGS = 32  # a float has no room for many more
+
+
+def pause_after(failures: int, first: float, most: float) -> float:
+    """Seconds to wait after so many failures in a row: ``first`` after one, doubling, ``most`` at last."""
+    return min(first * 2.0 ** min(failures - 1, _DOUBLINGS), most)
+
+
+class Attempt:
+    """One thing that is done when it is due. Belongs to one thread; ``problem`` may be read from any.
+
+    Args:
+        name: what is tried, for ``problem``.
+        do: tries it once; returns seconds until it may be due again.
+    """
+
+    def __init__(self, name: str, do: Callable[[], float]) -> None:
+        self._name = name
+        self._do = do
+        self._failures = 0
+        self._at = 0.0  # monotonic seconds
+        self.problem = ""  # why the last try failed; "": it did not
+
+    def __call__(self) -> None:
+        """Try, unless it is too early for that. Errors of a store, of files and of values become ``problem``."""
+        began = time.monotonic()
+        if began < self._at:
+            return
+        try:
+            pause = self._do()
+        except (StoreError, OSError, ValueError) as error:
+            self._failures += 1
+            took = time.monotonic() - began
+            pause = max(pause_after(self._failures, PAUSE_S, PAUSE_MOST_S), IDLE_SHARE * took)
+            self.problem = f"cannot {self._name}: {_words(error)}"
+        else:
+            self._failures, self.problem = 0, ""
+        self._at = time.monotonic() + pause
+
+
+def _words(error: Exception) -> str:
+    """Without paths of files, which have another name at every try."""
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -1,0 +1,116 @@
+"""What is written survives a power cut, is nobody else's to read, and is not swept away while it is written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from retrieval_store.snapshot import MANIFEST
+from retrieval_store.stores.directory import DirectoryStore
+from retrieval_store.stores.names import folder_segment, segment
+from retrieval_store.stores.options import StoreOptions
+from tests.retrieval_store.stores.folders import FILES, make_snapshot
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "store", "space", StoreOptions())
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """The folder of a snapshot."""
+    make_snapshot(tmp_path / "built", 1)
+    return tmp_path / "built"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("has_links", [True, False], ids=["linked", "copied"])
+def test_a_version_appears_only_when_it_is_on_the_disk(
+    has_links: bool, store: DirectoryStore, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()  # inodes
+    appeared: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def fsync(handle: int) -> None:
+        synced.add(os.fstat(handle).st_ino)
+        sync(handle)
+
+    def checked_rename(path: Path, target: Path) -> Path:
+        missing = [one for one in (path, *path.iterdir()) if one.stat().st_ino not in synced]
+        assert missing == []
+        appeared.extend(sorted(one.name for one in path.iterdir()))
+        return rename(path, target)
+
+    def link(*paths: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", checked_rename)
+    if not has_links:
+        monkeypatch.setattr(os, "link", link)
+    version = store.publish(built)
+    fetched = store.fetch(version, tmp_path / "local")
+    assert appeared == sorted([*FILES, MANIFEST]) * 2
+    for folder in (fetched.parent, tmp_path / "store" / "space" / "versions"):
+        assert folder.stat().st_ino in synced
+
+
+def test_tenants_texts_are_for_this_user_alone(store: DirectoryStore, built: Path, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        store.append([[1]], 10)
+        version = store.publish(built)
+        store.fetch(version, tmp_path / "local")
+    finally:
+        os.umask(before)
+    folder = tmp_path / "store" / "space"
+    for path in (folder.parent, folder, folder / "versions", folder / "versions" / version, tmp_path / "local"):
+        assert mode(path) == 0o700, path
+    assert mode(folder / "log.sqlite") == 0o600
+
+
+def test_a_copy_whose_files_are_being_written_is_not_swept_away(
+    store: DirectoryStore, built: Path, tmp_path: Path
+) -> None:
+    version = store.publish(built)
+    old = time.time() - 9999.0
+    left = {name: tmp_path / "local" / f".{version}.{name * 32}" for name in "ab"}
+    for folder in left.values():
+        folder.mkdir(parents=True)
+        (folder / FILES[0]).touch()
+        os.utime(folder, (old, old))
+    os.utime(left["b"] / FILES[0], (old, old))
+    store.fetch(version, tmp_path / "local")
+    assert [folder.exists() for folder in left.values()] == [True, False]
+
+
+def test_names_that_differ_in_capitals_alone_have_folders_of_their_own() -> None:
+    names = [
+        "acme",
+        "ACME",
+        "Acme",
+        "acmE",
+        "acme@f",
+        "ä",
+        "Ä",
+        "%2f",
+        "%2F",
+        "",
+        "@shared",
+        "@Shared",
+        "..",
+        "A" * 128,
+    ]
+    folders = [folder_segment(name) for name in names]
+    assert len({folder.lower() for folder in folders}) == len(names)
+    assert max(map(len, folders)) < 250
+    assert folder_segment("tenant-2") == segment("tenant-2") == "tenant-2"
