@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
@@ -10,7 +11,7 @@ from ray.serve import Application
 from app.api.edge import Edge
 from app.api.http import Api
 from app.api.service import Settings
-from app.config import EdgeOptions, ServeConfig
+from app.config import ServeConfig
 from app.drafter import check_served_drafter
 from app.heads import serve_speculators
 from app.retrieval_service import retrieval_options
@@ -26,6 +27,16 @@ from engine.model.loader import resolve
 
 UNLIMITED = 100_000  # max_ongoing_requests: admission is the scheduler's business (Serve's default is 5)
 CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the application
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """What an ingress replica builds its edge from."""
+
+    tokenizer: str  # directory or hub id
+    version: str
+    default_max_tokens: int
+    max_body_bytes: int
 
 
 def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:

@@ -7,7 +7,7 @@ of ``build_app``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -229,16 +229,6 @@ class ServeConfig(BaseModel):
     def placement(self) -> SpeculatorPlacement:
         """Where speculators run."""
         return SpeculatorPlacement(self.speculator_actors, self.draft_timeout, self.speculator_gpus)
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeOptions:
-    """What an ingress replica builds its edge from."""
-
-    tokenizer: str  # directory or hub id
-    version: str
-    default_max_tokens: int
-    max_body_bytes: int
 
 
 def _settings(kind: type[Any], given: dict[str, Any], name: str) -> Any:

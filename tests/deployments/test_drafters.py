@@ -186,7 +186,7 @@ async def test_an_actor_that_hangs_is_left_alone_until_it_answers_and_then_draft
             tokens += event.token_ids
             alone += not event.drafts
             late += event.drafts["pld"].accepted if alone > 2 and "pld" in event.drafts else 0
-            await asyncio.sleep(0.01 if not event.drafts else 0)  # let the text outlast the hang
+            await asyncio.sleep(0.03 if not event.drafts else 0)  # let the text outlast the hang
         assert tokens == offline(job).token_ids
         assert alone > 5  # steps went on without it, not one per timeout
         assert late > 100
