@@ -20,7 +20,8 @@ from app.demo.paths import DEMO_TARGET
 from app.heads import encoded, find, longest_prompt
 from app.heads_prompts import PROMPTS
 from app.prompts import read_questions
-from benchmarks.acceptance import Row, report
+from benchmarks.acceptance import report
+from benchmarks.acceptance_rows import Row
 from benchmarks.prompt_sets import questions
 from engine.sampling.params import SamplingParams
 from engine.target import LocalTarget, TargetOptions
