@@ -90,6 +90,11 @@ def entry_of(path: Path) -> FileEntry:
     return FileEntry(size, digest.hexdigest())
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a file of a snapshot may be called so: nothing that leads out of its folder."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Readable JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
@@ -119,7 +124,7 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedSnapshotError(f"snapshot {name}: the manifest does not decode: {error}") from error
-    if any(not _FILE_NAME.fullmatch(file) or file == MANIFEST for file in manifest.files):
+    if any(not is_file_name(file) or file == MANIFEST for file in manifest.files):
         raise DamagedSnapshotError(f"snapshot {name}: the manifest names files that no snapshot has")
     if manifest.version != version_of(manifest.about, manifest.files):
         raise DamagedSnapshotError(f"snapshot {name}: the manifest's version {manifest.version} is not its contents'")

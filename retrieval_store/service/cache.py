@@ -20,9 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from retrieval_store.errors import SnapshotError
-from retrieval_store.snapshot import check_sizes, read_manifest
 from retrieval_store.stores.names import folder_segment
+from retrieval_store.stores.transfer import fetched, private_folder
 
 UNUSED_S = 600.0  # a snapshot that nobody has touched for so long goes: readers have long opened its successor
 DELTA_UNUSED_S = 60.0  # deltas come every few seconds
@@ -61,7 +60,7 @@ class NamespaceFolder:
 
     def has(self, version: str) -> bool:
         """Whether a version is here, with all its files at their sizes."""
-        return is_whole(self.snapshot(version), version)
+        return fetched(self.snapshot(version)) is not None
 
     def scratch(self) -> Path:
         """A path that does not exist yet, beside the snapshots; ``adopt`` what was written there, or remove it."""
@@ -86,9 +85,7 @@ class NamespaceFolder:
 
     def make(self) -> None:
         """Make the folder."""
-        for folder in (*reversed(self.path.parents), self.path):
-            if not folder.exists():
-                folder.mkdir(mode=0o700, exist_ok=True)
+        private_folder(self.path)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -193,16 +190,6 @@ def _folder_name(namespace: str) -> str:
 def folder_at(path: Path) -> NamespaceFolder:
     """The folder at a path that a ``NodeCache`` of this or another node made up."""
     return NamespaceFolder(path, DELTA_UNUSED_S if path.name == DELTAS else UNUSED_S)
-
-
-def is_whole(folder: Path, version: str) -> bool:
-    """Whether ``folder`` is this version, with all its files at their sizes."""
-    try:
-        manifest = read_manifest(folder)
-        check_sizes(folder, manifest)
-    except (SnapshotError, OSError):
-        return False
-    return manifest.version == version
 
 
 def read_through(folder: Path) -> None:

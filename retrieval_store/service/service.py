@@ -15,7 +15,7 @@ from threading import Event, Lock, Thread
 from retrieval_store.service.misses import Misses
 from retrieval_store.service.offers import CHUNK, Answer, Known, Offer, Status, is_namespace
 from retrieval_store.service.tenant import Surroundings, Tenant
-from retrieval_store.snapshot import MANIFEST
+from retrieval_store.snapshot import is_file_name
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class RetrievalService:
         tenant = self._tenants.get(namespace)
         offer = tenant.offer() if tenant is not None else Offer()
         for part in (offer.base, offer.delta):
-            if part is not None and part.version == version and _is_plain(file):
+            if part is not None and part.version == version and is_file_name(file):
                 with (Path(part.folder) / file).open("rb") as source:
                     source.seek(offset)
                     return source.read(CHUNK)
@@ -181,7 +181,3 @@ def _counts(tenant: Tenant) -> list[int]:
     if learner is None:
         return [tenant.n_refused, 0, 0, 0, 0]
     return [tenant.n_refused, learner.n_texts, learner.n_dropped, learner.n_folds, learner.n_compactions]
-
-
-def _is_plain(file: str) -> bool:
-    return file == MANIFEST or (file != "" and "/" not in file and file not in (".", ".."))

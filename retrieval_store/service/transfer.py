@@ -14,6 +14,7 @@ from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.offers import CHUNK, Part
 from retrieval_store.snapshot import MANIFEST, decode_manifest, verify
+from retrieval_store.stores.transfer import write_blocks
 
 Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``Source.read``
 
@@ -48,9 +49,7 @@ def _copy(read: Read, namespace: str, part: Part, into: Path) -> None:
     raw = b"".join(_chunks(read, namespace, part, MANIFEST))
     manifest = decode_manifest(raw, part.version)
     for name in manifest.files:
-        with (into / name).open("wb") as file:
-            for chunk in _chunks(read, namespace, part, name):
-                file.write(chunk)
+        write_blocks(into / name, _chunks(read, namespace, part, name))
     (into / MANIFEST).write_bytes(raw)
 
 
