@@ -334,8 +334,8 @@ async def test_a_drafter_that_fails_or_dawdles_costs_no_text(
 
 async def test_closing_ends_live_streams_with_an_error_and_leaves_no_task(serving: Any, make_job: MakeJob) -> None:
     async with serving(2) as served:
-        streams = [asyncio.create_task(served.answer(make_job(n, "pld", max_tokens=300))) for n in range(3)]
-        await asyncio.sleep(0.1)
+        streams = [asyncio.create_task(served.answer(make_job(n, max_tokens=900, stop_ids=()))) for n in range(3)]
+        await asyncio.sleep(0.05)  # of more than a second that these texts take
         await served.router.close()
         for outcome in await asyncio.gather(*streams, return_exceptions=True):
             assert isinstance(outcome, TargetLostError)
