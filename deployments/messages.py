@@ -25,6 +25,8 @@ class SubmitRequest(msgspec.Struct, frozen=True):
     max_nodes: int | None = None
     priority: int = 0  # lower goes first
     namespace: str = ""
+    emitted: list[int] = []  # tokens a lost router has emitted already: the text goes on behind them
+    tenant: str = ""  # whose turn it is in the queue; tenants of one priority take turns
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

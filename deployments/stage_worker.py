@@ -18,7 +18,8 @@ import torch
 from deployments.channel import Channel, UnauthenticatedError, listen
 from deployments.frames import decode_frame, encode_frame
 from deployments.head_rows import ROWS, PeerLostError, RowAsker, RowKeeper
-from engine.stage import Activations, Stage
+from engine.stage import Activations
+from engine.stage_like import StageLike
 from engine.step import Step, StepResult, WorkResult, encode
 
 STEPS, RESULTS = "steps", "results"  # roles of the connections a stage accepts
@@ -44,7 +45,7 @@ class StageWorker:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: StageLike,
         device: torch.device,
         address: str,
         secret: bytes,

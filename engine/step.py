@@ -75,6 +75,7 @@ class StepResult(msgspec.Struct, frozen=True):
     results: list[WorkResult]
     seconds: float  # time the last stage spent
     error: str = ""
+    stage_seconds: tuple[float, ...] = ()  # busy time of every stage of a pipeline, first to last
 
 
 class _WireArray(msgspec.Struct, frozen=True, array_like=True):
