@@ -53,10 +53,11 @@ from app.demo.paths import DEMO, DEMO_TARGET
 from benchmarks.retrieval_chaos.clients import TENANT, prompts_of
 from benchmarks.retrieval_chaos.measurement import Result, measure
 from benchmarks.retrieval_chaos.moves import prepare_worker
-from benchmarks.retrieval_chaos.processes import RedisProcess, ServerProcess
+from benchmarks.retrieval_chaos.processes import RedisProcess
 from benchmarks.retrieval_chaos.report import report
 from benchmarks.retrieval_chaos.snapshots import Snapshots, build_snapshots
 from benchmarks.retrieval_chaos.steps import steps_of_a_round
+from benchmarks.server_process import ServerProcess
 
 
 def parsed() -> argparse.Namespace:

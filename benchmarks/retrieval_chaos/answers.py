@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.retrieval_chaos.processes import ServerProcess
+from benchmarks.server_process import ServerProcess
 
 
 @dataclass

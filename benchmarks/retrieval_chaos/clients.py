@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.retrieval_chaos.answers import Answer, ask
-from benchmarks.retrieval_chaos.processes import ServerProcess
+from benchmarks.server_process import ServerProcess
 
 TENANT = "learner"
 BEAT_S = 0.01

@@ -11,8 +11,8 @@ import aiohttp
 
 from benchmarks.retrieval_chaos.moves import Done
 from benchmarks.retrieval_chaos.phases import Phase, figures, health
-from benchmarks.retrieval_chaos.processes import ServerProcess
 from benchmarks.retrieval_chaos.steps import Step
+from benchmarks.server_process import ServerProcess
 
 LOOK_S = 0.1  # between two looks at /health
 NOTICE_S = 15.0  # longest wait for a version or a problem to show

@@ -16,8 +16,8 @@ from benchmarks.retrieval_chaos.answers import Answer
 from benchmarks.retrieval_chaos.clients import TENANT, Load
 from benchmarks.retrieval_chaos.driver import Driver
 from benchmarks.retrieval_chaos.phases import Phase, figures
-from benchmarks.retrieval_chaos.processes import ServerProcess
 from benchmarks.retrieval_chaos.steps import Step
+from benchmarks.server_process import ServerProcess
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.retrieval_chaos.moves import NAMESPACE
-from benchmarks.retrieval_chaos.processes import ServerProcess
+from benchmarks.server_process import ServerProcess
 
 _SERIES = re.compile(r"^(spectra:(?:retrieval|live)_\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
