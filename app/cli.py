@@ -16,6 +16,7 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra serve                      start the OpenAI-compatible server with the demo model
   spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
   spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity
+  spectra load --url U               load an OpenAI-compatible server: latencies, throughput, errors, identity of texts
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
   spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
@@ -23,7 +24,7 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from app import bench_command, corpus_command, generate_command, heads_command, serve_command
+    from app import bench_command, corpus_command, generate_command, heads_command, load_command, serve_command
 
     top = argparse.ArgumentParser(
         prog="spectra", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -33,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     serve_command.add(commands)
     generate_command.add(commands)
     bench_command.add(commands)
+    load_command.add(commands)
     heads_command.add(commands)
     corpus_command.add(commands)
     return top

@@ -1,4 +1,4 @@
-"""The tables that people read: Markdown, padded so that a terminal shows them straight too."""
+"""The tables that people read, of a report; how a table is written is `app.markdown`'s."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 
 from app.bench.figures import Figures, Row, Spread
 from app.bench.records import COUNTS, Setting
+from app.markdown import NOTHING, markdown, number
 
-NOTHING = "-"  # what the records cannot tell
 COLUMNS = (
     "method",
     "tau",
@@ -101,22 +101,3 @@ def _sources(row: Row) -> list[list[str]]:
 
 def _median(spread: Spread | None) -> str:
     return number(None if spread is None else spread.median)
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or that there is none."""
-    return NOTHING if value is None else f"{value:.{digits}f}"
-
-
-def markdown(head: Sequence[str], body: Sequence[Sequence[str]], n_names: int = 1) -> str:
-    """A Markdown table, its columns padded: the first ``n_names`` hold names, the others figures."""
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
-
-    def row(cells: Sequence[str]) -> str:
-        pairs = enumerate(zip(cells, widths, strict=True))
-        padded = [cell.ljust(width) if i < n_names else cell.rjust(width) for i, (cell, width) in pairs]
-        return f"| {' | '.join(padded)} |"
-
-    rules = ["-" * (width + 2) if i < n_names else "-" * (width + 1) + ":" for i, width in enumerate(widths)]
-    rule = f"|{'|'.join(rules)}|"
-    return "\n".join([row(head), rule, *map(row, body)])

@@ -1,0 +1,93 @@
+"""Why an attempt failed, and whether it may be sent again; not when or how often."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+import aiohttp
+import msgspec
+
+from app.load.records import BROKEN
+
+REFUSED, TIMEOUT, BAD_EVENT, TOO_MANY = "no connection", "timeout", "bad event", "429"
+MESSAGE_CHARS = 120
+
+
+class Failure(Exception):  # noqa: N818 - the outcome of an attempt, not a fault of this program
+    """An attempt did not bring the whole answer.
+
+    Args:
+        kind: in words that are counted.
+        message: what was said.
+        retryable: whether the same request may succeed later.
+        status: HTTP status, if there was an answer.
+        retry_after: seconds the server asked to wait.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        retryable: bool,
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.retryable = retryable
+        self.status = status
+        self.retry_after = retry_after
+
+
+def of_status(status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+    """The failure that a status other than 200 is: 5xx, and 429 that says when, may be sent again."""
+    wait = retry_after(headers.get("Retry-After"))
+    kind = TOO_MANY if status == 429 else f"HTTP {status}"
+    return Failure(kind, said(body), status >= 500 or (status == 429 and wait is not None), status, wait)
+
+
+def of_exception(error: Exception, has_begun: bool) -> Failure:
+    """The failure that an exception of the HTTP client is.
+
+    Args:
+        error: what it raised.
+        has_begun: the answer's status had come.
+    """
+    message = f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
+    if isinstance(error, TimeoutError):  # aiohttp's are subclasses
+        return Failure(TIMEOUT, message, retryable=False)
+    if isinstance(error, aiohttp.InvalidURL):
+        return Failure("bad url", message, retryable=False)
+    return Failure(BROKEN if has_begun else REFUSED, message, retryable=True)
+
+
+def retry_after(value: str | None, now: float | None = None) -> float | None:
+    """Seconds to wait, of a Retry-After header in either form (seconds, or a date); None if it has neither.
+
+    Args:
+        value: the header.
+        now: seconds since 1970, for dates; default: the clock.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
+        except ValueError:
+            return None
+    return max(0.0, seconds) if seconds < float("inf") else None
+
+
+def said(body: bytes) -> str:
+    """The message of an error's body: OpenAI's form, or else its text."""
+    try:
+        fields = msgspec.json.decode(body)
+        message = fields["error"]["message"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        message = body.decode(errors="replace")
+    return str(message)[:MESSAGE_CHARS]

@@ -1,0 +1,83 @@
+"""The progress bar of a run: what is done, the rate of text, errors; counts for people, not for the report."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+from app.load.client import Watcher
+from app.load.records import Break, Record
+
+PERIOD_S = 0.5
+FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
+
+
+class Progress(Watcher):
+    """A bar over requests (or seconds, where only those are known), as a context.
+
+    Args:
+        what: in front of the bar.
+        requests: to be done; None: the bar shows seconds.
+        duration: seconds in which requests begin.
+    """
+
+    def __init__(self, what: str, requests: int | None, duration: float | None) -> None:
+        self._what = what
+        self._requests = requests
+        self._duration = duration
+        self._chunks = self._done = self._running = self._errors = self._retried = 0
+        self._seen = (0, time.monotonic())
+
+    async def __aenter__(self) -> Self:
+        total, unit = (self._requests, "req") if self._requests is not None else (round(self._duration or 0), "s")
+        self._bar = tqdm(
+            total=total, desc=self._what, unit=unit, file=sys.stderr, bar_format=FORMAT, dynamic_ncols=True
+        )
+        self._began = time.monotonic()
+        self._task = asyncio.create_task(self._refresh())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._show()
+        self._bar.close()
+
+    def chunk(self, record: Record, text: str, now: float) -> None:
+        """Count text."""
+        self._chunks += 1
+
+    def broke(self, record: Record, found: Break) -> None:
+        """Count failed attempts."""
+        self._retried += 1
+
+    def begins(self) -> None:
+        """A request is sent."""
+        self._running += 1
+
+    def ends(self, record: Record) -> None:
+        """A request is done."""
+        self._running -= 1
+        self._done += 1
+        self._errors += not record.ok
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            self._show()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        before, then = self._seen
+        rate = (self._chunks - before) / max(now - then, 1e-9)
+        self._seen = (self._chunks, now)
+        self._bar.n = self._done if self._requests is not None else min(self._bar.total, round(now - self._began))
+        words = f"{rate:.0f} chunks/s, {self._running} running, {self._errors} failed"
+        self._bar.set_postfix_str(words + (f", {self._retried} attempts broken" if self._retried else ""))

@@ -1,0 +1,113 @@
+"""What one request saw: when its text came, how often it broke off, how it ended. Holds no sums over requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+OK = "ok"
+BROKEN, ERROR_EVENT = "broken stream", "error event"  # breaks after the answer had begun
+STREAM_BREAKS = (BROKEN, ERROR_EVENT)
+
+
+@dataclass(slots=True)
+class Break:
+    """An attempt that failed.
+
+    Args:
+        kind: what happened, in words that are counted.
+        message: what the server or the socket said.
+        at: when, in seconds of the records' clock.
+        status: HTTP status, if there was an answer.
+        retry_after: seconds that the server asked to wait, if it did.
+        characters: length of the text that had come by then, over all attempts.
+        recovered: seconds until text beyond it came (or the answer was complete); None: never.
+    """
+
+    kind: str
+    message: str
+    at: float
+    status: int | None = None
+    retry_after: float | None = None
+    characters: int = 0
+    recovered: float | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """One request, with all its attempts. Times are seconds of one monotonic clock.
+
+    Args:
+        index: of the request.
+        prompt: index of its prompt.
+        seed: that it was sent with.
+        intended: when it should have been sent: its arrival, or when its client was free.
+        sent: when the first attempt began.
+        ended: when the answer was complete, or given up.
+        chunks: when each piece of text came; text that a retry repeats is not counted again.
+        text: all of it.
+        outcome: ``OK``, or the kind of the last break; empty while it runs.
+        prompt_tokens: as the server's usage says; None: it did not say.
+        completion_tokens: likewise.
+        speculation: the server's ``metrics.speculative_decoding``, if it sends that.
+        breaks: attempts that failed, in order; the last is final unless the outcome is ``OK``.
+        diverged: a retry did not begin with the text that had come before.
+    """
+
+    index: int
+    prompt: int
+    seed: int | None
+    intended: float
+    sent: float = 0.0
+    ended: float = 0.0
+    chunks: list[float] = field(default_factory=list)
+    text: str = ""
+    outcome: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    speculation: dict[str, Any] | None = None
+    breaks: list[Break] = field(default_factory=list)
+    diverged: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the whole answer came."""
+        return self.outcome == OK
+
+    @property
+    def retries(self) -> int:
+        """Attempts after the first."""
+        return len(self.breaks) if self.ok else max(0, len(self.breaks) - 1)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the intended arrival to the first text; None without text."""
+        return self.chunks[0] - self.intended if self.chunks else None
+
+    @property
+    def e2e(self) -> float:
+        """Seconds from the intended arrival to the end."""
+        return self.ended - self.intended
+
+    @property
+    def lateness(self) -> float:
+        """Seconds by which the client itself sent too late."""
+        return self.sent - self.intended
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first; None with fewer than two, or without usage."""
+        if self.completion_tokens is None or self.completion_tokens < 2 or not self.chunks:
+            return None
+        return (self.ended - self.chunks[0]) / (self.completion_tokens - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between neighbouring pieces of text."""
+        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
+
+    @property
+    def tokens_per_chunk(self) -> float | None:
+        """Output tokens per piece of text; None without usage or text."""
+        return self.completion_tokens / len(self.chunks) if self.completion_tokens and self.chunks else None

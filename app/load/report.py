@@ -1,0 +1,138 @@
+"""What a run came to, for people (tables) and for programs (one document); draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from app.load.figures import Figures, Spread
+from app.load.run import Ran
+from app.load.settings import Load
+from app.markdown import NOTHING, markdown, number
+
+LATENCIES = {
+    "TTFT, ms": ("ttft", 1e3),
+    "TPOT, ms": ("tpot", 1e3),
+    "inter-chunk, ms": ("inter_chunk", 1e3),
+    "E2E, ms": ("e2e", 1e3),
+    "tokens per chunk": ("tokens_per_chunk", 1.0),
+    "recovery of broken streams, ms": ("recovery", 1e3),
+}
+BUSY = 0.8  # of a core
+LATE_S = 0.02
+
+
+def document(load: Load, asked: Mapping[str, Any], found: Figures, ran: Ran) -> dict[str, Any]:
+    """Everything about a run, ready for JSON.
+
+    Args:
+        load: how the server was loaded.
+        asked: what all requests had in common.
+        found: the figures.
+        ran: the run.
+    """
+    loop = "closed" if load.rate is None else "open"
+    chunks = sum(len(record.chunks) for record in ran.records)
+    settings = {
+        "url": load.url,
+        "loop": loop,
+        "concurrency": load.concurrency if loop == "closed" else None,
+        "rate": load.rate,
+        "arrivals": load.arrivals if loop == "open" else None,
+        "requests": load.requests,
+        "duration": load.duration,
+        "seed": load.seed,
+        "retries": load.retries,
+        "timeout": load.timeout,
+        "body": dict(asked),
+    }
+    client = {
+        "cpu_seconds": ran.cpu_seconds,
+        "cpu_share": ran.cpu_share,
+        "chunks": chunks,
+        "cpu_us_per_chunk": 1e6 * ran.cpu_seconds / chunks if chunks else None,
+    }
+    warmup = {"requests": len(ran.warmup), "failed": sum(not record.ok for record in ran.warmup)}
+    figures: dict[str, Any] = msgspec.to_builtins(found)
+    return {"settings": settings, **figures, "is_good": found.is_good, "warmup": warmup, "client": client}
+
+
+def tables(load: Load, found: Figures, ran: Ran) -> str:
+    """The report as Markdown, with what to beware of below."""
+    spreads = [(name, getattr(found, key), factor) for name, (key, factor) in LATENCIES.items()]
+    rows = [_row(name, values, factor) for name, values, factor in spreads if values is not None]
+    parts = [f"## {load.label}: {load.url}", markdown(("", "figure"), _totals(found))]
+    parts += [markdown(("of whole answers", "mean", "p50", "p90", "p99", "max", "n"), rows)] if rows else []
+    if found.failed_attempts:
+        parts.append(markdown(("failed attempts", "first message", "all", "for good"), _failures(found), 2))
+    return "\n\n".join([*parts, *notes(found, ran)])
+
+
+def notes(found: Figures, ran: Ran) -> list[str]:
+    """What a reader must know before believing the figures; each one a line."""
+    said = []
+    if found.ok and found.output_tokens is None:
+        said.append("The server sent no usage with some answers: no figures per token (SSE events are not tokens).")
+    if found.diverged:
+        said.append(f"DIVERGED: {found.diverged} retried requests did not repeat the text received before the break.")
+    if found.identity.differing:
+        said.append(f"DIVERGED: {len(found.identity.differing)} of {found.identity.groups} repeated questions were "
+                    f"answered differently, such as {found.identity.differing[0]}")  # fmt: skip
+    if ran.cpu_share > BUSY:
+        said.append(f"The client itself used {ran.cpu_share:.0%} of a core: it may have been the bottleneck.")
+    if found.lateness is not None and found.lateness.p99 > LATE_S:
+        said.append(f"The client sent late: p99 {found.lateness.p99 * 1e3:.0f} ms after the intended arrival.")
+    if any(not record.ok for record in ran.warmup):
+        said.append("Some requests of the warm-up failed.")
+    return said
+
+
+def _totals(found: Figures) -> list[list[str]]:
+    rows = [
+        ("requests answered", f"{found.ok} of {found.requests}"),
+        ("seconds", number(found.seconds)),
+        ("requests/s", number(found.requests_per_s)),
+        ("output tokens/s", number(found.output_tokens_per_s, 1)),
+        ("prompt / output tokens", f"{_count(found.prompt_tokens)} / {_count(found.output_tokens)}"),
+    ]
+    if found.slo:
+        share = NOTHING if found.slo_met is None else f"{found.slo_met} of {found.requests}"
+        rows.append((f"goodput, requests/s with {found.slo}", f"{number(found.goodput)} ({share})"))
+    if wait := found.retry_after:
+        rows.append(("429 with Retry-After", f"{wait.n}, {wait.p50:g} s (p50) to {wait.max:g} s"))
+    if found.retries:
+        rows.append(("retries", str(found.retries)))
+    if found.unrecovered:
+        rows.append(("broken streams that never went on", str(found.unrecovered)))
+    if same := found.identity.groups:
+        equal = same - len(found.identity.differing)
+        rows.append(("repeated questions answered alike", f"{equal} of {same} ({found.identity.compared} answers)"))
+    return [list(row) for row in [*rows, *_speculation(found.speculation)]]
+
+
+def _speculation(said: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if said is None:
+        return []
+    drafted, accepted = said["num_draft_tokens"], said["num_accepted_draft_tokens"]
+    return [
+        ("mean acceptance length", number(said["mean_acceptance_length"])),
+        ("draft tokens accepted", f"{accepted} of {drafted} ({said['draft_acceptance_rate']:.1%})"),
+    ]
+
+
+def _row(name: str, values: Spread, factor: float) -> list[str]:
+    shown = (values.mean, values.p50, values.p90, values.p99, values.max)
+    return [name, *(number(factor * value) for value in shown), str(values.n)]
+
+
+def _failures(found: Figures) -> Sequence[list[str]]:
+    return [
+        [kind, found.messages[kind], str(n), str(found.errors.get(kind, 0))]
+        for kind, n in found.failed_attempts.items()
+    ]
+
+
+def _count(tokens: int | None) -> str:
+    return NOTHING if tokens is None else str(tokens)

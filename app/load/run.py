@@ -1,0 +1,130 @@
+"""A run: warm-up, then the loop, against a real server; returns records and judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from app.load.arrivals import arrivals
+from app.load.client import Client, Endpoint, open_session
+from app.load.loops import Ask, closed_loop, open_loop
+from app.load.plan import Plan
+from app.load.progress import Progress
+from app.load.records import Record
+from app.load.settings import Load
+from engine.errors import ConfigError
+
+MODELS_TIMEOUT_S = 30.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run left: records in the order of their requests, and what the client itself took."""
+
+    records: list[Record]
+    warmup: list[Record]
+    cpu_seconds: float
+    seconds: float
+
+    @property
+    def cpu_share(self) -> float:
+        """Of one core; near 1 the client, not the server, set the pace."""
+        return self.cpu_seconds / self.seconds if self.seconds else 0.0
+
+
+def run(load: Load, plan: Plan) -> Ran:
+    """Load the server until the run is over."""
+    return _in_loop(_run(load, plan))
+
+
+def model_at(base: str, headers: Mapping[str, str]) -> str:
+    """The first model a server lists.
+
+    Raises:
+        ConfigError: it cannot be asked, or lists none.
+    """
+    return _in_loop(_first_model(base, headers))
+
+
+def _in_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run with uvloop where it is installed (ray[serve] brings it, but not to Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+async def _run(load: Load, plan: Plan) -> Ran:
+    async with open_session() as session:
+        warmup = await _warm_up(session, load, plan)
+        cpu, began = time.process_time(), time.monotonic()
+        records = await _phase(session, load, plan, load.label, load.requests, load.duration, _loop(load))
+        return Ran(records, warmup, time.process_time() - cpu, time.monotonic() - began)
+
+
+def _loop(load: Load) -> Callable[[Ask], Coroutine[Any, Any, None]]:
+    if load.rate is None:
+        n = load.concurrency or 1
+        return lambda ask: closed_loop(ask, n, load.requests, load.duration)
+    times = arrivals(load.rate, load.arrivals, load.seed, load.requests, load.duration)
+    return lambda ask: open_loop(ask, times)
+
+
+async def _warm_up(session: aiohttp.ClientSession, load: Load, plan: Plan) -> list[Record]:
+    """Requests -1, -2, .. in a closed loop."""
+    if not load.warmup:
+        return []
+    n = load.concurrency or min(8, load.warmup)
+
+    def loop(ask: Ask) -> Coroutine[Any, Any, None]:
+        return closed_loop(lambda index, intended: ask(-1 - index, intended), n, load.warmup, None)
+
+    return await _phase(session, load, plan, "warm-up", load.warmup, None, loop)
+
+
+async def _phase(
+    session: aiohttp.ClientSession,
+    load: Load,
+    plan: Plan,
+    what: str,
+    requests: int | None,
+    duration: float | None,
+    loop: Callable[[Ask], Awaitable[None]],
+) -> list[Record]:
+    records: list[Record] = []
+    async with Progress(what, requests, duration) as progress:
+        client = Client(session, Endpoint(load.url, load.headers, load.timeout), load.retries, progress)
+
+        async def ask(index: int, intended: float) -> None:
+            record = plan.record(index, intended)
+            records.append(record)
+            progress.begins()
+            await client.ask(plan.body(record), record)
+            progress.ends(record)
+
+        await loop(ask)
+    return sorted(records, key=lambda record: record.index)
+
+
+async def _first_model(base: str, headers: Mapping[str, str]) -> str:
+    try:
+        async with (
+            open_session() as session,
+            session.get(f"{base}/models", headers=headers, timeout=aiohttp.ClientTimeout(MODELS_TIMEOUT_S)) as answer,
+        ):
+            if answer.status != 200:
+                raise ConfigError(f"--url: GET {base}/models answers with status {answer.status}; give --model")
+            found: Iterable[Any] = msgspec.json.decode(await answer.read())["data"]
+            return str(next(iter(found))["id"])
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise ConfigError(f"--url: nothing answers at {base}: {error or type(error).__name__}") from error
+    except (msgspec.DecodeError, KeyError, TypeError, StopIteration) as error:
+        raise ConfigError(f"--url: GET {base}/models lists no model; give --model") from error

@@ -1,0 +1,121 @@
+"""When requests are sent: on a virtual clock, so that the moments are exact."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import statistics
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.load.arrivals import arrivals
+from app.load.loops import Clock, closed_loop, open_loop
+
+
+class VirtualClock(Clock):
+    """Time that jumps to the next sleeper once everybody sleeps."""
+
+    def __init__(self, start: float = 100.0) -> None:
+        self.time = start
+        self._sleepers: list[tuple[float, int, asyncio.Event]] = []
+        self._n = 0
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep_until(self, moment: float) -> None:
+        if moment > self.time:
+            self._n += 1
+            woken = asyncio.Event()
+            heapq.heappush(self._sleepers, (moment, self._n, woken))
+            await woken.wait()
+
+    async def drive(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        while not task.done():
+            for _ in range(50):  # until everybody sleeps
+                await asyncio.sleep(0)
+            if self._sleepers and not task.done():
+                self.time, _, woken = heapq.heappop(self._sleepers)
+                woken.set()
+        await task
+
+
+def run(make: Callable[[VirtualClock, Any], Coroutine[Any, Any, None]], seconds: Callable[[int], float]) -> Any:
+    """Requests of given lengths; returns (index, intended, sent) of each."""
+    clock, sent = VirtualClock(), []
+
+    async def ask(index: int, intended: float) -> None:
+        sent.append((index, intended, clock.now()))
+        await clock.sleep_until(clock.now() + seconds(index))
+
+    async def main() -> None:
+        await clock.drive(make(clock, ask))
+
+    asyncio.run(main())
+    return sent, clock.now()
+
+
+def test_a_closed_loop_sends_the_next_request_when_the_last_is_done() -> None:
+    sent, end = run(lambda clock, ask: closed_loop(ask, 2, 5, None, clock), lambda i: 3.0 if i == 0 else 1.0)
+    assert sorted(i for i, _, _ in sent) == [0, 1, 2, 3, 4]
+    assert [at for _, _, at in sent] == [100.0, 100.0, 101.0, 102.0, 103.0]
+    assert all(intended == at for _, intended, at in sent)
+    assert end == 104.0
+
+
+def test_a_closed_loop_begins_nothing_after_its_time_but_waits_for_what_runs() -> None:
+    sent, end = run(lambda clock, ask: closed_loop(ask, 1, None, 5.0, clock), lambda i: 2.0)
+    assert [at for _, _, at in sent] == [100.0, 102.0, 104.0]
+    assert end == 106.0
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    sent, end = run(lambda clock, ask: open_loop(ask, [0.0, 0.5, 2.0], clock), lambda i: 100.0)
+    assert [(i, intended) for i, intended, _ in sent] == [(0, 100.0), (1, 100.5), (2, 102.0)]
+    assert end == 202.0
+
+
+def test_a_late_client_still_counts_from_the_intended_arrival() -> None:
+    clock, seen = VirtualClock(), []
+
+    async def ask(index: int, intended: float) -> None:
+        clock.time += 10.0 if index == 0 else 0.0  # the whole client stands still
+        seen.append((intended, clock.now()))
+
+    asyncio.run(clock.drive(open_loop(ask, [0.0, 1.0, 2.0, 30.0], clock)))
+    assert [intended for intended, _ in seen] == [100.0, 101.0, 102.0, 130.0]
+    assert max(at - intended for intended, at in seen) == 10.0
+    assert seen[-1] == (130.0, 130.0)
+
+
+def test_fixed_arrivals_are_evenly_spaced() -> None:
+    assert list(arrivals(4.0, "fixed", 0, requests=5)) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert list(arrivals(2.0, "fixed", 0, duration=1.5)) == [0.0, 0.5, 1.0]
+
+
+def test_poisson_arrivals_follow_their_seed() -> None:
+    one, same, other = (list(arrivals(5.0, "poisson", seed, requests=50)) for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_poisson_gaps_are_exponential() -> None:
+    gaps = [b - a for a, b in pairwise(arrivals(5.0, "poisson", 0, requests=20_000))]
+    assert statistics.fmean(gaps) == pytest.approx(0.2, rel=0.03)
+    assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.03)
+    assert statistics.median(gaps) == pytest.approx(0.2 * 0.6931, rel=0.03)
+
+
+@given(
+    st.floats(0.1, 1e4), st.sampled_from(["poisson", "fixed"]), st.integers(0, 9), st.integers(0, 50), st.floats(0, 9)
+)
+def test_arrivals_ascend_within_their_limits(rate: float, kind: str, seed: int, n: int, duration: float) -> None:
+    times = list(arrivals(rate, kind, seed, n, duration))
+    assert times == sorted(times)
+    assert len(times) <= n
+    assert all(0 <= at < duration for at in times)
