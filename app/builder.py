@@ -22,10 +22,11 @@ from deployments.client import RouterClient
 from deployments.ingress import Ingress
 from deployments.retrieval_deployment import RetrievalDeployment
 from deployments.router_deployment import RouterDeployment
-from deployments.target_deployment import TargetDeployment
+from deployments.target_deployment import TargetDeployment, replica_placement
 from engine.model.loader import resolve
 
 UNLIMITED = 100_000  # max_ongoing_requests: admission is the scheduler's business (Serve's default is 5)
+HUNG_S = 3.0  # that an event loop may take to say that it is alive
 CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the application
 
 
@@ -50,6 +51,11 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     return Edge(Api(client, tokenizer, settings))
 
 
+def target_names(n: int) -> list[str]:
+    """Names of the deployments that own a pipeline each; lanes are called the same."""
+    return ["Target", *(f"Target-{i}" for i in range(2, n + 1))]
+
+
 def build_app(args: ServeConfig) -> Application:
     """The application. ``serve run app.builder:build_app model=... method=...`` and a RayService's ``args`` work."""
     check_served_drafter(args)
@@ -60,14 +66,21 @@ def build_app(args: ServeConfig) -> Application:
         "graceful_shutdown_timeout_s": args.grace,
         "ray_actor_options": {"num_cpus": CPUS},
     }
-    target = serve.deployment(TargetDeployment, name="Target", **common).bind(args.target(), args.pipeline())
+    # Three unanswered health checks, and Serve replaces a replica that hangs; by default they take 90 seconds.
+    nimble = common | {"health_check_timeout_s": HUNG_S}
+    placed = replica_placement(args.pipeline(), args.target().stages, CPUS)
+    targets = [
+        # A deployment each, not a replica: so a lane can name the pipeline that it wants to reach.
+        serve.deployment(TargetDeployment, name=name, **nimble, **placed).bind(args.target(), args.pipeline())
+        for name in target_names(args.replicas)
+    ]
     served = retrieval_options(args)
     # Readers always have a question open: there is nothing to wait for at shutdown.
     brief = common | {"graceful_shutdown_timeout_s": 0.1}
     retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **brief).bind(served)
-    router = serve.deployment(RouterDeployment, name="Router", **common).bind(
-        target, router_options(args), serve_speculators(args), args.placement(), retrieval=retrieval, retrieved=served
+    router = serve.deployment(RouterDeployment, name="Router", **nimble).bind(
+        targets, router_options(args), serve_speculators(args), args.placement(), retrieval=retrieval, retrieved=served
     )
     edge = EdgeOptions(args.model_path, VERSION, args.default_max_tokens, int(args.max_body_mib * 2**20))
-    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=args.ingress_replicas, **common)
-    return ingress.bind(router, make_edge, edge)
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=args.ingress_replicas, **nimble)
+    return ingress.bind(router, make_edge, edge, args.router_patience)

@@ -14,12 +14,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.cache import cache_folder
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.drafter import drafter_path
 from app.libraries import LibraryAt, builtin_library, checked_place, library_at
+from app.simulation import simulated_defaults, simulation_of
+from app.split import check_split_flags, stage_memory
 from app.stores import DEFAULT_NAMESPACE, is_store
 from deployments.options import PipelineOptions, RouterOptions, SpeculatorPlacement
 from engine.scheduler import SchedulerOptions
+from engine.simulated.profile import Simulation
 from engine.target import GIB, TargetOptions
 from retrieval_store.library import FixedLibrary, Library
 from retrieval_store.service.offers import NAMESPACE, is_namespace
@@ -56,13 +60,43 @@ class ServeConfig(BaseModel):
     )
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = Field("cpu", description="cpu or cuda")
     stages: Annotated[int, Field(ge=1)] = Field(1, description="pipeline stages")
+    layer_split: str = Field(
+        "auto",
+        description="layers of every stage: auto (by weights), even, measured (by times, taken once per device), or "
+        "counts as in 22,20,20,18",
+    )
+    stage_memory_gib: str | float | None = Field(
+        None, description="GiB of weights and KV cache a stage may take, or one number per stage, as in 80,80,40,40"
+    )
+    quantization: Literal["int8"] | None = Field(
+        None, description="int8 makes the layers' matrices int8 by bitsandbytes (extra int8); not by default"
+    )
+    replicas: Annotated[int, Field(ge=1, le=64)] = Field(1, description="pipelines, each with all the stages")
+    affinity: Literal["none", "prefix"] = Field(
+        "none", description="prefix sends requests that begin alike to the same replica"
+    )
+    affinity_slack: Annotated[int, Field(ge=0)] = Field(
+        4096, description="tokens of work that replica may have more than the least loaded one"
+    )
+    failover: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="seconds a lost pipeline has to come back before other replicas take its requests over"
+    )
+    step_deadline: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="seconds a step may take, and at least ten times what is usual, before it counts as hung"
+    )
     kv_gib: Annotated[float, Field(gt=0)] = Field(0.5, description="KV cache over all stages, GiB")
     block_size: Annotated[int, Field(ge=1)] = Field(64, description="tokens per KV block")
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(None, description="longest prompt + output")
     max_sequences: Annotated[int, Field(ge=1)] = Field(64, description="sequences decoded side by side")
     max_waiting: Annotated[int, Field(ge=1)] = Field(256, description="requests queued before 429")
+    max_wait: Annotated[float, Field(gt=0)] | None = Field(
+        60.0, description="seconds a request may be expected to wait for its start before it is answered with 429"
+    )
     max_step_rows: Annotated[int, Field(ge=1)] = Field(2048, description="tokens and nodes of one step")
-    prefill_chunk: Annotated[int, Field(ge=1)] = Field(512, description="prompt tokens per step")
+    prefill_chunk: Annotated[int, Field(ge=1)] = Field(512, description="prompt tokens per step, at most")
+    max_stall: Annotated[float, Field(gt=0)] = Field(
+        0.1, description="seconds that prompt tokens may add to a step while any sequence decodes"
+    )
     speculator_actors: Annotated[int, Field(ge=0)] = Field(0, description="0 drafts inside the router")
     speculator_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a speculator actor reserves")
     draft_timeout: Annotated[float, Field(gt=0)] = Field(2.0, description="seconds a draft may take, in actors")
@@ -70,13 +104,37 @@ class ServeConfig(BaseModel):
     threads: Annotated[int, Field(ge=1)] = Field(1, description="intra-op threads of a stage")
     stage_cpus: Annotated[float, Field(ge=0)] = Field(0.1, description="Ray CPUs a stage reserves")
     stage_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a stage reserves")
-    transport: Literal["auto", "unix", "tcp"] = Field("auto", description="channel between stages")
+    stage_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = Field(
+        "pack", description="stages on nodes: few or many if possible, one or all different in any case"
+    )
+    stage_timeout: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="seconds a stage may leave pings unanswered before it is replaced"
+    )
+    replace_timeout: Annotated[float, Field(gt=0)] = Field(
+        600.0, description="seconds in which a lost stage must be replaced, or else its whole pipeline is"
+    )
+    transport: Literal["auto", "unix", "tcp", "nccl", "gloo"] = Field(
+        "auto",
+        description="between stages: unix or tcp sockets alone; nccl or gloo for hidden states; auto is nccl between "
+        "GPUs that have it, and sockets otherwise",
+    )
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(1024, description="for requests without max_tokens")
     max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="largest request body, MiB")
     grace: Annotated[float, Field(ge=0)] = Field(5.0, description="seconds running requests get at shutdown")
+    router_patience: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="seconds a request waits for a router that is being replaced before it fails with 503"
+    )
     heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
     draft_model: str | None = Field(None, description="directory or hub id of draft-model's small model; 'demo' works")
     drafter: dict[str, Any] = Field(default_factory=dict, description="further settings of draft-model")
+    simulate: str | None = Field(
+        None,
+        description="no model: stages sleep as a profile says (70b-h100x2, 70b-h100x4, 70b-h100x8, flat10, or a JSON "
+        "file) and write known text; model then gives tokenizer and vocabulary, the profile stages",
+    )
+    simulate_answers: str | None = Field(
+        None, description="JSON lines of recorded conversations that a simulated target answers with"
+    )
     anpd: dict[str, Any] = Field(default_factory=dict, description="settings of anpd")
     lookahead: dict[str, Any] = Field(default_factory=dict, description="settings of lookahead")
     pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
@@ -116,6 +174,11 @@ class ServeConfig(BaseModel):
     combination: dict[str, Any] = Field(default_factory=dict, description="settings of a+b")
     auto: dict[str, Any] = Field(default_factory=dict, description="settings of auto")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _simulated(cls, given: Any) -> Any:
+        return simulated_defaults(given) if isinstance(given, dict) else given
+
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
         draft = self.speculators().draft_model
@@ -126,6 +189,13 @@ class ServeConfig(BaseModel):
             )
         if self.device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from who asks for none
             raise ValueError(f"stage_gpus is 0, but a stage on {self.device} needs a GPU, or a share of one")
+        if self.transport == "nccl" and self.device == "cpu":
+            raise ValueError("transport is nccl, but device is cpu; nccl needs stages on GPUs, gloo does not")
+        if self.simulate is not None and self.device != "cpu":
+            raise ValueError(f"simulate needs no device, but device is {self.device}")
+        if self.simulate_answers is not None and self.simulate is None:
+            raise ValueError("simulate_answers goes with simulate, which says how long a stage takes")
+        check_split_flags(self.layer_split, self.stage_memory_gib, self.stages)
         for name in self.live_namespaces:
             if not is_namespace(name):
                 raise ValueError(
@@ -153,11 +223,29 @@ class ServeConfig(BaseModel):
             kv_bytes=int(self.kv_gib * GIB),
             block_size=self.block_size,
             max_model_len=self.max_model_len,
+            quantization=self.quantization,
+            split=self.layer_split,
+            stage_memory=stage_memory(self.stage_memory_gib),
+            cost_folder=str(cache_folder() / "layer-costs"),
+            simulation=self._simulation(),
         )
+
+    def _simulation(self) -> Simulation | None:
+        if self.simulate is None:
+            return None
+        return simulation_of(self.simulate, self.simulate_answers, self.model_path)
 
     def pipeline(self) -> PipelineOptions:
         """What a stage gets from the cluster."""
-        return PipelineOptions(self.stage_cpus, self.stage_gpus, self.threads, self.transport)
+        return PipelineOptions(
+            self.stage_cpus,
+            self.stage_gpus,
+            self.threads,
+            self.transport,
+            placement=self.stage_placement,
+            stage_timeout=self.stage_timeout,
+            replace_timeout=self.replace_timeout,
+        )
 
     def router(self) -> RouterOptions:
         """Defaults and limits of the router."""
@@ -167,8 +255,18 @@ class ServeConfig(BaseModel):
             max_nodes=self.max_nodes,
             limit_nodes=max(self.max_nodes, 256),
             shared_namespace=self.retrieval_namespace,
+            max_wait=self.max_wait,
+            affinity=self.affinity,
+            affinity_slack=self.affinity_slack,
+            failover=self.failover,
+            step_deadline=self.step_deadline,
             scheduler=SchedulerOptions(
-                self.max_sequences, self.max_waiting, self.max_step_rows, self.prefill_chunk, self.stages
+                self.max_sequences,
+                self.max_waiting,
+                self.max_step_rows,
+                self.prefill_chunk,
+                self.stages,
+                self.max_stall,
             ),
         )
 

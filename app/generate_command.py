@@ -53,6 +53,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--stages", type=int, default=1, metavar="P", help="pipeline stages, in this process")
+    parser.add_argument(
+        "--layer-split", default="auto", metavar="S", help="auto, even, measured, or counts: 22,20,20,18"
+    )
+    parser.add_argument("--stage-memory-gib", metavar="X[,X..]", help="GiB of weights and KV a stage may take")
+    parser.add_argument("--quantization", choices=["int8"], help="int8 matrices in the layers (extra int8)")
     parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="questions side by side (default: 1)")
     parser.add_argument("--kv-gib", type=float, default=0.5, metavar="X", help="KV cache, GiB (default: 0.5)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="intra-op threads (default: 1)")

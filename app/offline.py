@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
+from app.cache import cache_folder
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.generate import Generator
 from app.prompts import Question, read_questions
 from app.speculation import speculator_options
+from app.split import stage_memory
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.loop import Engine
@@ -52,6 +54,10 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         dtype=arguments.dtype,
         device=arguments.device,
         kv_bytes=int(arguments.kv_gib * GIB),
+        quantization=arguments.quantization,
+        split=arguments.layer_split,
+        stage_memory=stage_memory(arguments.stage_memory_gib),
+        cost_folder=str(cache_folder() / "layer-costs"),
     )
     check_stages(load_spec(path), arguments.stages)
     return LocalTarget.load(options, path)

@@ -99,7 +99,7 @@ class Server:
 
     def _cpus(self) -> int:
         """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
-        wanted = self.config.stages * self.config.stage_cpus + 0.1 * (self.config.speculator_actors + 3)
+        wanted = self.config.stages * max(self.config.stage_cpus, 0.001) + 0.1 * (self.config.speculator_actors + 3)
         wanted += 0.1 * (self.config.watched_store is not None)  # the retrieval service
         return max(1, math.ceil(wanted + 0.1 * self.config.ingress_replicas))
 
@@ -111,15 +111,15 @@ class Server:
         from app.offline import check_stages
         from app.tokenizers import load_tokenizer
         from engine.admission import check_needs
-        from engine.model.loader import load_spec, resolve
-        from engine.target import plan_cache, resolve_dtype
+        from engine.model.loader import resolve
+        from engine.stage_loading import describe_target, target_spec
         from speculators.registry import create
 
         target = self.config.target()
         path = resolve(target.model)
-        spec = load_spec(path)
+        spec = target_spec(target, path)
         check_stages(spec, target.stages)
-        plan_cache(spec, target, resolve_dtype(target.dtype, spec, target.device))
+        describe_target(target, path)
         prepare(self.config.library)
         check_needs(create(self.config.method, serve_speculators(self.config)).needs, spec)
         load_tokenizer(path)

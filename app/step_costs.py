@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from app.cache import cache_folder, model_hash
 from app.config import ServeConfig
+from app.simulation import profile_at
 from app.version import VERSION
 from deployments.options import RouterOptions
 from engine.model.loader import resolve
@@ -32,12 +34,18 @@ def costs_file(
     return cache_folder() / "step-costs" / f"{model_hash(path)}-{run}-{VERSION}-{machine}.json"
 
 
+def way(dtype: str | None, quantization: str | None) -> str | None:
+    """The numbers a model runs in, as ``costs_file`` takes them."""
+    return dtype if quantization is None else f"{dtype or 'default'}-{quantization}"
+
+
 def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
-    """Costs for an offline command, if one of its methods is ``auto``; measuring takes about 160 steps."""
+    """Costs for an offline command, if one of its methods is ``auto``; measuring takes about 260 steps."""
     methods = getattr(arguments, "methods", None) or [arguments.method]
     if not any(AUTO in (part.strip() for part in method.split("+")) for method in methods):
         return None
-    file = costs_file(path, arguments.dtype, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
+    numbers = way(arguments.dtype, arguments.quantization)
+    file = costs_file(path, numbers, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
     costs = read_costs(file)
     if costs is None:
         costs = measure(target)
@@ -48,5 +56,9 @@ def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget
 def router_options(config: ServeConfig) -> RouterOptions:
     """The router's options, with the place where the step times of this server's target are kept."""
     path = resolve(config.model_path)
-    file = costs_file(path, config.dtype, config.device, config.stages, config.threads, config.kv_gib, "served")
+    place = "served"
+    if config.simulate is not None:  # another profile has other times
+        place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
+    numbers = way(config.dtype, config.quantization)
+    file = costs_file(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
     return replace(config.router(), cost_file=str(file))

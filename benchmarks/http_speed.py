@@ -44,10 +44,10 @@ PARTS = {"Ingress": "ingress", "Router": "router", "StageActor": "stage", "hapro
 class Served:
     """A ``spectra serve`` subprocess."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, flags: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.name = model.name
-        command = [sys.executable, "-m", "app.cli", "serve", "--model", str(model), "--port", str(self.port)]
+        command = [sys.executable, "-m", "app.cli", "serve", "--model", str(model), "--port", str(self.port), *flags]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         lines = iter(self._process.stdout.readline, "")

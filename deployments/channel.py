@@ -12,12 +12,16 @@ import contextlib
 import hashlib
 import hmac
 import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
+from deployments.addresses import READ_AHEAD as READ_AHEAD
+from deployments.addresses import listen as listen
+from deployments.addresses import open_streams, tune
+from deployments.addresses import parse as parse
 from engine.errors import TargetLostError
 
 NONCE = 16  # bytes
@@ -25,7 +29,6 @@ PROOF = 32  # bytes
 ROLE = 8  # bytes, padded
 MAX_FRAME = 1 << 30  # bytes
 HANDSHAKE_S = 5.0  # for all of a handshake
-READ_AHEAD = 1 << 22  # bytes the asyncio half takes in before it is asked
 _LENGTH = struct.Struct("<I")
 
 
@@ -44,38 +47,13 @@ def _padded(role: str) -> bytes:
     return raw.ljust(ROLE)
 
 
-def parse(address: str) -> tuple[int, str | tuple[str, int]]:
-    """``unix:/path`` or ``tcp:host:port`` -> socket family and address."""
-    kind, _, rest = address.partition(":")
-    if kind == "unix":
-        return socket.AF_UNIX, rest
-    host, _, port = rest.rpartition(":")
-    return socket.AF_INET, (host, int(port))
-
-
-def listen(address: str) -> tuple[socket.socket, str]:
-    """A listening socket and the address peers reach it by (a TCP port of 0 is replaced by the real one)."""
-    family, where = parse(address)
-    if family == socket.AF_UNIX:
-        Path(str(where)).unlink(missing_ok=True)
-    server = socket.socket(family, socket.SOCK_STREAM)
-    server.bind(where)
-    server.listen(8)
-    if family == socket.AF_UNIX:
-        os.chmod(str(where), 0o600)
-        return server, address
-    host, port = server.getsockname()
-    return server, f"tcp:{host}:{port}"
-
-
 class Channel:
     """Blocking half: one authenticated connection."""
 
     def __init__(self, connection: socket.socket, role: str) -> None:
         self.role = role
         self._socket = connection
-        if connection.family == socket.AF_INET:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(connection)
 
     @classmethod
     def accept(cls, connection: socket.socket, secret: bytes, register: Callable[[Channel], None]) -> None:
@@ -124,9 +102,51 @@ class Channel:
         connection.settimeout(None)
         return cls(connection, role)
 
+    @property
+    def local_host(self) -> str:
+        """The address of this machine that the peer is connected to; loopback for a Unix socket."""
+        return str(self._socket.getsockname()[0]) if self._socket.family == socket.AF_INET else "127.0.0.1"
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the peer has gone, or this end is closed; asks nobody and never waits."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLRDHUP)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):  # closed here
+            return True
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Seconds a blocking call may wait for a sign of the peer before it raises TimeoutError; None: for ever."""
+        self._socket.settimeout(seconds)
+
     def send(self, payload: bytes) -> None:
         """Send one frame; raises OSError when the peer is gone."""
-        self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+        self.send_all(self.frame(payload))
+
+    @staticmethod
+    def frame(payload: bytes) -> list[memoryview]:
+        """A frame as parts to be sent one behind the other."""
+        return [memoryview(_LENGTH.pack(len(payload))), memoryview(payload)]
+
+    def send_all(self, parts: Sequence[memoryview]) -> None:
+        """Send parts without joining them, waiting for the peer where it must; raises like ``send``."""
+        left = [part for part in parts if part.nbytes]
+        while left:
+            left = _behind(left, self._socket.sendmsg(left))
+
+    def send_now(self, parts: Sequence[memoryview]) -> list[memoryview]:
+        """Send what the kernel takes at once; returns the rest. Raises like ``send``."""
+        left = [part for part in parts if part.nbytes]
+        with contextlib.suppress(BlockingIOError):
+            while left:
+                left = _behind(left, self._socket.sendmsg(left, [], socket.MSG_DONTWAIT))
+        return left
+
+    def receive_into(self, room: memoryview) -> None:
+        """Fill ``room`` with what follows, outside any frame; raises like ``receive``."""
+        _fill(self._socket, room)
 
     def receive(self) -> bytes:
         """The next frame; raises EOFError or OSError when the peer is gone."""
@@ -157,7 +177,11 @@ def _challenge(connection: socket.socket, secret: bytes, deadline: float) -> tup
 def _receive_exactly(connection: socket.socket, n: int, deadline: float | None = None) -> bytes:
     """``n`` bytes; ``deadline`` (monotonic seconds) holds for all of them, so that trickling does not help."""
     buffer = bytearray(n)
-    view = memoryview(buffer)
+    _fill(connection, memoryview(buffer), deadline)
+    return bytes(buffer)
+
+
+def _fill(connection: socket.socket, view: memoryview, deadline: float | None = None) -> None:
     while view:
         if deadline is not None:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -165,7 +189,14 @@ def _receive_exactly(connection: socket.socket, n: int, deadline: float | None =
         if got == 0:
             raise EOFError("the peer closed the channel")
         view = view[got:]
-    return bytes(buffer)
+
+
+def _behind(parts: list[memoryview], n: int) -> list[memoryview]:
+    """What is left of ``parts`` behind their first ``n`` bytes."""
+    while parts and n >= parts[0].nbytes:
+        n -= parts[0].nbytes
+        parts = parts[1:]
+    return [parts[0][n:], *parts[1:]] if n else parts
 
 
 class AsyncChannel:
@@ -174,13 +205,16 @@ class AsyncChannel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        # A second descriptor of the same connection: what event loops show of theirs cannot be tuned.
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
+            tune(connection)
 
     @classmethod
     async def connect(cls, address: str, secret: bytes, role: str) -> AsyncChannel:
         """Like ``Channel.connect``; raises TargetLostError when nobody listens or the peer breaks off."""
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                channel = cls(*await _open(address))
+                channel = cls(*await open_streams(address))
                 try:
                     await channel._authenticate(address, secret, role)
                 except BaseException:
@@ -214,10 +248,3 @@ class AsyncChannel:
     def close(self) -> None:
         """Close at once; what was not sent yet is dropped."""
         self._writer.transport.abort()
-
-
-async def _open(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    family, where = parse(address)
-    if family == socket.AF_UNIX:
-        return await asyncio.open_unix_connection(str(where), limit=READ_AHEAD)
-    return await asyncio.open_connection(where[0], int(where[1]), limit=READ_AHEAD)

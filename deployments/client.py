@@ -1,4 +1,4 @@
-"""The ingress's end of the router: requests go in, step events come out."""
+"""The ingress's end of the router: requests over a channel of their own, questions over a Serve handle."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import ray
 from grpc.aio import AioRpcError
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.messages import Health, ModelCard, SubmitRequest, decode_item, encode_request
+from deployments.messages import Health, ModelCard, SubmitRequest
+from deployments.submission import Attachment
+from deployments.submission_channel import PATIENCE_S, SubmissionChannel
 from engine.errors import TargetLostError
 from engine.events import StepEvent
 from engine.sampling.params import SamplingParams
@@ -22,12 +25,19 @@ GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica s
 
 
 class RouterClient:
-    """Implements the edge's backend over a Serve handle."""
+    """Implements the edge's backend.
 
-    def __init__(self, router: DeploymentHandle, card: ModelCard) -> None:
+    Args:
+        router: handle of the router deployment.
+        card: of the served model.
+        patience: seconds a request waits for a router that is being replaced.
+    """
+
+    def __init__(self, router: DeploymentHandle, card: ModelCard, patience: float = PATIENCE_S) -> None:
         self._router = router
-        self._stream = router.options(stream=True, method_name="stream")
         self._card = card
+        self._node = ray.get_runtime_context().get_node_id()
+        self._channel = SubmissionChannel(self._attach, patience)
 
     @property
     def model_card(self) -> ModelCard:
@@ -44,19 +54,16 @@ class RouterClient:
         priority: int,
         request_id: str,
         namespace: str = "",
+        tenant: str = "",
     ) -> AsyncGenerator[StepEvent, None]:
         """Start one choice; engine errors come from the stream's first item."""
-        return self._events(SubmitRequest(request_id, prompt_ids, params, method, max_nodes, priority, namespace))
+        return self._channel.stream(
+            SubmitRequest(request_id, prompt_ids, params, method, max_nodes, priority, namespace, tenant=tenant)
+        )
 
-    async def _events(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
-        items = self._stream.remote(encode_request(request))
-        try:
-            async for raw in items:
-                yield decode_item(raw)
-        except GONE as error:
-            raise TargetLostError(f"the router is gone: {type(error).__name__}") from error
-        finally:
-            items.cancel()  # harmless after the end
+    async def _attach(self) -> Attachment:
+        attachment: Attachment = await self._answer("attach", self._node)
+        return attachment
 
     async def health(self) -> Health:
         """The router's own word; not ready when it does not answer."""
@@ -70,9 +77,9 @@ class RouterClient:
         text: str = await self._answer("metrics")
         return text
 
-    async def _answer(self, method: str) -> Any:
+    async def _answer(self, method: str, *arguments: Any) -> Any:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await self._router.options(method_name=method).remote()
+                return await self._router.options(method_name=method).remote(*arguments)
         except (*GONE, TimeoutError) as error:
             raise TargetLostError(f"the router does not answer: {type(error).__name__}") from error

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ray.serve.handle import DeploymentHandle
 
 from deployments.client import RouterClient
+from deployments.submission_channel import PATIENCE_S
 
 
 class Edge(Protocol):
@@ -30,13 +31,18 @@ class Ingress:
         router: handle of the router deployment.
         make_edge: builds the edge where it runs; must be importable by name.
         options: handed to ``make_edge``.
+        patience: seconds a request waits for a router that is being replaced.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
-        self, router: DeploymentHandle, make_edge: Callable[[RouterClient, Any], Edge], options: Any
+        self,
+        router: DeploymentHandle,
+        make_edge: Callable[[RouterClient, Any], Edge],
+        options: Any,
+        patience: float = PATIENCE_S,
     ) -> None:
         card = await router.card.remote()
-        self._edge = make_edge(RouterClient(router, card), options)
+        self._edge = make_edge(RouterClient(router, card, patience), options)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Serve asks for the ASGI application once the constructor is done."""

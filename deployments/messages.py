@@ -1,7 +1,6 @@
-"""What crosses processes besides steps: requests on their way in, events and failures on their way out.
+"""What crosses processes besides steps and events: requests on their way in, failures on their way out.
 
-Encoded with msgpack: cheaper through a Serve handle than pickled objects, and an error arrives as what it was, not as
-a traceback of another process.
+An error arrives as what it was, not as a traceback of another process.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 
 from engine import errors
-from engine.events import StepEvent
 from engine.sampling.params import SamplingParams
 
 
@@ -27,6 +25,7 @@ class SubmitRequest(msgspec.Struct, frozen=True):
     namespace: str = ""
     emitted: list[int] = []  # tokens a lost router has emitted already: the text goes on behind them
     tenant: str = ""  # whose turn it is in the queue; tenants of one priority take turns
+    resumed: bool = False  # a lost router has let it in already: no full queue turns it away now
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +49,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, str | int | float | bool] = {}
 
 
-class Failure(msgspec.Struct, frozen=True, tag=True):
+class Failure(msgspec.Struct, frozen=True):
     """An engine error on its way to an ingress; ends the stream."""
 
     kind: str  # name of the class in engine.errors
@@ -74,42 +73,3 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
         else:
             made = kind(self.message)
         return made
-
-
-class Emitted(msgspec.Struct, frozen=True, tag=True):
-    """A step's event on its way to an ingress."""
-
-    event: StepEvent
-
-
-_ITEM: msgspec.msgpack.Decoder[Emitted | Failure] = msgspec.msgpack.Decoder(Emitted | Failure)
-_REQUEST = msgspec.msgpack.Decoder(SubmitRequest)
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def encode_request(request: SubmitRequest) -> bytes:
-    """A request's bytes."""
-    return _ENCODER.encode(request)
-
-
-def decode_request(raw: bytes) -> SubmitRequest:
-    """The request in ``raw``."""
-    return _REQUEST.decode(raw)
-
-
-def encode_event(event: StepEvent) -> bytes:
-    """An event's bytes."""
-    return _ENCODER.encode(Emitted(event))
-
-
-def encode_error(error: errors.SpectraError) -> bytes:
-    """An error's bytes."""
-    return _ENCODER.encode(Failure.of(error))
-
-
-def decode_item(raw: bytes) -> StepEvent:
-    """The event in ``raw``; raises the error if that is what it holds."""
-    item = _ITEM.decode(raw)
-    if isinstance(item, Failure):
-        raise item.exception()
-    return item.event

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -11,16 +13,18 @@ from prometheus_client import (
     generate_latest,
 )
 
+from deployments.lane import Lane
 from engine.events import ABORT, SourceCounts, StepEvent
-from engine.scheduler import Scheduler
+from engine.step import StepResult
 
+VLLM, OURS = "vllm", "spectra"  # first part of a name
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has no ``_created`` series either
 
 
 class RouterMetrics:
-    """Counters that the router feeds and gauges read off the scheduler when scraped."""
+    """Counters that the router feeds and gauges read off its lanes when scraped."""
 
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
@@ -48,23 +52,63 @@ class RouterMetrics:
         self._running = gauge("num_requests_running", "Sequences that own KV blocks.")
         self._waiting = gauge("num_requests_waiting", "Sequences in the queue.")
         self._kv_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._add_pipelines()
 
-    def _counter(self, name: str, text: str) -> Counter:
-        made: Counter = Counter(f"vllm:{name}", text, ["model_name"], registry=self._registry).labels(self._model)
+    def _add_pipelines(self) -> None:
+        """What vLLM has no name for: pipelines, their stages, their losses."""
+        self._stage_busy = Counter(
+            "spectra:stage_busy_seconds",
+            "Time a stage spent on steps.",
+            ["model_name", "lane", "stage"],
+            registry=self._registry,
+        )
+        self._in_flight = self._gauge("steps_in_flight", "Steps sent and not answered.", OURS)
+        self._up = self._gauge("pipelines_up", "Pipelines that are connected.", OURS)
+        self._lost = self._counter("pipelines_lost", "Pipelines that broke or hung.", OURS)
+        self._recovery = self._histogram(
+            "recovery_seconds", "From the loss of a pipeline to the first answer of the next one.", OURS
+        )
+        self._again = self._counter(
+            "sequences_prefilled_again", "Running sequences whose pipeline was lost: they are prefilled again.", OURS
+        )
+        self._moved = self._counter("sequences_moved", "Sequences that another lane took over.", OURS)
+        self._refused = self._counter("requests_refused", "Requests answered with 429.", OURS)
+
+    def _counter(self, name: str, text: str, kind: str = VLLM) -> Counter:
+        made: Counter = Counter(f"{kind}:{name}", text, ["model_name"], registry=self._registry).labels(self._model)
         return made
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        family = Histogram(f"vllm:{name}", text, ["model_name"], buckets=_LATENCY, registry=self._registry)
+    def _histogram(self, name: str, text: str, kind: str = VLLM) -> Histogram:
+        family = Histogram(f"{kind}:{name}", text, ["model_name"], buckets=_LATENCY, registry=self._registry)
         made: Histogram = family.labels(self._model)
         return made
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        made: Gauge = Gauge(f"vllm:{name}", text, ["model_name"], registry=self._registry).labels(self._model)
+    def _gauge(self, name: str, text: str, kind: str = VLLM) -> Gauge:
+        made: Gauge = Gauge(f"{kind}:{name}", text, ["model_name"], registry=self._registry).labels(self._model)
         return made
 
-    def count_step(self, seconds: float) -> None:
-        """One target step took so long."""
-        self._step_seconds.observe(seconds)
+    def count_step(self, lane: str, result: StepResult) -> None:
+        """One target step was answered."""
+        self._step_seconds.observe(result.seconds)
+        for stage, seconds in enumerate(result.stage_seconds):
+            self._stage_busy.labels(self._model, lane, str(stage)).inc(seconds)
+
+    def count_loss(self, n_running: int) -> None:
+        """A pipeline was lost with so many sequences in its cache."""
+        self._lost.inc()
+        self._again.inc(n_running)
+
+    def count_recovery(self, seconds: float) -> None:
+        """A lost pipeline is replaced and has answered."""
+        self._recovery.observe(seconds)
+
+    def count_moved(self) -> None:
+        """A sequence changed lanes."""
+        self._moved.inc()
+
+    def count_refusal(self) -> None:
+        """A request was turned away because of too much work."""
+        self._refused.inc()
 
     def count_event(self, event: StepEvent, since_last: float, prompted: int = 0) -> None:
         """Tokens of one sequence; ``since_last`` in seconds, since its last event or its submission; ``prompted`` are
@@ -95,9 +139,13 @@ class RouterMetrics:
             for name, count in counts.named.items():
                 self._by_source.labels(self._model, source, name).inc(count)
 
-    def render(self, scheduler: Scheduler) -> str:
+    def render(self, lanes: Sequence[Lane]) -> str:
         """Prometheus exposition text."""
-        self._running.set(scheduler.n_running)
-        self._waiting.set(scheduler.n_waiting)
-        self._kv_usage.set(1 - scheduler.blocks.n_free / scheduler.blocks.n_blocks)
+        schedulers = [lane.scheduler for lane in lanes]
+        n_free = sum(scheduler.blocks.n_free for scheduler in schedulers)
+        self._running.set(sum(scheduler.n_running for scheduler in schedulers))
+        self._waiting.set(sum(scheduler.n_waiting for scheduler in schedulers))
+        self._kv_usage.set(1 - n_free / sum(scheduler.blocks.n_blocks for scheduler in schedulers))
+        self._in_flight.set(sum(lane.n_in_flight for lane in lanes))
+        self._up.set(sum(lane.is_up for lane in lanes))
         return generate_latest(self._registry).decode()

@@ -21,6 +21,11 @@ class RouterOptions:
     cost_file: str = ""  # where measured step times are kept between starts; "": nowhere
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     shared_namespace: str = "default"  # naming it is naming none
+    max_wait: float | None = 60.0  # seconds a newcomer may have to wait for its start, or it is refused; None: for ever
+    affinity: str = "none"  # "prefix": requests that begin alike go to the same lane
+    affinity_slack: int = 4096  # tokens of work that this lane may have more than the least loaded one
+    failover: float = 1.0  # seconds a lane may be without a pipeline before other lanes take its sequences over
+    step_deadline: float = 10.0  # seconds a step may take, or its pipeline counts as lost; more if it is predicted to
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,12 @@ class PipelineOptions:
     cpus: float = 0.1  # per stage
     gpus: float = 0.0  # per stage
     threads: int = 1  # intra-op threads per stage
-    transport: str = "auto"  # "unix", "tcp", or unix on a one-node cluster and tcp otherwise
+    transport: str = "auto"  # "unix" or "tcp" alone; otherwise unix within a node, tcp between nodes
+    # "nccl", "gloo": hidden states go that way, all else as with "auto", which takes nccl where both stages can
     environment: tuple[tuple[str, str], ...] = ()
+    placement: str = "pack"  # of the stages on nodes; any of Ray's strategies, in lower case
+    stage_timeout: float = 5.0  # seconds a stage may leave a ping unanswered before it is replaced
+    replace_timeout: float = 600.0  # seconds in which a stage must be replaced, or else the whole pipeline is
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -12,9 +15,13 @@ from deployments.frames import encode_frame
 from deployments.stage_worker import RESULTS, STEPS
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult, decode_result
-from engine.step_cost import StepCosts
+from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.step_timing import measurement
 from engine.target import TargetInfo
+
+logger = logging.getLogger(__name__)
+
+MEASURE_ATTEMPTS = 3  # to time the target's steps at start
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,7 @@ class Endpoints:
     last: str  # address of the last stage: results come out here
     secret: bytes
     info: TargetInfo
+    generation: int = 0  # grows when stages were replaced
 
 
 class Pipeline:
@@ -82,3 +90,26 @@ async def measure_pipeline(pipeline: Pipeline, info: TargetInfo) -> StepCosts:
         except StopIteration as done:
             costs: StepCosts = done.value
             return costs
+
+
+async def step_costs(connect: Callable[[], Awaitable[Pipeline]], file: str, info: TargetInfo) -> StepCosts | None:
+    """Step times of a target on this machine: from an earlier start, or measured now on a pipeline nobody else uses.
+
+    None for a target that fails or dies of it every time: ``auto`` then counts nodes as free.
+    """
+    known = read_costs(Path(file)) if file else None
+    if known is not None:
+        return known
+    for _ in range(MEASURE_ATTEMPTS):
+        pipeline = await connect()
+        try:
+            costs = await measure_pipeline(pipeline, info)
+        except TargetLostError as error:
+            logger.warning("the pipeline was lost while it was measured: %s", error)
+            continue
+        finally:
+            pipeline.close()
+        if file:
+            write_costs(Path(file), costs)
+        return costs
+    return None

@@ -7,25 +7,23 @@ import gc
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
+import ray
 from ray.serve.handle import DeploymentHandle
 
 from deployments.drafters import ActorDrafter, Drafter, InlineDrafter
-from deployments.messages import Health, ModelCard, decode_request, encode_error, encode_event
+from deployments.messages import Health, ModelCard
 from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
-from deployments.pipeline import Endpoints, Pipeline, measure_pipeline
+from deployments.pipeline import step_costs
 from deployments.retrieval_router import RouterRetrieval
-from deployments.router import RECONNECT_S, Router
+from deployments.router import Router
 from deployments.speculator_actor import start_speculators
+from deployments.submission import Attachment
+from deployments.submission_server import SubmissionServer
+from deployments.target_home import TargetHome, first_endpoints
 from engine.admission import check_needs
-from engine.errors import SpectraError, TargetLostError
-from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.target import TargetInfo
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
@@ -33,14 +31,12 @@ from speculators.successors import compile_kernels
 
 logger = logging.getLogger(__name__)
 
-MEASURE_ATTEMPTS = 3  # to time the target's steps at start
-
 
 class RouterDeployment:
-    """Wraps ``Router``: bytes in, bytes out.
+    """Wraps ``Router``; requests come over the channel of its ``SubmissionServer``.
 
     Args:
-        target: handle of the target deployment.
+        targets: handles of the target deployments, one pipeline each.
         options: of the router.
         speculators: settings of the methods.
         placement: where they run.
@@ -51,7 +47,7 @@ class RouterDeployment:
 
     async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
         self,
-        target: DeploymentHandle,
+        targets: Sequence[DeploymentHandle],
         options: RouterOptions,
         speculators: SpeculatorOptions,
         placement: SpeculatorPlacement,
@@ -59,64 +55,37 @@ class RouterDeployment:
         retrieval: DeploymentHandle | None = None,
         retrieved: RetrievalOptions | None = None,
     ) -> None:
-        self._target = target
         self._retrieval: RouterRetrieval | None = None
         if retrieval is not None and retrieved is not None:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
             speculators = self._retrieval.speculators
-        endpoints: Endpoints = await target.endpoints.remote()
+        homes = [TargetHome(target) for target in targets]
+        compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
+        first, endpoints = await first_endpoints(homes)
+        info = endpoints.info
         self._aliases = aliases
         self._created = int(time.time())
-        compile_kernels()
-        costs = await self._step_costs(options.cost_file, endpoints.info)
-        drafter = _make_drafter(replace(speculators, step_costs=costs), placement, endpoints.info)
-        check_needs(drafter.needs(options.method), endpoints.info.spec)  # a default nobody could use must not come up
+        await compiling  # before steps are timed
+        costs = await step_costs(first.connect, options.cost_file, info)
+        drafter = _make_drafter(replace(speculators, step_costs=costs), placement, info)
+        check_needs(drafter.needs(options.method), info.spec)  # a default nobody could use must not come up
         learn = None if self._retrieval is None else self._retrieval.learn
-        self._router = Router(options, endpoints.info, drafter, self._connect, learn)
+        self._router = Router(options, info, drafter, [target.home() for target in homes], learn, costs)
         self._router.start()
+        self._submissions = SubmissionServer(self._router.stream)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
 
-    async def _connect(self) -> Pipeline:
-        """A pipeline, as soon as there is one; Serve may still name a replica that is dead."""
-        while True:
-            try:
-                return await Pipeline.connect(await self._target.endpoints.remote())
-            except (TargetLostError, RayError, RayServeException) as error:
-                logger.info("no pipeline yet: %s", error)
-                await asyncio.sleep(RECONNECT_S)
+    def __del__(self) -> None:
+        """Serve calls this when it stops the replica in good order: ingresses go on with the next router at once."""
+        submissions = getattr(self, "_submissions", None)  # missing when the constructor failed
+        if submissions is not None:
+            submissions.cut()
 
-    async def _step_costs(self, file: str, info: TargetInfo) -> StepCosts | None:
-        """Step times of this target on this machine, for ``auto``: from an earlier start, or measured now.
-
-        None for a target that fails or dies of it every time: ``auto`` then counts nodes as free.
-        """
-        known = read_costs(Path(file)) if file else None
-        if known is not None:
-            return known
-        for _ in range(MEASURE_ATTEMPTS):
-            pipeline = await self._connect()
-            try:
-                costs = await measure_pipeline(pipeline, info)
-                break
-            except TargetLostError as error:
-                logger.warning("the pipeline was lost while it was measured: %s", error)
-            finally:
-                pipeline.close()
-        else:
-            return None
-        if file:
-            write_costs(Path(file), costs)
-        return costs
-
-    async def stream(self, raw: bytes) -> AsyncIterator[bytes]:
-        """Events of one request; an engine error is the last item, not an exception."""
-        try:
-            async with aclosing(self._router.stream(decode_request(raw))) as events:
-                async for event in events:
-                    yield encode_event(event)
-        except SpectraError as error:
-            yield encode_error(error)
+    async def attach(self, node: str) -> Attachment:
+        """Where an ingress on the Ray node ``node`` (its id) connects to submit requests."""
+        is_here = node == ray.get_runtime_context().get_node_id()
+        return await self._submissions.attachment(None if is_here else ray.util.get_node_ip_address())
 
     async def card(self) -> ModelCard:
         """The served model."""
@@ -132,7 +101,7 @@ class RouterDeployment:
         )
 
     async def health(self) -> Health:
-        """Ready while a pipeline is up."""
+        """Ready while at least one pipeline is up."""
         state = await self._router.state()
         ready = self._router.is_ready
         detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from deployments.lane import Lane
 from deployments.metrics import RouterMetrics
 from engine.errors import SpectraError
 from engine.events import StepEvent
@@ -16,13 +17,15 @@ from engine.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One request: its sequence and the mailbox its stream reads from."""
+    """One request: its sequence, its lane and the mailbox its stream reads from."""
 
     sequence: Sequence
+    lane: Lane  # where it is now
     mailbox: asyncio.Queue[StepEvent | SpectraError] = field(default_factory=asyncio.Queue)
     last_event: float = field(default_factory=time.perf_counter)  # seconds
     n_events: int = 0
     is_over: bool = False  # its last event is in the mailbox
+    is_resumed: bool = False  # it goes on behind tokens that another router emitted
 
 
 class Sessions:
@@ -36,10 +39,14 @@ class Sessions:
         """Requests whose stream somebody holds."""
         return len(self._live)
 
-    def open(self, sequence: Sequence) -> Session:
+    def open(self, sequence: Sequence, lane: Lane) -> Session:
         """A request was admitted."""
-        session = self._live[sequence.seq] = Session(sequence)
+        session = self._live[sequence.seq] = Session(sequence, lane, is_resumed=sequence.n_output > 0)
         return session
+
+    def find(self, seq: int) -> Session | None:
+        """The session of a sequence, if its stream is not closed."""
+        return self._live.get(seq)
 
     def close(self, session: Session) -> None:
         """Its stream is over, for whatever reason."""
@@ -54,7 +61,7 @@ class Sessions:
             session = self._live.get(p.sequence.seq)
             if session is None or p.event is None:
                 continue
-            prompted = p.sequence.n_prompt if session.n_events == 0 else 0
+            prompted = p.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
             self._metrics.count_event(p.event, now - session.last_event, prompted)
             session.last_event = now
             session.n_events += 1

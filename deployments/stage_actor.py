@@ -4,49 +4,141 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from deployments.places import Place, Reach
+from deployments.socket_folder import SocketFolder
 from deployments.stage_worker import StageWorker
-from engine.errors import TargetLostError
-from engine.model.loader import load_shard, load_spec
+from engine.errors import SpectraError, TargetLostError, UnsupportedModelError
 from engine.model.shard import LayerRange
-from engine.stage import Stage
-from engine.target import TargetInfo, TargetOptions, positions, resolve_dtype
+from engine.stage_like import StageLike
+from engine.stage_loading import load_stage
+from engine.target import TargetInfo, TargetOptions
+
+LOOK_S = 0.1  # between two looks at the loop
+SOCKETS = "spectra-stage-"  # prefix of the folders
+ONLY_UNIX, ONLY_TCP = "unix", "tcp"  # values of ``transport``; any other allows both
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What loading took."""
+
+    seconds: float
+    n_bytes: int  # memory of the process, and of its GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a stage says of itself."""
+
+    n_sequences: int
+    busy: float  # seconds its loop has been inside one step
 
 
 class StageActor:
-    """Plain class; ``target_deployment`` wraps it in ``ray.remote``."""
+    """Plain class; ``stage_handle`` wraps it in ``ray.remote``, with a few threads for its calls.
 
-    def __init__(self, options: TargetOptions, path: str, layers: LayerRange, info: TargetInfo, threads: int) -> None:
+    Args:
+        options: of the target.
+        path: checkpoint directory.
+        layers: this stage's.
+        info: of the target.
+        threads: intra-op.
+        transport: see ``PipelineOptions``.
+    """
+
+    def __init__(
+        self, options: TargetOptions, path: str, layers: LayerRange, info: TargetInfo, threads: int, transport: str
+    ) -> None:
         torch.set_num_threads(threads)
         self._options = options
+        self._path = Path(path)
+        self._layers = layers
+        self._info = info
+        self._transport = transport
         self._device = torch.device(options.device)
-        dtype = resolve_dtype(options.dtype, load_spec(Path(path)), options.device)
-        shard = load_shard(Path(path), layers, dtype=dtype, device=self._device, n_positions=positions(info))
-        self._stage = Stage(shard, info.n_blocks, info.block_size, options.reference)
+        self._stage: StageLike | None = None
         self._worker: StageWorker | None = None
+        self._sockets: SocketFolder | None = None
 
-    def listen(self, address: str, secret: bytes) -> str:
-        """Open the stage's channel; returns the address peers reach it by."""
-        self._worker = StageWorker(self._stage, self._device, address, secret)
-        return self._worker.address
+    def place(self) -> Place:
+        """Where it runs; nothing is loaded for that."""
+        return Place.here()
 
-    def serve(self, next_address: str | None) -> int:
-        """Start the loop, passing on to ``next_address`` (None: this is the last stage); returns the process id."""
+    def load(self) -> Loaded:
+        """Load the layers.
+
+        Raises:
+            SpectraError: as ``load_stage``, and for whatever else is wrong with the checkpoint: the message names it.
+        """
+        began = time.monotonic()
+        try:
+            self._stage = load_stage(self._options, self._path, self._layers, self._info)
+        except SpectraError:
+            raise
+        except Exception as error:  # a file cut short, say: libraries do not name it
+            raise UnsupportedModelError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
+        n_bytes = _resident()
+        n_bytes += torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
+        return Loaded(time.monotonic() - began, n_bytes)
+
+    def listen(self, secret: bytes) -> Reach:
+        """Open the stage's channels; returns how peers reach them."""
+        assert self._stage is not None, "load comes before listen"
+        place = Place.here()
+        wanted = []
+        if self._transport != ONLY_TCP:
+            self._sockets = SocketFolder(SOCKETS)
+            wanted.append(f"unix:{self._sockets.path}/s")
+        if self._transport != ONLY_UNIX:
+            wanted.append(f"tcp:{place.ip}:0")
+        self._worker = StageWorker(
+            self._stage, self._device, wanted[0], secret, self._transport, also="".join(wanted[1:])
+        )
+        reached = {address.partition(":")[0]: address for address in self._worker.addresses}
+        return Reach(place.node, reached.get("unix", ""), reached.get("tcp", ""))
+
+    def serve(self, next_address: str | None, rows_address: str) -> None:
+        """Start the loop, or tell it of new neighbours, as ``StageWorker.start``."""
         assert self._worker is not None, "listen comes before serve"
-        self._worker.start(next_address)
+        self._worker.start(next_address, rows_address)
         gc.collect()
         gc.freeze()  # what is loaded now stays: a full collection would stall a step for tens of milliseconds
-        return os.getpid()
 
-    def ping(self) -> int:
-        """Sequences the stage holds; answers while the process lives.
+    def ping(self) -> Pulse:
+        """How it is; answers while the process lives.
 
         Raises:
             TargetLostError: the process lives, but its loop has ended.
         """
-        if self._worker is not None and not self._worker.is_alive:
+        if self._stage is None or self._worker is None:
+            return Pulse(0, 0.0)
+        if not self._worker.is_alive:
             raise TargetLostError("the stage's loop has ended; its log says why")
-        return self._stage.n_sequences
+        since = self._worker.busy_since
+        return Pulse(self._stage.n_sequences, 0.0 if since is None else time.monotonic() - since)
+
+    def hold(self) -> str:
+        """Returns once the loop has ended; whoever waits for it hears of the process's death at once."""
+        pause = threading.Event()
+        while self._worker is None or self._worker.is_alive:
+            pause.wait(LOOK_S)
+        return "its loop has ended; its log says why"
+
+    def leave(self) -> None:
+        """Stop listening and leave nothing behind."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._sockets is not None:
+            self._sockets.remove()
+
+
+def _resident() -> int:
+    """Bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -5,25 +5,26 @@ No Ray here: an actor (``deployments.stage_actor``) or a test runs it in a threa
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
-import socket
 import threading
 import time
 
 import msgspec
 import torch
 
-from deployments.channel import Channel, UnauthenticatedError, listen
-from deployments.frames import decode_frame, encode_frame
+from deployments.channel import Channel, UnauthenticatedError
+from deployments.frames import encode_frame, tensors_of
 from deployments.head_rows import ROWS, PeerLostError, RowAsker, RowKeeper
+from deployments.inbox import Arrived, Inbox, RouterInbox, StageInbox
+from deployments.links.base import Link
+from deployments.links.negotiation import NoCommonLinkError, accept_link, offer_link
+from deployments.reception import Reception
 from engine.stage import Activations
 from engine.stage_like import StageLike
-from engine.step import Step, StepResult, WorkResult, encode
+from engine.step import Step, StepResult, WorkResult, decode_step, encode
 
-STEPS, RESULTS = "steps", "results"  # roles of the connections a stage accepts
-ACCEPT_AGAIN_S = 0.05  # pause after a connection that could not be taken
+STEPS, RESULTS, STAGE = "steps", "results", "stage"  # roles of the connections a stage accepts
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,19 @@ logger = logging.getLogger(__name__)
 class StageWorker:
     """Serves one stage to whoever knows the secret.
 
-    Whoever connects with role ``steps`` becomes the stage's upstream (the router, or the stage before); the newest
-    wins and starts with an empty stage, because a router that reconnects has forgotten what was in flight. Its results
-    go to whoever connected with role ``results`` last before it: a router connects there first. Losing one neighbour
-    drops the other, so that the loss of any stage reaches the router at once.
+    Whoever connects with role ``steps`` (the router) or ``stage`` (the stage before) becomes the stage's upstream, and
+    the stage connects to the one behind it at once. The newest wins and starts with an empty stage, because a router
+    that reconnects has forgotten what was in flight. Its results go to whoever connected with role ``results`` last
+    before it: a router connects there first. Losing one neighbour drops the other, so that the loss of any stage
+    reaches the router at once.
 
     Args:
         stage: the layers and their cache.
         device: where activations go.
         address: to listen on.
         secret: of the pipeline.
+        transport: which links to neighbours are allowed (``links.negotiation.kinds_of``).
+        also: a second address to listen on, for peers that the first one is out of reach of; "": none.
     """
 
     def __init__(
@@ -49,21 +53,33 @@ class StageWorker:
         device: torch.device,
         address: str,
         secret: bytes,
+        transport: str = "auto",
+        also: str = "",
     ) -> None:
         self._stage = stage
         self._device = device
         self._secret = secret
+        self._transport = transport
         self._next_address: str | None = None
-        self._server, self.address = listen(address)
+        self._reception = Reception([one for one in (address, also) if one], secret, self._register)
+        self.addresses = self._reception.addresses
+        self._rows_address = self.address
         self._lock = threading.Lock()  # the three below: connections are taken in by threads of their own
         self._upstreams: queue.Queue[tuple[Channel, Channel | None] | None] = queue.Queue()  # and where results go
         self._upstream: Channel | None = None
         self._results: Channel | None = None
-        self._next: Channel | None = None
+        self._next: Link | None = None
         self._closing = False
+        self._started = False
+        self._busy_since: float | None = None
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
         self._askers: set[Channel] = set()  # peers that ask for rows; under the lock
+
+    @property
+    def address(self) -> str:
+        """The first of the addresses that it listens on."""
+        return self.addresses[0]
 
     @property
     def n_sequences(self) -> int:
@@ -75,10 +91,26 @@ class StageWorker:
         """Whether steps would be served; a process that answers may still have lost its device."""
         return not self._closing
 
-    def start(self, next_address: str | None) -> None:
-        """Run acceptor and loop in daemon threads; ``next_address`` is the stage behind, None for the last one."""
+    @property
+    def busy_since(self) -> float | None:
+        """``time.monotonic`` since when the loop has been inside one step; None while it waits for one."""
+        return self._busy_since
+
+    def start(self, next_address: str | None, rows_address: str = "") -> None:
+        """Run acceptors and loop in daemon threads; ``next_address`` is the stage behind, None for the last one.
+
+        ``rows_address`` is by which of its addresses the last stage reaches this one; "": by the first.
+
+        Called again, it names the stage that has taken the place of the one behind: what was in flight is dropped
+        (the router notices and connects anew), and the next step goes to the new one.
+        """
         self._next_address = next_address
-        threading.Thread(target=self._accept, name="stage-accept", daemon=True).start()
+        self._rows_address = rows_address or self.address
+        if self._started:
+            self._drop()
+            return
+        self._started = True
+        self._reception.start()
         threading.Thread(target=self._loop, name="stage-loop", daemon=True).start()
 
     def close(self) -> None:
@@ -90,25 +122,13 @@ class StageWorker:
         for channel in (self._upstream, self._results, self._next, *askers):
             if channel is not None:
                 channel.close()
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._reception.close()
 
-    def _accept(self) -> None:
-        while not self._closing:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:  # closed, or a peer that went at once, or no file descriptor left
-                time.sleep(ACCEPT_AGAIN_S)
-                continue
-            # A thread each: a stranger who connects and says nothing must not keep the router waiting.
-            threading.Thread(target=self._welcome, args=(connection,), name="stage-welcome", daemon=True).start()
-
-    def _welcome(self, connection: socket.socket) -> None:
-        try:
-            Channel.accept(connection, self._secret, self._register)
-        except UnauthenticatedError as error:
-            logger.warning("connection refused: %s", error)
+    def _drop(self) -> None:
+        with self._lock:
+            for channel in (self._upstream, self._next):
+                if channel is not None:
+                    channel.close()
 
     def _register(self, channel: Channel) -> None:
         previous: Channel | None = channel
@@ -117,7 +137,7 @@ class StageWorker:
                 logger.info("a connection came while the stage was closing")
             elif channel.role == RESULTS:
                 previous, self._results = self._results, channel
-            elif channel.role == STEPS:
+            elif channel.role in (STEPS, STAGE):
                 previous, self._upstream = self._upstream, channel
                 self._upstreams.put((channel, self._results))
             elif channel.role == ROWS:
@@ -139,44 +159,68 @@ class StageWorker:
             upstream, results = connected
             self._stage.reset()
             self._keeper.clear()
+            inbox: Inbox = RouterInbox(upstream)
             try:
+                if upstream.role == STAGE:
+                    inbox = StageInbox(accept_link(upstream, self._transport, self._device))
+                self._connect()
                 while True:
-                    self._serve(upstream.receive(), results)
+                    arrived = inbox.take()
+                    self._busy_since = time.monotonic()
+                    self._serve(arrived, results)
+                    self._busy_since = None
+            except NoCommonLinkError:
+                logger.exception("no link to a neighbour")
             except (EOFError, OSError, UnauthenticatedError) as error:
                 logger.info("upstream lost: %s", error)
             except Exception:
                 logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the pipeline is replaced
                 self.close()
-            for channel in (upstream, self._next, results):
-                if channel is not None:
-                    channel.close()
+            self._busy_since = None
+            for connection in (inbox, self._next, results):
+                if connection is not None:
+                    connection.close()
             self._next = None
             self._asker.close()
 
-    def _serve(self, raw: bytes, results: Channel | None) -> None:
+    def _connect(self) -> None:
+        """The link to the stage behind, before there is a step for it."""
+        if self._next_address is None:
+            return
+        channel = Channel.connect(self._next_address, self._secret, STAGE)
+        try:
+            self._next = offer_link(channel, self._transport, self._device)
+        except BaseException:
+            channel.close()
+            raise
+
+    def _serve(self, arrived: Arrived, results: Channel | None) -> None:
         """One frame. A malformed one ends the connection; a step that fails is answered with its error."""
         began = time.perf_counter()
+        frame = arrived.frame
         try:
-            step, incoming, error, rows_at = decode_frame(raw, self._device)
-        except (msgspec.DecodeError, ValueError, RuntimeError) as wrong:  # the latter two from a tensor's bytes
-            raise EOFError(f"malformed frame: {wrong}") from wrong
+            step = decode_step(frame.step)
+        except (msgspec.DecodeError, ValueError) as wrong:  # the latter from an array's bytes
+            raise EOFError(f"malformed step: {wrong}") from wrong
         activations: Activations | None = None
         answers: list[WorkResult] = []
+        error, rows_at = frame.error, frame.rows_at
         if not error:
             try:
-                activations, answers, rows_at = self._run(step, incoming, rows_at)
+                activations, answers, rows_at = self._run(step, arrived.activations, rows_at)
             except (torch.AcceleratorError, PeerLostError):
                 raise  # a device that failed stays failed, a pipeline without one of its stages is none
             except Exception as failure:  # whatever it is, only this step's sequences may suffer
                 logger.exception("step %d failed", step.step_id)
                 error = f"{type(failure).__name__}: {failure}"
         if error:
+            activations, answers = None, []
             self._stage.admit(step)  # what ended has ended, on the stages behind a failed one too
-        if self._next_address is not None:
-            self._pass_on(self._next_address, encode_frame(step, activations, error, rows_at))
+        seconds = (*frame.seconds, time.perf_counter() - began)
+        if self._next is not None:
+            self._next.send(encode_frame(step, activations, error, rows_at, seconds), tensors_of(activations))
         elif results is not None:
-            seconds = time.perf_counter() - began
-            results.send(encode(StepResult(step.step_id, answers, seconds, error)))
+            results.send(encode(StepResult(step.step_id, answers, seconds[-1], error, seconds)))
         else:
             raise EOFError("nobody has connected for the results")
 
@@ -188,17 +232,14 @@ class StageWorker:
             self._stage.admit(step)
             return None, [], ()
         activations = self._stage.forward(step, incoming)
-        if self._next_address is not None:
+        if self._next is not None:
             captured = self._stage.captured() if any(work.draw for work in step.work) else None
             if captured is not None:
                 self._keeper.keep(step.step_id, captured)
-                rows_at = (*rows_at, self.address)
+                rows_at = (*rows_at, self._rows_address)
+            if self._device.type == "cuda":  # so that times are true, and a device that hangs or fails shows here
+                torch.cuda.current_stream(self._device).synchronize()
             return activations, [], rows_at
         answers = self._stage.verify(activations)
         answers = self._asker.attach(step.step_id, answers, self._stage.attention(answers), rows_at)
         return activations, answers, rows_at
-
-    def _pass_on(self, address: str, frame: bytes) -> None:
-        if self._next is None:
-            self._next = Channel.connect(address, self._secret, STEPS)
-        self._next.send(frame)

@@ -1,30 +1,32 @@
-"""The target as a Serve deployment: one replica owns a placement group with the stage actors of one pipeline.
+"""The target as a Serve deployment: one replica with the stage actors of one pipeline in its own placement group.
 
-The replica never touches the step path. It starts the stages, says where they listen, and fails its health check when
-one of them dies: Serve then replaces the replica and, with it, the whole pipeline.
+The replica never touches the step path. It starts the stages, says where they listen, and has a stage that dies or
+hangs replaced (``stage_group``); only when that fails does its health check, and Serve replaces the whole pipeline.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from deployments.fence import Fence
 from deployments.options import PipelineOptions
 from deployments.pipeline import Endpoints
-from deployments.stage_actor import StageActor
-from engine.errors import TargetLostError
-from engine.model.loader import load_spec, resolve
-from engine.model.shard import split_layers
-from engine.target import TargetOptions, plan_cache, resolve_dtype
+from deployments.stage_group import StageGroup
+from deployments.stage_handle import StageHandle
+from deployments.stage_ranges import deployed_ranges
+from engine.errors import ConfigError
+from engine.model.loader import resolve
+from engine.model.shard import LayerRange
+from engine.stage_loading import describe_target
+from engine.target import TargetInfo, TargetOptions
 
-PING_S = 5.0  # a stage that does not answer so long is dead
+LEAST_CPU = 0.001  # Ray refuses bundles of nothing
 
 
 def stage_environment(options: PipelineOptions) -> dict[str, str]:
@@ -37,76 +39,100 @@ def stage_environment(options: PipelineOptions) -> dict[str, str]:
     }
 
 
+def replica_placement(pipeline: PipelineOptions, n_stages: int, replica_cpus: float) -> dict[str, Any]:
+    """Serve's options of a placement group with one bundle per stage; the replica shares the first one's."""
+    stage = {"CPU": max(pipeline.cpus, LEAST_CPU)} | ({"GPU": pipeline.gpus} if pipeline.gpus else {})
+    first = stage | {"CPU": stage["CPU"] + replica_cpus}
+    bundles = [first, *(dict(stage) for _ in range(n_stages - 1))]
+    return {"placement_group_bundles": bundles, "placement_group_strategy": pipeline.placement.upper()}
+
+
 class TargetDeployment:
     """Pipeline owner.
 
     Args:
         target: what to load.
-        pipeline: resources of a stage.
+        pipeline: resources and supervision of the stages.
     """
 
-    def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:
+    async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
         path = resolve(target.model)
-        spec = load_spec(path)
-        info = plan_cache(spec, target, resolve_dtype(target.dtype, spec, target.device))
-        secret = secrets.token_bytes(32)
-        self._actors = self._start_actors(target, pipeline, path, info, split_layers(spec.n_layers, target.stages))
-        addresses = self._connect(pipeline, secret)
-        self._endpoints = Endpoints(addresses[0], addresses[-1], secret, info)
-
-    def _start_actors(
-        self, target: TargetOptions, pipeline: PipelineOptions, path: Path, info: Any, ranges: list[Any]
-    ) -> list[Any]:
-        bundle = {"CPU": pipeline.cpus} | ({"GPU": pipeline.gpus} if pipeline.gpus else {})
-        self._group = placement_group([bundle] * len(ranges), strategy="PACK")
-        remote = ray.remote(StageActor)
-        return [
-            remote.options(
-                num_cpus=pipeline.cpus,
-                num_gpus=pipeline.gpus,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i),
-                runtime_env={"env_vars": stage_environment(pipeline)},
-                max_restarts=0,  # a stage alone is worth nothing: the pipeline is replaced as a whole
-            ).remote(target, str(path), layers, info, pipeline.threads)
-            for i, layers in enumerate(ranges)
-        ]
-
-    def _connect(self, pipeline: PipelineOptions, secret: bytes) -> list[str]:
-        """Let every stage listen, then tell each its successor; blocks until all have loaded."""
-        unix = pipeline.transport == "unix" or (pipeline.transport == "auto" and len(ray.nodes()) == 1)
-        self._sockets = tempfile.TemporaryDirectory(prefix="spectra-") if unix else None
-        wanted = [
-            f"unix:{self._sockets.name}/{i}" if self._sockets else f"tcp:{ray.util.get_node_ip_address()}:0"
-            for i in range(len(self._actors))
-        ]
-        listening = [actor.listen.remote(a, secret) for actor, a in zip(self._actors, wanted, strict=True)]
-        addresses: list[str] = ray.get(listening)
-        following = [*addresses[1:], None]
-        self._pids = ray.get([actor.serve.remote(a) for actor, a in zip(self._actors, following, strict=True)])
-        return addresses
+        info = describe_target(target, path)
+        placed = _own_placement(target.stages)
+        ranges = await asyncio.to_thread(_ranges, target, pipeline, path, info, placed)
+        launch = partial(_launch, target, pipeline, str(path), info, ranges, placed)
+        self._fence = Fence()
+        self._group = StageGroup(launch, len(ranges), info, pipeline.replace_timeout)
+        await self._group.start()
 
     def __del__(self) -> None:
         """Serve calls this when it stops the replica in good order."""
-        sockets = getattr(self, "_sockets", None)  # missing when the constructor failed
-        if sockets is not None:
-            sockets.cleanup()
+        group = getattr(self, "_group", None)  # missing when the constructor failed
+        if group is not None:
+            del self._group
+            group.close()
 
-    async def endpoints(self) -> Endpoints:
-        """Where the pipeline listens."""
-        return self._endpoints
+    async def endpoints(self, node: str = "", epoch: int = 0) -> Endpoints:
+        """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
+
+        Raises:
+            SupersededError: a router with a later ``epoch`` has asked before.
+            TargetLostError: the replacement takes longer than a question can wait; ask again.
+        """
+        self._fence.admit(epoch)
+        return await self._group.endpoints(node)
+
+    async def suspect(self, reason: str) -> None:
+        """Look whether a stage hangs, now and not at the next ping, and have it replaced."""
+        await self._group.suspect(reason)
 
     async def stage_pids(self) -> list[int]:
         """Process ids of the stages, first to last: for operators and for tests that kill them."""
-        return list(self._pids)
+        return self._group.pids
+
+    async def state(self) -> dict[str, Any]:
+        """Places of the stages, and what became of the last one that was lost."""
+        return self._group.state()
 
     async def check_health(self) -> None:
         """Serve calls this periodically.
 
         Raises:
-            TargetLostError: a stage is dead or hangs.
+            TargetLostError: a stage was lost, and could not be replaced alone.
         """
-        try:
-            pings = asyncio.gather(*(actor.ping.remote() for actor in self._actors))
-            await asyncio.wait_for(pings, PING_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            raise TargetLostError(f"a stage does not answer: {error}") from error
+        self._group.check()
+
+
+def _own_placement(n_stages: int) -> PlacementGroup:
+    placed = get_current_placement_group()
+    if placed is None or placed.bundle_count != n_stages:
+        raise ConfigError(f"placement_group_bundles: the target needs one bundle for each of its {n_stages} stages")
+    return placed
+
+
+def _ranges(
+    target: TargetOptions, pipeline: PipelineOptions, path: Path, info: TargetInfo, placed: PlacementGroup
+) -> list[LayerRange]:
+    """The layers of every stage; may measure for a while."""
+    return deployed_ranges(target, pipeline, path, info, placed, stage_environment(pipeline))
+
+
+def _launch(
+    target: TargetOptions,
+    pipeline: PipelineOptions,
+    path: str,
+    info: TargetInfo,
+    ranges: list[LayerRange],
+    placed: PlacementGroup,
+    i: int,
+) -> StageHandle:
+    options = {
+        "num_cpus": pipeline.cpus,
+        "num_gpus": pipeline.gpus,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=i),
+        "runtime_env": {"env_vars": stage_environment(pipeline)},
+    }
+    layers = ranges[i]
+    name = f"stage {i} of {len(ranges)} (layers {layers.first} to {layers.last - 1})"
+    arguments = (target, path, layers, info, pipeline.threads, pipeline.transport)
+    return StageHandle.start(options, arguments, name, pipeline.stage_timeout)

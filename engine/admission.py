@@ -6,7 +6,13 @@ from engine.errors import ConfigError, PromptTooLongError, RequestError
 from engine.model.spec import ModelSpec
 from engine.protocol import Needs
 from engine.sequence import Sequence
+from engine.simulated.profile import SIMULATED
 from engine.target import TargetInfo
+
+ONLY_TEXT = (
+    "a simulated target has no states to read; methods of text alone work: autoregressive, pld, anpd, suffix, rest, "
+    "spectra-retrieval, combinations of them, and auto with such sources"
+)
 
 
 def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
@@ -14,11 +20,14 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
 
     Raises:
         PromptTooLongError: prompt and wanted tokens exceed the context.
-        RequestError: the prompt is empty, holds ids outside the vocabulary, or no token is wanted.
+        RequestError: the prompt is empty, holds ids outside the vocabulary, no token is wanted, or a simulated target
+            is to read something back.
         ConfigError: its method wants states that the model does not have.
     """
+    if info.spec.family == SIMULATED and sequence.needs != Needs():
+        raise RequestError(f"method {sequence.method!r}: {ONLY_TEXT}", "method")
     check_needs(sequence.needs, info.spec)
-    n, limit = len(sequence.tokens), info.max_model_len
+    n, limit = sequence.n_prompt, info.max_model_len
     if n == 0:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
     if n + sequence.params.max_tokens > limit:
@@ -28,6 +37,8 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
         )
     if sequence.params.max_tokens < 1:
         raise RequestError(f"max_tokens is {sequence.params.max_tokens}; it must be at least 1", "max_tokens")
+    if sequence.max_new < 1:
+        raise RequestError(f"all of max_tokens {sequence.params.max_tokens} is written already", "max_tokens")
     wrong = next((token for token in sequence.tokens if not 0 <= token < info.spec.vocab_size), None)
     if wrong is not None:
         raise RequestError(f"token id {wrong} is outside the vocabulary of {info.spec.vocab_size}", "prompt")
@@ -37,8 +48,10 @@ def check_needs(needs: Needs, spec: ModelSpec) -> None:
     """Refuse what no stage could read back: it would be missing without a word.
 
     Raises:
-        ConfigError: a layer or a head is out of the model's range.
+        ConfigError: a layer or a head is out of the model's range, or the target is a simulated one.
     """
+    if spec.family == SIMULATED and needs != Needs():
+        raise ConfigError(f"method: {ONLY_TEXT}")
     layer = needs.hidden_layer
     if layer is not None and not 0 <= layer < spec.n_layers:
         raise ConfigError(f"hidden_layer is {layer}; this model has layers 0 to {spec.n_layers - 1}")

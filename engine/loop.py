@@ -26,6 +26,8 @@ class Job:
     max_nodes: int = 64
     priority: int = 0
     namespace: str = ""
+    emitted: Items[int] = ()  # beginning of the output, known already: the text goes on behind it
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Engine:
         seq = self._next_id
         sequence = Sequence(
             seq,
-            list(job.prompt),
+            [*job.prompt, *job.emitted],
             len(job.prompt),
             job.params,
             StatsCounter(len(job.prompt)),
@@ -68,12 +70,15 @@ class Engine:
             job.max_nodes,
             job.priority,
             needs,
+            tenant=job.tenant,
         )
         self.scheduler.submit(sequence)
         self._next_id += 1
         self._sequences[seq] = sequence
         if job.method != AUTOREGRESSIVE:
-            self.pool.begin(seq, job.prompt, job.params, job.method, self.target.info.spec.vocab_size, job.namespace)
+            self.pool.begin(
+                seq, sequence.tokens, job.params, job.method, self.target.info.spec.vocab_size, job.namespace
+            )
         return seq
 
     def cancel(self, seq: int) -> None:

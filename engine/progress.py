@@ -30,6 +30,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Progress
     else:
         news = _outcome(work, answer)
         sequence.n_cached += 1 + len(answer.accepted)
+        sequence.n_told = sequence.n_cached
         sequence.keep = [node + 1 for node in answer.accepted]
         sequence.state = State.DRAFTING
         drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
@@ -52,9 +53,12 @@ def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCount
 
 
 def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
-    """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption."""
+    """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption.
+
+    The chunks of a sequence that goes on behind tokens that somebody else emitted tell of these, too.
+    """
     known = max(0, sequence.n_told - work.n_cached)
-    if sequence.n_output > 0 or (known >= len(work.tokens) and not answer.tokens):
+    if known >= len(work.tokens) and not answer.tokens:
         return None
     sequence.n_told = max(sequence.n_told, work.n_cached + len(work.tokens))
     return _outcome(work, answer, known)

@@ -26,7 +26,7 @@ class Sequence:
     """Tokens, state and statistics of one request; changed by the scheduler only."""
 
     seq: int
-    tokens: list[int]  # prompt + output
+    tokens: list[int]  # prompt + output, which need not be empty at the start
     n_prompt: int
     params: SamplingParams
     stats: StatsCounter
@@ -42,7 +42,9 @@ class Sequence:
     cancelled: bool = False
     known: bool = False  # the target holds state of it
     last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
-    n_told: int = 0  # prompt positions whose outcome its speculator has seen
+    passed_over: int = -1  # the last step that took another one of those it last shared a step with
+    n_told: int = 0  # positions whose outcome its speculator has seen
+    tenant: str = ""  # whose turn it is in the queue; tenants of one priority take turns
 
     @property
     def n_output(self) -> int:
@@ -53,8 +55,8 @@ class Sequence:
     def n_prefill(self) -> int:
         """Tokens a prefill must bring into the cache.
 
-        A fresh sequence draws its first token behind the whole prompt; one that was preempted already knows its
-        last token, which becomes the root of its next tree.
+        A fresh sequence draws its first token behind the whole prompt; one that was preempted, or began with tokens
+        that were emitted elsewhere, already knows its last token, which becomes the root of its next tree.
         """
         return self.n_prompt if self.n_output == 0 else len(self.tokens) - 1
 

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,56 +18,106 @@ logger = logging.getLogger(__name__)
 Seconds = npt.NDArray[np.float64]
 
 
+Curve = tuple[tuple[int, ...], tuple[float, ...]]  # rows, seconds; both ascending
+Rows = npt.NDArray[np.integer] | Sequence[int]
+FORMAT = 2  # of the file
+
+
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Seconds of a step: a curve per batch size over the rows of a step (roots and nodes), linear between its points.
+    """Seconds of a step, by curves over its rows, linear between their points.
 
-    Both count: rows are arithmetic, sequences are attention and bookkeeping.
+    Rows are arithmetic; sequences are attention and bookkeeping, and so are the tokens before a chunk of prompt.
 
     Args:
-        curves: batch size -> (rows, seconds), both ascending.
+        curves: sequences that decode -> curve over their roots and nodes.
+        prompts: tokens before a chunk -> curve over the rows of the chunk; may be empty, when none was measured.
 
     Raises:
         ValueError: there is no curve, or one that is none.
     """
 
-    curves: dict[int, tuple[tuple[int, ...], tuple[float, ...]]]
+    curves: dict[int, Curve]
+    prompts: dict[int, Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.curves:
             raise ValueError("step costs need a curve")
-        for batch, (rows, seconds) in self.curves.items():
-            xs, ys = np.asarray(rows, np.float64), np.asarray(seconds, np.float64)
-            is_curve = xs.ndim == 1 and xs.shape == ys.shape and len(xs) > 0 and bool(np.isfinite([xs, ys]).all())
-            if batch < 1 or not is_curve or np.any(np.diff(xs) <= 0) or np.any(np.diff(ys) < 0) or ys[0] <= 0:
+        for batch, curve in self.curves.items():
+            if batch < 1 or not _is_curve(curve):
                 raise ValueError(f"step costs of batch size {batch} are no curve")
+        for context, curve in self.prompts.items():
+            if context < 0 or not _is_curve(curve):
+                raise ValueError(f"step costs of prompts behind {context} tokens are no curve")
 
-    def seconds(self, batch: int, rows: npt.NDArray[np.integer] | Sequence[int]) -> Seconds:
+    def seconds(self, batch: int, rows: Rows) -> Seconds:
         """Of steps with ``batch`` sequences and ``rows`` ``[n]`` rows; beyond the last point by its slope."""
         sizes = sorted(self.curves)
         above = next((size for size in sizes if size >= batch), sizes[-1])
         below = next((size for size in reversed(sizes) if size <= batch), sizes[0])
-        high = self._curve(above, rows)
+        high = _along(self.curves[above], rows)
         if above == below:
             return high
         share = (batch - below) / (above - below)
-        return (1.0 - share) * self._curve(below, rows) + share * high
+        return (1.0 - share) * _along(self.curves[below], rows) + share * high
 
-    def _curve(self, batch: int, rows: npt.NDArray[np.integer] | Sequence[int]) -> Seconds:
-        xs, ys = (np.asarray(values, np.float64) for values in self.curves[batch])
-        wanted = np.asarray(rows, np.float64)
-        slope = (ys[-1] - ys[0]) / max(xs[-1] - xs[0], 1.0)
-        beyond = np.maximum(wanted - xs[-1], 0.0) * slope
-        return np.asarray(np.interp(wanted, xs, ys) + beyond, np.float64)
+    def by_batch(self, n: int, rows: int) -> Seconds:
+        """Of steps with 1 to ``n`` sequences of ``rows`` rows each, ``[n]``, ascending; beyond the largest batch on by
+        the slope between the last two."""
+        sizes = sorted(self.curves)
+        found = np.array([_along(self.curves[size], [size * rows])[0] for size in sizes])
+        known = np.minimum.accumulate(found[::-1])[::-1]  # noise only adds: no step is slower than a larger one
+        wanted = np.arange(1, n + 1)
+        slope = (known[-1] - known[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else known[0] / sizes[0]
+        beyond = np.maximum(wanted - sizes[-1], 0) * float(slope)
+        return np.asarray(np.interp(wanted, sizes, known) + beyond, np.float64)
+
+    def prompt_seconds(self, context: int, rows: Rows) -> Seconds:
+        """Of steps with a chunk of ``rows`` ``[n]`` rows, ascending, behind ``context`` tokens: never less for more.
+
+        Raises:
+            ValueError: none was measured.
+        """
+        if not self.prompts:
+            raise ValueError("no step with rows of prompt was measured")
+        first, last = min(self.prompts), max(self.prompts)
+        near, far = _along(self.prompts[first], rows), _along(self.prompts[last], rows)
+        if first == last or context <= first:
+            return near
+        # Attention takes time in proportion to what it looks at; a far chunk cheaper than a near one is noise.
+        share = (context - first) / (last - first)
+        return np.maximum.accumulate(near + share * np.maximum(far - near, 0.0))
+
+
+def _is_curve(curve: Curve) -> bool:
+    xs, ys = (np.asarray(values, np.float64) for values in curve)
+    if xs.ndim != 1 or xs.shape != ys.shape or not len(xs) or not bool(np.isfinite([xs, ys]).all()):
+        return False
+    return not (np.any(np.diff(xs) <= 0) or np.any(np.diff(ys) < 0) or ys[0] <= 0)
+
+
+def _along(curve: Curve, rows: Rows) -> Seconds:
+    """A curve at ``rows``, beyond its last point by its slope."""
+    xs, ys = (np.asarray(values, np.float64) for values in curve)
+    wanted = np.asarray(rows, np.float64)
+    slope = (ys[-1] - ys[0]) / max(xs[-1] - xs[0], 1.0)
+    beyond = np.maximum(wanted - xs[-1], 0.0) * slope
+    return np.asarray(np.interp(wanted, xs, ys) + beyond, np.float64)
 
 
 def read_costs(file: Path) -> StepCosts | None:
-    """What ``write_costs`` wrote; None when there is nothing, or nothing that makes sense."""
+    """What ``write_costs`` wrote; None when there is nothing, or nothing that makes sense, or of another form."""
     try:
-        curves = json.loads(file.read_text(encoding="utf-8"))
-        return StepCosts({int(batch): (tuple(rows), tuple(seconds)) for batch, (rows, seconds) in curves.items()})
-    except (OSError, ValueError, TypeError, AttributeError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            return None
+        return StepCosts(_curves(found["curves"]), _curves(found["prompts"]))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
+
+
+def _curves(found: dict[str, list[list[float]]]) -> dict[int, Curve]:
+    return {int(key): (tuple(map(int, rows)), tuple(seconds)) for key, (rows, seconds) in found.items()}
 
 
 def write_costs(file: Path, costs: StepCosts) -> None:
@@ -75,7 +125,7 @@ def write_costs(file: Path, costs: StepCosts) -> None:
     waiting = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        waiting.write_text(json.dumps({str(batch): curve for batch, curve in costs.curves.items()}), encoding="utf-8")
+        waiting.write_text(json.dumps({"format": FORMAT, **asdict(costs)}), encoding="utf-8")
         waiting.replace(file)
     except OSError as error:
         logger.warning("step times were not kept: %s", error)

@@ -18,9 +18,12 @@ import torch
 from engine.artefacts import AttentionRows
 from engine.errors import ConfigError
 from engine.kv.arena import KVArena
-from engine.model.loader import load_shard, load_spec
+from engine.model.loader import load_config, load_shard, load_spec
 from engine.model.shard import LayerRange, ModelShard, split_layers
+from engine.model.sizes import StageMemory, stage_memory, weight_bytes
 from engine.model.spec import ModelSpec
+from engine.model.split import MEASURED, SplitOptions, choose_ranges
+from engine.simulated.profile import Simulation
 from engine.stage import Activations, Stage
 from engine.step import Step, StepResult, WorkResult
 
@@ -40,6 +43,11 @@ class TargetOptions:
     block_size: int = 64  # tokens
     max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
     reference: bool = False  # oracle attention
+    quantization: str | None = None  # "int8": the decoder layers' matrices, by bitsandbytes
+    split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
+    stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
+    cost_folder: str = ""  # where split "measured" keeps what it measured; "": nowhere
+    simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,45 @@ def plan_cache(spec: ModelSpec, options: TargetOptions, dtype: torch.dtype) -> T
     return TargetInfo(spec, n_blocks, size, min(options.max_model_len or spec.max_positions, fits))
 
 
+def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[LayerRange]:
+    """The layers of every stage. With split ``measured``, call it where the stages' device is (see ``is_measured``).
+
+    Raises:
+        ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    if options.simulation is not None:
+        return split_layers(info.spec.n_layers, options.stages)
+    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    wanted = SplitOptions(
+        options.stages, options.split, options.stage_memory, options.quantization, options.cost_folder
+    )
+    device, kv = torch.device(options.device), kv_per_layer(info, dtype)
+    return choose_ranges(path, info.spec, wanted, dtype=dtype, device=device, kv_per_layer=kv)
+
+
+def is_measured(options: TargetOptions) -> bool:
+    """Whether ``stage_ranges`` takes times, and so has to run where the stages will."""
+    return options.split == MEASURED and options.stages > 1 and options.simulation is None
+
+
+def memory_of_stages(
+    options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
+) -> list[StageMemory]:
+    """What every stage will hold, weights and KV cache: for a log."""
+    if options.simulation is not None:
+        return []
+    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization)
+    return stage_memory(weights, kv_per_layer(info, dtype), ranges)
+
+
+def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
+    """Bytes of KV cache that a layer has; the stage with most layers has most of it."""
+    spec = info.spec
+    return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
+
+
 class LocalTarget:
     """A target whose stages live in this process."""
 
@@ -115,8 +162,15 @@ class LocalTarget:
         info = plan_cache(spec, options, dtype)
         device = torch.device(options.device)
         shards = [
-            load_shard(path, layers, dtype=dtype, device=device, n_positions=positions(info))
-            for layers in split_layers(spec.n_layers, options.stages)
+            load_shard(
+                path,
+                layers,
+                dtype=dtype,
+                device=device,
+                n_positions=positions(info),
+                quantization=options.quantization,
+            )
+            for layers in stage_ranges(options, path, info)
         ]
         return cls(info, shards, options.reference)
 

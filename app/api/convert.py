@@ -30,6 +30,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     max_nodes: int | None
     priority: int
     namespace: str = ""
+    tenant: str = ""  # whose turn it is in the queue
 
 
 class Converter:
@@ -115,6 +116,7 @@ class Converter:
                 max_nodes=options.max_nodes if options.enabled else None,
                 priority=request.priority,
                 namespace=options.namespace or "",
+                tenant=request.user or options.namespace or "",
             )
             for choice in range(request.n)
         ]

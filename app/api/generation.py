@@ -42,6 +42,7 @@ class Generation:
             priority=job.priority,
             request_id=f"{self._request_id}-{choice.index}",
             namespace=job.namespace,
+            tenant=job.tenant,
         )
         try:
             async for event in stream:

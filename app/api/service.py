@@ -59,9 +59,11 @@ class Backend(Protocol):
         priority: int,
         request_id: str,
         namespace: str = "",
+        tenant: str = "",
     ) -> StepStream:
         """Start one choice. ``method`` and ``max_nodes`` None mean the backend's default; lower ``priority`` is first.
-        ``namespace`` says whose text it may be drafted from, besides everybody's.
+        ``namespace`` says whose text it may be drafted from, besides everybody's; ``tenant`` whose turn in the queue it
+        takes.
 
         Errors may come from here or from the stream's first item; until then the client gets a proper status.
 

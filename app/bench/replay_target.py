@@ -1,8 +1,6 @@
 """A target without a model: it writes recorded answers, whatever is drafted.
 
-The engine, its scheduler and the speculators run as on any target. Verification is the rule of greedy and coupled
-decoding on one-hot predictions: behind the committed text and behind every node on the recorded path the next recorded
-token is predicted; a node off that path is never reached, so what would be predicted there plays no role.
+The engine, its scheduler and the speculators run as on any target; ``engine.verify.following`` verifies.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ import torch
 from engine.model.spec import ModelSpec
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.target import MAX_TREE, TargetInfo
-from engine.tree import ROOT, TokenTree
-from engine.verify.rules import match
+from engine.verify.following import follow
 
 BLOCK = 64  # tokens; blocks are counted by the scheduler and hold nothing
 
@@ -92,21 +89,3 @@ class ReplayTarget:
         sequence.step_nodes.append(len(work.tree))
         tokens, accepted = follow(work.tree, future)
         return WorkResult(work.seq, tokens, accepted)
-
-
-def follow(tree: TokenTree, future: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Walk a tree along ``future``: (committed tokens, accepted nodes).
-
-    The tokens are the accepted path's and the bonus token, or the path's alone where ``future`` ends with it.
-    """
-    tokens: list[int] = []
-    accepted: list[int] = []
-    node = ROOT
-    for token in future:
-        tokens.append(token)
-        child = match(tree, node, token)
-        if child is None:
-            break
-        accepted.append(child)
-        node = child
-    return tokens, accepted

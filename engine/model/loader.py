@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,15 @@ from accelerate import init_empty_weights
 from accelerate.utils import set_module_tensor_to_device
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import safe_open
+from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.quantized import check_quantization, is_quantized, put_int8
 from engine.model.shard import LayerRange, ModelShard
 from engine.model.spec import ModelSpec, read_spec
+from engine.model.tensors import INDEX, SINGLE, CheckpointTensors
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
@@ -48,7 +47,7 @@ def load_spec(path: Path) -> ModelSpec:
     Raises:
         UnsupportedModelError: the architecture, or the checkpoint's format, is not supported.
     """
-    config = _config(path)
+    config = load_config(path)
     eos: tuple[int, ...] | None = None
     if (path / "generation_config.json").exists():
         found = GenerationConfig.from_pretrained(path).eos_token_id
@@ -58,7 +57,12 @@ def load_spec(path: Path) -> ModelSpec:
     return read_spec(config, eos)
 
 
-def _config(path: Path) -> Any:
+def load_config(path: Path) -> Any:
+    """The checkpoint's Hugging Face config.
+
+    Raises:
+        UnsupportedModelError: there is none, or none that transformers knows.
+    """
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:  # no or no valid config.json, or a type that transformers does not know
@@ -66,43 +70,51 @@ def _config(path: Path) -> Any:
 
 
 def load_shard(
-    path: Path, layers: LayerRange, *, dtype: torch.dtype, device: torch.device, n_positions: int
+    path: Path,
+    layers: LayerRange,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    n_positions: int,
+    quantization: str | None = None,
 ) -> ModelShard:
-    """Build the model without memory, then fill in only what the range needs.
+    """Build the model without memory, then fill in only what the range needs, tensor by tensor.
+
+    Args:
+        path: checkpoint directory.
+        layers: the range; other layers' tensors are not read, and their files need not exist.
+        dtype: of activations, and of all weights that are not int8.
+        device: where weights go; int8 ones are quantised there, so that no more than one of them is there in full.
+        n_positions: longest text the shard will see, tokens.
+        quantization: "int8" for the decoder layers' matrices; a checkpoint that has int8 ones keeps them anyway.
 
     Raises:
         UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint.
+        ConfigError: ``quantization`` is unknown, or its package is not installed.
     """
     spec = load_spec(path)
-    config = _config(path)
+    config = load_config(path)
+    threshold = check_quantization(quantization, config)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    files = _files(path)
-    for name in _wanted(model, layers, tied):
-        source = name if name in files else EMBED if name == HEAD and tied else None
-        if source is None or source not in files:
-            raise UnsupportedModelError(f"{path} lacks the tensor {name!r}")
-        if not files[source].exists():
-            raise UnsupportedModelError(f"{path} lacks the file {files[source].name!r}, which holds {source!r}")
-        with safe_open(files[source], framework="pt") as file:
-            set_module_tensor_to_device(model, name, device, value=file.get_tensor(source), dtype=dtype)
+    tensors = CheckpointTensors(path, device)
+    wanted = list(_wanted(model, layers, tied))
+    with tqdm(
+        wanted, desc=f"layers {layers.first} to {layers.last - 1}", unit="tensor", leave=False, disable=None
+    ) as bar:
+        for name in bar:
+            source = EMBED if name == HEAD and tied and name not in tensors else name
+            if threshold is not None and is_quantized(model, name):
+                put_int8(model, name, *tensors.int8(source), threshold)
+            else:
+                set_module_tensor_to_device(model, name, device, value=tensors.read(source), dtype=dtype)
     if tied and layers.is_first and layers.is_last:
         model.lm_head.weight = model.model.embed_tokens.weight
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
     return ModelShard(model, spec, layers, n_positions)
-
-
-def _files(path: Path) -> dict[str, Path]:
-    """Tensor name -> file that holds it."""
-    index = path / INDEX
-    if index.exists():
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return {name: path / file for name, file in weight_map.items()}
-    with safe_open(path / SINGLE, framework="pt") as file:
-        return dict.fromkeys(file.keys(), path / SINGLE)
 
 
 def _wanted(model: Any, layers: LayerRange, tied: bool) -> Iterator[str]:

@@ -86,7 +86,7 @@ class ModelShard:
         self.spec = spec
         self.range = layers
         self.layers: list[nn.Module] = list(inner.layers[layers.first : layers.last])
-        weight = next(self.layers[0].parameters())
+        weight = next(self.layers[0].parameters())  # a norm's or a bias's, if matrices are int8: those are buffers
         self.dtype, self.device = weight.dtype, weight.device
         self._embed: nn.Module | None = inner.embed_tokens if layers.is_first else None
         self._norm: nn.Module | None = inner.norm if layers.is_last else None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.errors import UnsupportedModelError
+from engine.model.quantized import stored_int8
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 # Tables of cos and sin by position are exact only where the frequencies do not depend on the sequence's length.
@@ -54,10 +55,7 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
             f"hook; supported are {', '.join(FAMILIES)}"
         )
     _check_rope(config)
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModelError(
-            f"quantization_config is set ({config.quantization_config}): only unquantised weights are read"
-        )
+    stored_int8(config)  # refuses every other quantisation
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModelError("use_bidirectional_attention is set: a decoder must be causal")
     if getattr(config, "attn_logit_softcapping", None) is not None:

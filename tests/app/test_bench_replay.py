@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.bench.replay_logs import encode, read_logs, split
-from app.bench.replay_target import ReplayTarget, follow
+from app.bench.replay_target import ReplayTarget
 from app.cli import main
 from app.demo.paths import DEMO_TARGET
 from app.tokenizers import load_tokenizer
@@ -24,6 +24,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
 from engine.tree import TokenTree
 from engine.verify.batch import WalkItem, verify
+from engine.verify.following import follow
 from retrieval_store.corpus import Document, Message
 from speculators.pool import SpeculatorPool
 from speculators.testing import AlwaysRight, AlwaysWrong

@@ -133,7 +133,9 @@ def test_methods_that_do_not_weigh_cost_nothing(method: str, spectra: Spectra, u
 def test_any_method_of_a_command_may_be_the_one(methods: list[str], wanted: bool, tiny_checkpoint: Path) -> None:
     options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, max_model_len=128)
     target = LocalTarget.load(options, tiny_checkpoint)
-    arguments = Namespace(methods=methods, dtype=None, device="cpu", stages=1, threads=1, kv_gib=0.004)
+    arguments = Namespace(
+        methods=methods, dtype=None, device="cpu", stages=1, threads=1, kv_gib=0.004, quantization=None
+    )
     costs = offline_costs(arguments, tiny_checkpoint, target)
     assert (costs is not None) == wanted
     assert target.n_sequences == 0

@@ -12,11 +12,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from deployments.drafters import Drafter, InlineDrafter
+from deployments.lane import Home
 from deployments.messages import SubmitRequest
 from deployments.options import RouterOptions
 from deployments.pipeline import Endpoints, Pipeline
@@ -46,15 +48,18 @@ class Stages:
         info: of the target.
         n: stages.
         kinds: class of each stage; tests bring failing ones.
+        transport: links between them.
     """
 
-    def __init__(self, path: Path, info: TargetInfo, n: int, kinds: Sequence[type[Stage]]) -> None:
+    def __init__(
+        self, path: Path, info: TargetInfo, n: int, kinds: Sequence[type[Stage]], transport: str = "auto"
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="st-")
         self.workers = []
         for i, layers in enumerate(split_layers(info.spec.n_layers, n)):
             shard = load_shard(path, layers, dtype=torch.float32, device=CPU, n_positions=positions(info))
             stage = kinds[i](shard, info.n_blocks, info.block_size)
-            self.workers.append(StageWorker(stage, CPU, f"unix:{self._folder.name}/{i}", SECRET))
+            self.workers.append(StageWorker(stage, CPU, f"unix:{self._folder.name}/{i}", SECRET, transport))
         addresses = [worker.address for worker in self.workers]
         for worker, following in zip(self.workers, [*addresses[1:], None], strict=True):
             worker.start(following)
@@ -84,41 +89,58 @@ class Answer:
 
 @dataclass
 class Served:
-    """A router on a pipeline that can be replaced."""
+    """A router on pipelines that can be replaced, one per lane."""
 
     path: Path
     info: TargetInfo
-    stages: Stages
+    pipelines: list[Stages]
     router: Router = field(init=False)
     sent: int = 0
+    suspected: list[tuple[int, str]] = field(default_factory=list)  # lane, reason
 
-    async def connect(self) -> Pipeline:
+    @property
+    def stages(self) -> Stages:
+        """The first lane's, and the only one's of most tests."""
+        return self.pipelines[0]
+
+    async def connect(self, lane: int = 0) -> Pipeline:
         """What the router deployment does: try until a pipeline answers."""
         while True:
             try:
-                return await Pipeline.connect(self.stages.endpoints)
+                return await Pipeline.connect(self.pipelines[lane].endpoints)
             except TargetLostError:
                 await asyncio.sleep(0.02)
 
-    def replace(self, kinds: Sequence[type[Stage]] | None = None) -> None:
+    def home(self, lane: int) -> Home:
+        """Where a lane's pipeline comes from."""
+
+        async def suspect(reason: str) -> None:
+            self.suspected.append((lane, reason))
+
+        return Home(f"lane-{lane}", lambda: self.connect(lane), suspect)
+
+    def replace(self, kinds: Sequence[type[Stage]] | None = None, lane: int = 0) -> None:
         """A fresh pipeline, as Serve brings up after a stage died."""
-        n = len(self.stages.workers)
-        self.stages.close()
-        self.stages = Stages(self.path, self.info, n, kinds or [Stage] * n)
+        n = len(self.pipelines[lane].workers)
+        self.pipelines[lane].close()
+        self.pipelines[lane] = Stages(self.path, self.info, n, kinds or [Stage] * n)
 
-    def request(self, job: Job) -> SubmitRequest:
+    def request(self, job: Job, **more: Any) -> SubmitRequest:
         self.sent += 1
-        return SubmitRequest(f"r{self.sent}", job.prompt, job.params, job.method, job.max_nodes, job.priority)
+        return SubmitRequest(f"r{self.sent}", job.prompt, job.params, job.method, job.max_nodes, job.priority, **more)
 
-    async def answer(self, job: Job) -> Answer:
-        return Answer([event async for event in self.router.stream(self.request(job))])
+    async def answer(self, job: Job, **more: Any) -> Answer:
+        return Answer([event async for event in self.router.stream(self.request(job, **more))])
 
     async def settled(self) -> dict[str, int | bool]:
         """The router's state once every stage has heard that nothing is left; fails if that does not happen."""
         deadline = time.monotonic() + 10
-        while self.stages.n_sequences and time.monotonic() < deadline:
+        up = [stages for stages, lane in zip(self.pipelines, self.router.lanes, strict=True) if lane.is_up]
+        while time.monotonic() < deadline and (
+            any(stages.n_sequences for stages in up) or any(lane.scheduler.sequences for lane in self.router.lanes)
+        ):
             await asyncio.sleep(0.01)
-        assert self.stages.n_sequences == 0
+        assert not any(stages.n_sequences for stages in up)
         state = await self.router.state()
         assert state["free_blocks"] == state["blocks"]
         assert [state[name] for name in ("sessions", "running", "waiting", "speculator_states")] == [0, 0, 0, 0]
@@ -151,19 +173,26 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
         drafter: Drafter | None = None,
         target: TargetInfo = info,
         learn: Callable[[str, list[int]], None] | None = None,
+        transport: str = "auto",
+        n_lanes: int = 1,
+        options: RouterOptions | None = None,
         **limits: int,
     ) -> AsyncIterator[Served]:
-        stages = Stages(tiny_checkpoint, target, n_stages, kinds or [Stage] * n_stages)
-        served = Served(tiny_checkpoint, target, stages)
+        pipelines = [
+            Stages(tiny_checkpoint, target, n_stages, kinds or [Stage] * n_stages, transport) for _ in range(n_lanes)
+        ]
+        served = Served(tiny_checkpoint, target, pipelines)
         scheduler = SchedulerOptions(n_micro_batches=n_stages, **limits)
         speculators = drafter or InlineDrafter(SpeculatorPool(), target.spec.vocab_size)
-        served.router = Router(RouterOptions("tiny", scheduler=scheduler), target, speculators, served.connect, learn)
+        chosen = replace(options or RouterOptions("tiny"), scheduler=scheduler)
+        served.router = Router(chosen, target, speculators, [served.home(i) for i in range(n_lanes)], learn)
         served.router.start()
         try:
             yield served
         finally:
             await served.router.close()
-            served.stages.close()
+            for stages in served.pipelines:
+                stages.close()
 
     return serve
 

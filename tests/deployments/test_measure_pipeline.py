@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from deployments.drafters import InlineDrafter
 from deployments.options import RouterOptions
-from deployments.pipeline import Pipeline, measure_pipeline
+from deployments.pipeline import MEASURE_ATTEMPTS, Pipeline, measure_pipeline, step_costs
 from deployments.router import Router
 from engine.errors import TargetLostError
 from engine.loop import Completion, Job
@@ -26,10 +25,6 @@ from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.step_timing import GRID
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Serve's own, of pydantic
-    from deployments.router_deployment import MEASURE_ATTEMPTS, RouterDeployment
 
 MakeJob = Callable[..., Job]
 Offline = Callable[[Job], Completion]
@@ -53,14 +48,14 @@ class FailsInLargeSteps(Stage):
         return super().forward(step, incoming)
 
 
-class Deployed(RouterDeployment):
-    """The part of the deployment that measures, without Serve; counts its connections."""
+class Connections:
+    """A way to connect that remembers what it has connected."""
 
     def __init__(self, connect: Callable[[], Awaitable[Pipeline]]) -> None:
         self.connected: list[Pipeline] = []
         self._to = connect
 
-    async def _connect(self) -> Pipeline:
+    async def __call__(self) -> Pipeline:
         pipeline = await self._to()
         self.connected.append(pipeline)
         return pipeline
@@ -143,19 +138,19 @@ async def test_a_step_that_fails_is_reported_with_its_reason(serving: Any, caplo
 async def test_a_second_start_reads_what_the_first_one_measured(serving: Any, tmp_path: Path) -> None:
     file = str(tmp_path / "cache" / "costs.json")
     async with unrouted(serving) as served:
-        first = Deployed(served.connect)
-        costs = await first._step_costs(file, served.info)
+        first = Connections(served.connect)
+        costs = await step_costs(first, file, served.info)
         assert len(first.connected) == 1
         assert costs == read_costs(Path(file))
-        second = Deployed(served.connect)
-        assert await second._step_costs(file, served.info) == costs
+        second = Connections(served.connect)
+        assert await step_costs(second, file, served.info) == costs
         assert second.connected == []
         for nowhere in ("", str(tmp_path)):  # no file, or none that could be written: measured, and used all the same
-            third = Deployed(served.connect)
-            assert (await third._step_costs(nowhere, served.info)).curves.keys() == costs.curves.keys()
+            third = Connections(served.connect)
+            assert (await step_costs(third, nowhere, served.info)).curves.keys() == costs.curves.keys()
             assert len(third.connected) == 1
         Path(file).write_text("half a fi")
-        assert (await Deployed(served.connect)._step_costs(file, served.info)) == read_costs(Path(file))
+        assert (await step_costs(served.connect, file, served.info)) == read_costs(Path(file))
 
 
 async def test_a_known_file_needs_no_target(tmp_path: Path, info: Any) -> None:
@@ -164,13 +159,13 @@ async def test_a_known_file_needs_no_target(tmp_path: Path, info: Any) -> None:
 
     known = StepCosts({1: ((1, 2), (0.1, 0.2))})
     write_costs(tmp_path / "costs.json", known)
-    assert await Deployed(connect)._step_costs(str(tmp_path / "costs.json"), info) == known
+    assert await step_costs(connect, str(tmp_path / "costs.json"), info) == known
 
 
 async def test_a_pipeline_lost_once_is_measured_when_it_is_back(serving: Any) -> None:
     async with unrouted(serving, 1, [Slow]) as served:
-        start = Deployed(served.connect)
-        measuring = asyncio.create_task(start._step_costs("", served.info))
+        start = Connections(served.connect)
+        measuring = asyncio.create_task(step_costs(start, "", served.info))
         await asyncio.sleep(0.3)
         served.replace()
         costs = await measuring
@@ -183,8 +178,8 @@ async def test_a_target_that_fails_when_it_is_measured_serves_without_costs(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     async with unrouted(serving, 1, [FailsInLargeSteps]) as served:
-        start = Deployed(served.connect)
-        assert await start._step_costs(str(tmp_path / "costs.json"), served.info) is None
+        start = Connections(served.connect)
+        assert await step_costs(start, str(tmp_path / "costs.json"), served.info) is None
         assert len(start.connected) == MEASURE_ATTEMPTS
         assert list(tmp_path.iterdir()) == []
         route(served, None)
@@ -219,8 +214,8 @@ async def test_a_small_cache_is_measured_as_far_as_it_reaches(
     serving: Any, make_job: MakeJob, offline: Offline, small_cache: Any
 ) -> None:
     async with unrouted(serving, 2, target=small_cache) as served:
-        costs = await Deployed(served.connect)._step_costs("", small_cache)
-        assert list(costs.curves) == [1]
+        costs = await step_costs(served.connect, "", small_cache)
+        assert list(costs.curves) == [1, 2]
         route(served, costs)
         jobs = [make_job(number, "auto", temperature=0.7, max_tokens=90) for number in range(6)]
         answers = await asyncio.gather(*(served.answer(job) for job in jobs))

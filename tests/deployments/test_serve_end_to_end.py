@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from app.cli import main
-from tests.served import READY_S, STOP_S, Server, Stream, spectra
+from tests.served import STOP_S, Server, Stream, spectra
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 
@@ -217,19 +217,6 @@ def test_streams_go_on_with_the_same_text_when_the_stage_is_killed(server: Serve
     assert [stream.all_ids() for stream in streams] == [wanted, wanted]
     assert server.process_of("StageActor").pid != stage.pid
     assert server.settled()["pipelines_lost"] >= 1
-
-
-def test_a_router_that_dies_breaks_its_streams_off_with_an_error_and_is_replaced(server: Server) -> None:
-    stream = Stream(server, max_tokens=3000, ignore_eos=True)
-    stream.until(20)
-    server.process_of("ServeReplica:spectra:Router").kill()
-    stream.join()
-    assert [error["code"] for error in stream.errors] == ["target_lost"]
-    deadline = time.monotonic() + READY_S
-    while server.complete(max_tokens=5).status_code != 200:
-        assert time.monotonic() < deadline, "no router comes up"
-        time.sleep(0.2)
-    server.settled()
 
 
 def test_a_port_that_is_taken_is_one_clear_line_and_starts_nothing(server: Server) -> None:

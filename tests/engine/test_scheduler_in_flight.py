@@ -68,12 +68,11 @@ class Driver:
         self.engine.target = fresh
 
     def send(self) -> bool:
-        if len(self._in_flight) >= self._depth:
-            return False
-        step = self.engine.scheduler.next_step(self._n_steps)
+        step = self.engine.scheduler.next_step(self._n_steps, len(self._in_flight))
         if step is None:
             return False
         self._n_steps += 1
+        assert len(self._in_flight) < self._depth
         requests = [self.engine.scheduler.find(work.seq) for work in step.work]
         self._in_flight.append((step, self.engine.target.step(step), requests))
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))

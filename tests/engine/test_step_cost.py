@@ -17,7 +17,7 @@ from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.step import Step
 from engine.step_cost import StepCosts, read_costs, write_costs
-from engine.step_timing import GRID, measure, measurement
+from engine.step_timing import GRID, PROMPT_ROWS, measure, measurement
 from engine.target import LocalTarget, TargetInfo
 
 MakeTarget = Callable[..., LocalTarget]
@@ -33,7 +33,12 @@ def curves(draw: st.DrawFn) -> StepCosts:
         rows = sorted(draw(st.sets(st.integers(1, 500), min_size=1, max_size=5)))
         steps = draw(st.lists(st.floats(0.0, 3.0), min_size=len(rows), max_size=len(rows)))
         made[batch] = (tuple(rows), tuple((1e-3 + np.cumsum(steps)).tolist()))
-    return StepCosts(made)
+    prompts = {}
+    for context in draw(st.sets(st.integers(0, 4000), max_size=2)):
+        rows = sorted(draw(st.sets(st.integers(1, 500), min_size=1, max_size=5)))
+        steps = draw(st.lists(st.floats(0.0, 3.0), min_size=len(rows), max_size=len(rows)))
+        prompts[context] = tuple(rows), tuple((1e-3 + np.cumsum(steps)).tolist())
+    return StepCosts(made, prompts)
 
 
 @given(curves())
@@ -84,6 +89,39 @@ def test_a_single_point_is_a_flat_curve() -> None:
     assert StepCosts({1: ((1,), (0.5,))}).seconds(3, [1, 9, 99]).tolist() == [0.5, 0.5, 0.5]
 
 
+@given(curves(), st.integers(1, 40), st.integers(1, 70))
+def test_more_sequences_never_take_less_time(costs: StepCosts, n: int, rows: int) -> None:
+    seconds = costs.by_batch(n, rows)
+    assert seconds.shape == (n,)
+    assert np.all(seconds > 0)
+    assert np.all(np.diff(seconds) >= 0)
+
+
+def test_steps_of_more_sequences_with_the_same_rows_each() -> None:
+    assert COSTS.by_batch(5, 1)[[0, 3]].tolist() == [1.0, 2.0]
+    assert COSTS.by_batch(20, 2)[[0, 3, 9, 15, 19]] == pytest.approx([1.5, 4.0, 6.0, 8.0, 8.0 + 4 / 3])
+    assert StepCosts({4: ((4, 8), (2.0, 4.0))}).by_batch(6, 1).tolist() == [2.0, 2.0, 2.0, 2.0, 2.5, 3.0]
+
+
+def test_chunks_of_prompt_between_and_beyond_what_was_measured() -> None:
+    near, far = ((1, 100), (1.0, 2.0)), ((1, 100), (1.5, 4.5))
+    both = StepCosts(COSTS.curves, {0: near, 1000: far})
+    assert both.prompt_seconds(0, [1, 100, 199]).tolist() == pytest.approx([1.0, 2.0, 3.0])
+    assert both.prompt_seconds(500, [1, 100]).tolist() == pytest.approx([1.25, 3.25])
+    assert both.prompt_seconds(2000, [1, 100]).tolist() == pytest.approx([2.0, 7.0])
+    assert StepCosts(COSTS.curves, {0: near}).prompt_seconds(2000, [1, 100]).tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="no step with rows of prompt"):
+        COSTS.prompt_seconds(0, [1])
+
+
+@given(curves(), st.integers(0, 9000))
+def test_more_rows_of_prompt_never_take_less_time(costs: StepCosts, context: int) -> None:
+    if costs.prompts:
+        seconds = costs.prompt_seconds(context, np.arange(1, 900))
+        assert np.all(np.diff(seconds) >= 0)
+        assert np.all(costs.prompt_seconds(context + 50, np.arange(1, 900)) >= seconds - 1e-9)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -104,6 +142,9 @@ def test_a_single_point_is_a_flat_curve() -> None:
 def test_what_is_no_curve_is_refused(wrong: dict[int, tuple[tuple[int, ...], tuple[float, ...]]]) -> None:
     with pytest.raises(ValueError):
         StepCosts(wrong)
+    if wrong and 0 not in wrong:
+        with pytest.raises(ValueError):
+            StepCosts(COSTS.curves, wrong)
 
 
 @given(curves())
@@ -141,6 +182,11 @@ def test_a_later_measurement_replaces_an_earlier_one(tmp_path: Path) -> None:
         b'{"1": [[1, 2], [0.1, null]]}',
         b'{"1": [[1, 2], [0.1, {}]]}',
         b'{"1": {"rows": [1], "seconds": [2]}}',
+        b'{"1": [[1, 2], [0.1, 0.2]]}',  # what the first version wrote
+        b'{"format": 1, "curves": {"1": [[1], [0.1]]}, "prompts": {}}',
+        b'{"format": 2, "curves": {"1": [[1], [0.1]]}}',
+        b'{"format": 2, "curves": {"1": [[1], [0.1]]}, "prompts": {"-1": [[1], [0.1]]}}',
+        b'{"format": 2, "curves": {}, "prompts": {}}',
         json.dumps({"model": "x", "heads": [[1, 2]]}).encode(),
     ],
     ids=str,
@@ -189,6 +235,28 @@ def test_the_costs_are_the_times_of_the_steps_over_the_whole_grid(target: MakeTa
     }
     for batch, (rows, seconds) in costs.curves.items():
         assert seconds == pytest.approx([0.01 * batch + 0.001 * n for n in rows])
+    assert {context: rows for context, (rows, _) in costs.prompts.items()} == {0: (1, 64, 256)}  # 500 tokens at most
+    assert costs.prompts[0][1] == pytest.approx([0.01 + 0.001 * n for n in (1, 64, 256)])
+
+
+def test_chunks_are_measured_far_from_the_beginning_too(target: MakeTarget) -> None:
+    info = replace(target("llama").info, n_blocks=300, max_model_len=4000)
+
+    def seconds(step: Step) -> float:
+        return 0.01 + sum(1e-4 * len(work.tokens) + 1e-7 * len(work.tokens) * work.n_cached for work in step.work)
+
+    costs, _ = answered(info, seconds)
+    assert list(costs.prompts) == [0, 2048]
+    for context in (0, 1024, 3000):
+        wanted = [0.01 + 1e-4 * n + 1e-7 * n * context for n in PROMPT_ROWS]
+        assert costs.prompt_seconds(context, PROMPT_ROWS) == pytest.approx(wanted)
+
+
+def test_a_target_too_slow_for_them_is_not_asked_for_large_steps(target: MakeTarget) -> None:
+    info = replace(target("llama").info, n_blocks=300)
+    costs, steps = answered(info, lambda step: 0.1 * n_rows(step))
+    assert costs.prompts[0][0] == (1, 64)
+    assert sum(0.1 * n_rows(step) for step in steps if step.work[:1] and step.work[0].tree is not None) < 60
 
 
 def test_hiccups_are_not_taken_for_the_time_of_a_step(target: MakeTarget) -> None:
@@ -247,7 +315,10 @@ def test_the_steps_are_ones_a_scheduler_could_have_made(target: MakeTarget) -> N
     assert not held
 
 
-@pytest.mark.parametrize(("n_blocks", "batches"), [(24, [1]), (72, [1, 4]), (299, [1, 4, 16]), (4, [1])])
+@pytest.mark.parametrize(
+    ("n_blocks", "batches"),
+    [(24, [1, 2]), (72, [1, 2, 4]), (144, [1, 2, 4, 8]), (299, [1, 2, 4, 8, 16]), (4, [1, 2])],
+)
 def test_batches_that_the_cache_cannot_hold_are_left_out(n_blocks: int, batches: list[int], target: MakeTarget) -> None:
     info = target("llama").info
     info = replace(info, n_blocks=n_blocks, max_model_len=min(info.max_model_len, (n_blocks - 1) * info.block_size))

@@ -1,0 +1,59 @@
+"""Addresses of channels, and what the kernel is told about their sockets. It knows nothing of who speaks over them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+READ_AHEAD = 1 << 22  # bytes the asyncio half takes in before it is asked
+SEND_BUFFER = 1 << 22  # bytes the kernel should take from a sender whose peer is busy; it may allow fewer
+SILENT_S, PROBE_S, N_PROBES = 4, 2, 3  # a TCP peer that vanished without a word is noticed after about ten seconds
+
+
+def parse(address: str) -> tuple[int, str | tuple[str, int]]:
+    """``unix:/path`` or ``tcp:host:port`` -> socket family and address."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        return socket.AF_UNIX, rest
+    host, _, port = rest.rpartition(":")
+    return socket.AF_INET, (host, int(port))
+
+
+def listen(address: str) -> tuple[socket.socket, str]:
+    """A listening socket and the address peers reach it by (a TCP port of 0 is replaced by the real one)."""
+    family, where = parse(address)
+    if family == socket.AF_UNIX:
+        Path(str(where)).unlink(missing_ok=True)
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.bind(where)
+    server.listen(8)
+    if family == socket.AF_UNIX:
+        os.chmod(str(where), 0o600)
+        return server, address
+    host, port = server.getsockname()
+    return server, f"tcp:{host}:{port}"
+
+
+def tune(connection: socket.socket) -> None:
+    """Small frames at once, large buffers, and an end to TCP peers that vanished: a dead node says nothing."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    if connection.family != socket.AF_INET:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, N_PROBES)
+    # Probes are sent only while nothing else is on its way; this holds for what is.
+    lost_after = 1000 * (SILENT_S + PROBE_S * N_PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_after)
+
+
+async def open_streams(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to a listening peer; raises OSError when nobody listens there."""
+    family, where = parse(address)
+    if family == socket.AF_UNIX:
+        return await asyncio.open_unix_connection(str(where), limit=READ_AHEAD)
+    return await asyncio.open_connection(where[0], int(where[1]), limit=READ_AHEAD)

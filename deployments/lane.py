@@ -1,0 +1,293 @@
+"""One pipeline with its own scheduler: connects, keeps every stage busy, takes answers in, notices when it is lost.
+
+Knows nothing of clients, of speculators or of other lanes: its host (the router) is told what happened. Answers are
+taken in and the next step is sent before anybody's stream hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from deployments.options import RouterOptions
+from deployments.pace import Pace, seconds_until_a_place
+from deployments.pipeline import Pipeline
+from deployments.step_watch import StepWatch
+from engine.errors import TargetLostError
+from engine.progress import Progress
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, State
+from engine.step import Step, StepResult
+from engine.step_cost import StepCosts
+from engine.target import TargetInfo
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_S = 0.1  # pause between two attempts to reach a pipeline
+LOOK_S = 0.25  # between two looks at the steps in flight
+REPORT_S = 5.0  # that a report of a pipeline that hangs may take
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a lane's pipeline comes from."""
+
+    name: str  # in metrics, logs and health
+    connect: Callable[[], Awaitable[Pipeline]]  # waits for one to come up; called again when it is lost
+    suspect: Callable[[str], Awaitable[None]] | None = None  # takes the reason; its owner then looks at the stages
+
+
+class Host(Protocol):
+    """What a lane tells its router."""
+
+    def draft(self, lane: Lane, progress: list[Progress]) -> None:
+        """Sequences got on: let their speculators learn and draft."""
+
+    def tell(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
+        """The same, once the next step is on its way."""
+
+    def fail(self, sequence: Sequence, error: str) -> None:
+        """The target could not run a step with this sequence in it."""
+
+    def came_up(self, lane: Lane) -> None:
+        """Its pipeline is connected."""
+
+    def went_down(self, lane: Lane, n_running: int) -> None:
+        """Its pipeline is lost; ``n_running`` sequences will be prefilled again."""
+
+    def recovered(self, lane: Lane, seconds: float) -> None:
+        """The first answer came ``seconds`` after its last pipeline was lost."""
+
+
+class Lane:
+    """Serves one pipeline at a time.
+
+    Args:
+        home: where it comes from.
+        info: of the target; a replacement must be of the same kind.
+        options: of the router.
+        costs: step times of the target; None: not measured.
+        host: is told what happens.
+    """
+
+    def __init__(
+        self, home: Home, info: TargetInfo, options: RouterOptions, costs: StepCosts | None, host: Host
+    ) -> None:
+        self.home = home
+        self.scheduler = Scheduler(info, options.scheduler, costs)
+        self.pace = Pace()
+        self.pipeline: Pipeline | None = None
+        self.n_lost = 0
+        self._lost_at: float | None = None  # until the first answer after a loss
+        self._info = info
+        self._options = options
+        self._host = host
+        self._watch = StepWatch(options.step_deadline, costs)
+        self._in_flight: dict[int, tuple[Step, list[Sequence]]] = {}
+        self._next_step = 0
+        self._suspicion = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve; needs a running event loop."""
+        self._spawn(self._run())
+        self._spawn(self._look())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.pipeline is not None:
+            self.pipeline.close()
+            self.pipeline = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a pipeline is connected."""
+        return self.pipeline is not None
+
+    @property
+    def n_in_flight(self) -> int:
+        """Steps sent and not answered."""
+        return len(self._in_flight)
+
+    # -- sequences -----------------------------------------------------------------------------------------------
+
+    @property
+    def load(self) -> float:
+        """Tokens of work that are queued or running: still to be read, and still to be written as far as is known."""
+        return sum(map(self.work_of, self.scheduler.sequences))
+
+    def work_of(self, sequence: Sequence) -> float:
+        """Tokens that a sequence still has to have read and written."""
+        return max(0, sequence.n_prefill - sequence.n_cached) + self.pace.expected_output(sequence)
+
+    def expected_wait(self, sequence: Sequence) -> float | None:
+        """Seconds until a newcomer would start, by what is ahead of it; None while nothing is known."""
+        if not self.pace.is_known:
+            return None
+        ahead = [self.pace.remaining(other) for other in self.scheduler.ahead_of(sequence)]
+        running = [self.pace.remaining(other) for other in self.scheduler.running]
+        return seconds_until_a_place(max(self._n_places(sequence), len(running)), running, ahead)
+
+    def _n_places(self, newcomer: Sequence) -> int:
+        """Sequences that can run side by side: so many are allowed, and so many of the present length fit."""
+        live = [newcomer, *self.scheduler.sequences]
+        tokens = sum(len(sequence.tokens) + self.pace.expected_output(sequence) for sequence in live)
+        fit = self._info.n_blocks * self._info.block_size * len(live) / tokens
+        return max(1, min(self._options.scheduler.max_sequences, int(fit)))
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self.scheduler.cancel(sequence)
+        self.pace.forget(sequence.seq)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Give a sequence that is in no step away."""
+        self.scheduler.withdraw(sequence)
+        self.pace.forget(sequence.seq)
+
+    def figures(self) -> dict[str, int | bool]:
+        """For health checks."""
+        return {
+            "up": self.is_up,
+            "running": self.scheduler.n_running,
+            "waiting": self.scheduler.n_waiting,
+            "free_blocks": self.scheduler.blocks.n_free,
+            "steps_in_flight": self.n_in_flight,
+            "pipelines_lost": self.n_lost,
+        }
+
+    # -- the step loop -------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._connect()
+                assert self.pipeline is not None
+                while True:
+                    self._absorb(await self.pipeline.receive())
+            except TargetLostError as error:
+                reason = self._suspicion or str(error)
+                logger.warning("%s lost with %d steps in flight: %s", self.home.name, self.n_in_flight, reason)
+            except Exception:  # a bug, but the requests that are alive had no part in it
+                logger.exception("the step loop of %s failed; starting over with a clean pipeline", self.home.name)
+            self._lose_pipeline()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _connect(self) -> None:
+        self.pipeline = await self.home.connect()
+        # Numbers of their own for each connection: an answer to somebody else's step must not pass for one.
+        self._next_step += 1 + secrets.randbits(48)
+        self._suspicion = ""
+        self._watch.restart(time.monotonic())
+        self._host.came_up(self)
+        self.dispatch()
+
+    def _lose_pipeline(self) -> None:
+        """Live sequences go back to the queue; the next pipeline prefills them from prompt and output."""
+        if self.pipeline is None:
+            return
+        self.pipeline.close()
+        self.pipeline = None
+        self.n_lost += 1
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+        self._in_flight.clear()
+        n_running = self.scheduler.n_running
+        self.scheduler.lose_target()
+        self.pace.forget_all()
+        self._host.went_down(self, n_running)
+
+    def dispatch(self) -> None:
+        """Keep every stage busy: send steps while the scheduler has any to send now."""
+        while self.pipeline is not None:
+            step = self.scheduler.next_step(self._next_step, len(self._in_flight))
+            if step is None:
+                return
+            self._next_step += 1
+            self._in_flight[step.step_id] = (step, [self.scheduler.find(work.seq) for work in step.work])
+            now = time.monotonic()
+            self._watch.sent(step, now)
+            self.pace.sent(step, now)
+            self.pipeline.send(step)
+
+    def _absorb(self, result: StepResult) -> None:
+        """One result: commit, draft, send the next step, and only then tell the world."""
+        sent = self._in_flight.pop(result.step_id, None)
+        if sent is None:
+            raise TargetLostError(f"the target answered step {result.step_id}, which was not sent")
+        step, sequences = sent
+        now = time.monotonic()
+        self._watch.answered(step.step_id, now)
+        if result.error:
+            self._fail(sequences, result.error)
+            self.dispatch()
+            return
+        try:
+            progress = self.scheduler.commit(step, result, sequences)
+            self._host.draft(self, progress)
+        except Exception:
+            self._fail(sequences, "the step's answer could not be taken in")
+            raise
+        self.dispatch()
+        self._measure(step, progress, now)
+        self._host.tell(self, result, progress)
+
+    def _measure(self, step: Step, progress: list[Progress], now: float) -> None:
+        if self._lost_at is not None:
+            self._host.recovered(self, now - self._lost_at)
+            self._lost_at = None
+        for work, p in zip(step.work, progress, strict=True):
+            n_written = 0 if p.event is None else len(p.event.token_ids)
+            self.pace.answered(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
+            if p.sequence.state is State.FINISHED:
+                self.pace.forget(work.seq)
+                if p.event is not None:
+                    self.pace.finished(p.sequence)
+
+    def _fail(self, sequences: list[Sequence], error: str) -> None:
+        """A step the target could not run takes its own sequences with it, no others."""
+        for sequence in sequences:
+            sequence.in_flight = False
+            self.cancel(sequence)
+            self._host.fail(sequence, error)
+
+    # -- a pipeline that hangs -----------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Drop the pipeline once a step is overdue."""
+        pause = min(LOOK_S, self._options.step_deadline / 4)
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(pause)
+            late = time.monotonic() - began - pause
+            if late > pause:  # this process was held up: that is not the pipeline's fault
+                self._watch.excuse(late)
+            reason = self._watch.overdue(time.monotonic())
+            if self.pipeline is not None and reason and not self._suspicion:
+                self._suspicion = reason
+                self.pipeline.close()  # ``_run`` sees it as lost
+                self._spawn(self._report(reason))
+
+    async def _report(self, reason: str) -> None:
+        if self.home.suspect is None:
+            return
+        try:
+            await asyncio.wait_for(self.home.suspect(reason), REPORT_S)
+        except Exception as error:  # its owner may be gone as well: then it is being replaced already
+            logger.warning("%s could not be told that it is suspected: %s", self.home.name, error)

@@ -1,0 +1,66 @@
+"""Sends that wait for a neighbour, in a thread of their own and in order, so that a stage's loop need not.
+
+A stage that waited until a megabyte of hidden states has been taken would lose what a pipeline is for. The thread
+starts with the first send that would have waited: small frames never pay for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class Sender:
+    """One neighbour's outgoing jobs.
+
+    Args:
+        lost: called once, by the thread, when a job has failed; it should close the connection.
+    """
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self._lost = lost
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending = 0  # jobs not done yet; under the lock
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all jobs are done, so that the caller may send by itself without overtaking any."""
+        with self._lock:
+            return self._pending == 0
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Queue a job.
+
+        Raises:
+            EOFError: an earlier one has failed.
+        """
+        if self._error is not None:
+            raise EOFError(f"an earlier frame could not be sent: {self._error}")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="stage-send", daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._pending += 1
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Let the thread end after what is queued; closing the connection makes that fail at once."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._error is None:
+                self._do(job)
+            with self._lock:
+                self._pending -= 1
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception as error:  # whatever it is: frames behind a lost one are worth nothing
+            self._error = error
+            self._lost()

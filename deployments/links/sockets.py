@@ -1,0 +1,63 @@
+"""Tensors through the authenticated channel itself, right behind their header: the link of one node without GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deployments.channel import Channel
+from deployments.links.base import TensorHead, rooms
+from deployments.links.sender import Sender
+
+CPU = torch.device("cpu")
+AT_ONCE = 1 << 18  # bytes: handing them to the kernel takes less than waking a thread for it
+
+
+class SocketLink:
+    """Headers and tensors share one connection; nothing is copied on the way but by the kernel.
+
+    Args:
+        channel: to the neighbour.
+        device: where tensors go.
+    """
+
+    kind = "socket"
+
+    def __init__(self, channel: Channel, device: torch.device) -> None:
+        self._channel = channel
+        self._device = device
+        self._sender = Sender(channel.close)
+
+    def send(self, header: bytes, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+        parts = self._channel.frame(header)
+        parts += [_bytes_of(tensor.detach().cpu().contiguous()) for tensor in tensors if tensor.numel()]
+        if self._sender.is_idle and sum(part.nbytes for part in parts) <= AT_ONCE:
+            parts = self._channel.send_now(parts)
+        if parts:
+            self._sender.run(partial(self._channel.send_all, parts))
+
+    def header(self) -> bytes:
+        """As ``Link.header``."""
+        return self._channel.receive()
+
+    def tensors(self, heads: Sequence[TensorHead]) -> list[Tensor]:
+        """As ``Link.tensors``."""
+        found = rooms(heads, CPU)
+        for tensor in found:
+            if tensor.numel():
+                self._channel.receive_into(_bytes_of(tensor))
+        return [tensor.to(self._device) for tensor in found]
+
+    def close(self) -> None:
+        """As ``Link.close``."""
+        self._channel.close()
+        self._sender.close()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The elements as they lie in memory (numpy has no bfloat16); the view keeps the tensor alive."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

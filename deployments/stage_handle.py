@@ -1,0 +1,167 @@
+"""One stage actor as its owner sees it, from its start until it is certainly dead; nothing of its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.places import Place, Reach, end_here
+from deployments.stage_actor import Loaded, Pulse, StageActor
+from engine.errors import SpectraError, TargetLostError
+
+PING_EVERY_S = 1.0
+LOADING_S = 60.0  # while it loads, a slow disk may keep it from answering for longer
+SERVE_S = 15.0  # it collects garbage of everything it has loaded first
+KILL_S = 10.0  # for a process of another node to be killed
+CALLS = 4  # threads of the actor: one waits for its end, one answers pings, and what is asked of it now
+SHOWN = 400  # characters of a reason
+
+
+class StageHandle:
+    """A stage actor.
+
+    Args:
+        actor: Ray's handle of a ``StageActor``.
+        name: of the stage in messages.
+        timeout: seconds a ping may stay unanswered.
+    """
+
+    def __init__(self, actor: Any, name: str, timeout: float) -> None:
+        self.name = name
+        self.place: Place | None = None  # known once it runs
+        self.reach: Reach | None = None  # known once it listens
+        self._actor = actor
+        self._timeout = timeout
+        self._condemned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    def start(cls, options: dict[str, Any], arguments: tuple[Any, ...], name: str, timeout: float) -> StageHandle:
+        """Start an actor with Ray's ``options``; returns at once."""
+        remote = ray.remote(StageActor).options(max_restarts=0, max_concurrency=CALLS, **options)
+        return cls(remote.remote(*arguments), name, timeout)
+
+    async def come_up(self, secret: bytes) -> Loaded:
+        """Let it load and listen.
+
+        Raises:
+            TargetLostError: it died, hangs, or could not load; the message says what was wrong.
+        """
+        loading: asyncio.Task[Loaded] | None = None
+        try:
+            self.place = await _asked(self._actor.place.remote())
+            loading = asyncio.ensure_future(_asked(self._actor.load.remote()))
+            while not (await asyncio.wait((loading,), timeout=PING_EVERY_S))[0]:
+                await self.pulse(max(LOADING_S, self._timeout))
+            self.reach = await _asked(self._actor.listen.remote(secret))
+            return loading.result()
+        except (RayError, TimeoutError) as error:
+            raise TargetLostError(f"{self.name} could not come up: {reason_of(error)}") from error
+        finally:
+            if loading is not None and not loading.done():
+                loading.cancel()
+
+    async def serve(self, next_address: str | None, rows_address: str) -> None:
+        """Let it run, or tell it of new neighbours; raises RayError or TimeoutError when it is lost."""
+        serving = _asked(self._actor.serve.remote(next_address, rows_address))
+        await asyncio.wait_for(serving, max(SERVE_S, self._timeout))
+
+    async def pulse(self, within: float | None = None) -> Pulse:
+        """How it is; raises RayError when it is dead or its loop has ended, TimeoutError when it does not answer."""
+        pulse: Pulse = await asyncio.wait_for(_asked(self._actor.ping.remote()), within or self._timeout)
+        return pulse
+
+    def condemn(self, reason: str) -> None:
+        """It counts as lost from now on."""
+        if not self._condemned.done():
+            self._condemned.set_result(reason)
+
+    async def lost(self) -> str:
+        """Wait until it dies, hangs, loses its loop or is condemned; returns which of these."""
+        held = asyncio.ensure_future(_asked(self._actor.hold.remote()))
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    (held, self._condemned), timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self._condemned in done:
+                    return self._condemned.result()
+                if held in done:
+                    return await _reason(held)
+                if reason := await self._unwell():
+                    return reason
+        finally:
+            held.cancel()
+
+    async def _unwell(self) -> str:
+        """Why it is lost, if it is. A ping has two chances: the owner itself may have been held up."""
+        for within in (0.8 * self._timeout, 0.2 * self._timeout):
+            try:
+                await self.pulse(within)
+                return ""
+            except TimeoutError:
+                continue
+            except RayError as error:
+                return reason_of(error)
+        return f"it left pings unanswered for {self._timeout:g} s"
+
+    async def end(self) -> None:
+        """SIGKILL, which also ends stopped processes, where Ray alone would take five seconds; then let Ray know."""
+        if self.place is not None:
+            # On a lost node there is nobody left to be asked, and nothing to kill.
+            with contextlib.suppress(RayError, TimeoutError):
+                await asyncio.wait_for(_end(self.place), KILL_S)
+        ray.kill(self._actor)
+
+    def leave(self) -> Any:
+        """Ask it to leave nothing behind; returns Ray's reference of the answer."""
+        return self._actor.leave.remote()
+
+    def kill(self) -> None:
+        """End it when there is no time for more."""
+        ray.kill(self._actor)
+
+
+def reason_of(error: BaseException) -> str:
+    """What happened, in one line: what a call raised there, or how the process died."""
+    if isinstance(error, RayTaskError):
+        cause: Any = error.cause
+        text = str(cause) if isinstance(cause, SpectraError) else f"{type(cause).__name__}: {cause}"
+        return _line(text)
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return _line(f"{type(error).__name__}: {error}")
+
+
+def _line(text: str) -> str:
+    joined = " ".join(text.split())
+    return joined if len(joined) <= SHOWN else f"{joined[:SHOWN]} ..."
+
+
+async def _reason(held: asyncio.Future[Any]) -> str:
+    try:
+        return str(await held)
+    except RayError as error:
+        return reason_of(error)
+
+
+async def _end(place: Place) -> None:
+    if place.node == ray.get_runtime_context().get_node_id():
+        end_here(place)
+        return
+    there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+    await _asked(ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(place))
+
+
+def _asked(reference: Any) -> Coroutine[Any, Any, Any]:
+    """A coroutine of Ray's reference, which is only awaitable."""
+
+    async def wait() -> Any:
+        return await reference
+
+    return wait()

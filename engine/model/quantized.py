@@ -1,0 +1,149 @@
+"""Linear layers with int8 weights: LLM.int8() (Dettmers et al., 2022) by bitsandbytes' kernels, row by row.
+
+Weights are int8 with one scale per output; a row of activations is int8 with one scale, except for its outliers (6 and
+above), which are multiplied as they are. bitsandbytes takes a whole column of the batch out of int8 as soon as one row
+has an outlier in it, so that a row's result depends on its neighbours in the batch. Here only the row's own outliers
+are taken out: every row gets what bitsandbytes gives it in a batch of one, whoever shares the step.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import ConfigError, UnsupportedModelError
+
+INT8 = "int8"
+THRESHOLD = 6.0  # bitsandbytes' default: activations from here on are outliers
+AT_ONCE = 1 << 20  # weights that are quantised together
+SCALES = "SCB"  # what bitsandbytes calls the scales, in checkpoints too
+
+
+class Int8Linear(nn.Module):
+    """``nn.Linear`` with int8 weights.
+
+    Args:
+        weight: int8 ``[n_out, n_in]``.
+        scales: float32 ``[n_out]``; a weight is ``weight * scale / 127``.
+        bias: ``[n_out]``, or None.
+        threshold: activations of this size and above are outliers; 0, as in bitsandbytes: there are none.
+    """
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: nn.Parameter | None, threshold: float = THRESHOLD) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer(SCALES, scales)
+        self.bias = bias
+        self._threshold = threshold or float("inf")
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """``[.., n_in]`` -> ``[.., n_out]``, in the dtype of ``rows``."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        half = flat.to(torch.float16)
+        large = half.abs() >= self._threshold
+        quantized, stats, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(half.masked_fill(large, 0), 0.0)
+        out, _ = torch.ops.bitsandbytes.int8_mixed_scaled_mm(
+            flat.masked_fill(~large, 0),  # of its columns below, each row contributes its own outliers and no more
+            quantized,
+            self.get_buffer("weight"),
+            stats,
+            self.get_buffer(SCALES),
+            large.any(dim=0).nonzero().flatten(),
+            self.bias,
+        )
+        result: Tensor = out.reshape(*rows.shape[:-1], -1)
+        return result
+
+
+def quantize(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A weight ``[n_out, n_in]`` as int8 and its scales, on ``device``, as bitsandbytes quantises it.
+
+    Some rows at a time, for what the kernel holds on the way is several times what comes out.
+    """
+    bitsandbytes()
+    quantized = torch.empty(weight.shape, dtype=torch.int8, device=device)
+    scales = torch.empty(weight.shape[0], dtype=torch.float32, device=device)
+    step = max(1, AT_ONCE // weight.shape[1])
+    for first in range(0, weight.shape[0], step):
+        half = weight[first : first + step].to(device=device, dtype=torch.float16)
+        rows, own, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(half, 0.0)
+        quantized[first : first + step] = rows
+        scales[first : first + step] = own
+    return quantized, scales
+
+
+def is_quantized(model: nn.Module, parameter: str) -> bool:
+    """Whether a parameter of a Hugging Face causal LM is a matrix that becomes int8: those in its decoder layers."""
+    owner, _, name = parameter.rpartition(".")
+    return parameter.startswith("model.layers.") and name == "weight" and type(model.get_submodule(owner)) is nn.Linear
+
+
+def put_int8(model: nn.Module, parameter: str, weight: Tensor, scales: Tensor, threshold: float) -> None:
+    """Replace the linear layer that a matrix belongs to by one in int8; its bias stays."""
+    owner = parameter.rpartition(".")[0]
+    bias = model.get_submodule(owner).bias
+    model.set_submodule(owner, Int8Linear(weight, scales, bias, threshold))  # type: ignore[arg-type]
+
+
+def check_quantization(name: str | None, config: Any) -> float | None:
+    """The outlier threshold if a model's decoder layers are, or are to be made, int8; None if they stay as they are.
+
+    Args:
+        name: what the user asked for.
+        config: the checkpoint's Hugging Face config.
+
+    Raises:
+        ConfigError: ``name`` is unknown, or the package is missing.
+        UnsupportedModelError: the checkpoint is quantised in another way.
+    """
+    if name not in (None, INT8):
+        raise ConfigError(f"quantization is {name!r}; it must be {INT8} or left out")
+    stored = stored_int8(config)
+    if name is None and stored is None:
+        return None
+    bitsandbytes()
+    return THRESHOLD if stored is None else float(stored.get("llm_int8_threshold", THRESHOLD))
+
+
+def stored_int8(config: Any) -> dict[str, Any] | None:
+    """How bitsandbytes quantised a checkpoint; None: it is not quantised.
+
+    Raises:
+        UnsupportedModelError: something else quantised it, or not to int8.
+    """
+    given = getattr(config, "quantization_config", None)
+    if not given:
+        return None
+    values: dict[str, Any] = given if isinstance(given, dict) else given.to_dict()
+    method = str(getattr(values.get("quant_method"), "value", values.get("quant_method", "bitsandbytes")))
+    if method != "bitsandbytes" or not (values.get("load_in_8bit") or values.get("_load_in_8bit")):
+        raise UnsupportedModelError(
+            f"quantization_config says {method} ({values}): only weights in full precision, which can be made int8 "
+            f"(quantization int8), and bitsandbytes' int8 (load_in_8bit) are read"
+        )
+    return values
+
+
+@cache
+def bitsandbytes() -> Any:
+    """The package, which registers its kernels when it is imported.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    chatter = logging.getLogger("bitsandbytes.backends.cpu.ops")  # about 4-bit kernels, which nobody asked for
+    chatter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit
+            import bitsandbytes as package
+    except ImportError as error:
+        raise ConfigError(
+            "int8 weights need the package bitsandbytes, which is not installed: pip install 'spectra-serve[int8]'"
+        ) from error
+    return package

@@ -1,0 +1,17 @@
+"""Limits of batching; knows nothing of how they are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """Limits of batching."""
+
+    max_sequences: int = 64  # sequences that own KV blocks
+    max_waiting: int = 256  # sequences in the queue behind them
+    max_step_rows: int = 2048  # rows (tokens and nodes) of one step
+    prefill_chunk: int = 512  # rows of prompt per step
+    n_micro_batches: int = 1  # pipeline stages: so many steps keep all of them busy
+    max_stall: float = 0.1  # seconds that a step's rows of prompt may add to it while any sequence decodes

@@ -1,0 +1,128 @@
+"""How long a simulated stage takes for a step, and the profiles that come with the package. Numbers only, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.step import Work
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProfile:
+    """Stages of one kind and the links between them.
+
+    A stage takes ``base_s`` for a step of up to ``flat_sequences`` decoding sequences whose roots and nodes fill up to
+    ``flat_rows`` rows, and proportionally longer above either; then every node and every row of a prompt adds its own.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the field.
+    """
+
+    base_s: float  # seconds of a stage for the smallest step
+    stages: int = 1  # of a pipeline, unless the deployment is told otherwise
+    flat_sequences: int = 1
+    flat_rows: int = 1 << 20  # roots and nodes
+    node_s: float = 0.0  # seconds per drafted node and stage, from the first on
+    prompt_row_s: float = 0.0  # seconds per row of a prompt and stage
+    verify_s: float = 0.0  # seconds the last stage adds
+    link_latency_s: float = 0.0  # seconds of a hop between stages
+    link_bytes_per_s: float = 0.0  # 0: no limit
+    row_bytes: int = 16_384  # hidden state of one row: 8192 values of 2 bytes, a 70B's
+
+    def __post_init__(self) -> None:
+        for least, names in (
+            (1, ("stages", "flat_sequences", "flat_rows")),
+            (0, ("base_s", "node_s", "prompt_row_s", "verify_s", "link_latency_s", "link_bytes_per_s", "row_bytes")),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if not (value >= least and math.isfinite(value)):
+                    raise ConfigError(f"profile: {name} is {value}; it must be at least {least} and finite")
+
+    def stage_seconds(self, sequences: int, nodes: int, prompt_rows: int = 0, is_last: bool = False) -> float:
+        """Seconds one stage takes for a step of ``sequences`` trees with ``nodes`` nodes together, and prompt rows."""
+        load = max(1.0, sequences / self.flat_sequences, (sequences + nodes) / self.flat_rows)
+        seconds = self.base_s * load + self.node_s * nodes + self.prompt_row_s * prompt_rows
+        return seconds + (self.verify_s if is_last else 0.0)
+
+    def wire_seconds(self, rows: int) -> float:
+        """Seconds a link is busy with the hidden states of a step, latency not included."""
+        return rows * self.row_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0
+
+    def work_seconds(self, works: Sequence[Work], is_last: bool) -> float:
+        """``stage_seconds`` of a step's work."""
+        trees = [work.tree for work in works if work.tree is not None]
+        prompt_rows = sum(len(work.tokens) for work in works if work.tree is None)
+        return self.stage_seconds(len(trees), sum(map(len, trees)), prompt_rows, is_last)
+
+
+SIMULATED = "simulated"  # family of a simulated target's spec
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What makes a target a simulated one."""
+
+    profile: PipelineProfile
+    recordings: bytes = field(default=b"", repr=False)  # from ``engine.simulated.answers.pack_recordings``
+
+
+PAPER_STEP_S = 1 / 14.7  # METHODS.md, section 7: 70B FP16, 14.7 tokens/s, one forward each, on 2, 4 and 8 H100 alike
+PAPER_TREE_S = 2.52 / 28.9  # the same with SPECTRA: 2.52 tokens per forward, 28.9 tokens/s
+PAPER_NODES = 128  # of its trees
+PROMPT_ROW_S = 140e9 / 500e12  # 2 FLOP per parameter at half of an H100's dense peak in FP16; assumed
+
+
+def _paper_70b(stages: int) -> PipelineProfile:
+    """A 70B in FP16 over H100s: one stage works at a time in the paper's runs, so a stage takes its share of a step.
+
+    ``flat_rows``: an H100's FP16 arithmetic catches up with its memory at some 300 rows. ``flat_sequences``: reading
+    320 kB of keys and values per token makes 64 sequences of 1000 tokens cost what a seventh of the weights does.
+    Both are estimates from data sheets; what a node costs, drafting it included, is the paper's own difference.
+    """
+    return PipelineProfile(
+        base_s=PAPER_STEP_S / stages,
+        stages=stages,
+        flat_sequences=64,
+        flat_rows=256,
+        node_s=(PAPER_TREE_S - PAPER_STEP_S) / PAPER_NODES / stages,
+        prompt_row_s=PROMPT_ROW_S / stages,
+    )
+
+
+PROFILES = MappingProxyType(
+    {
+        "70b-h100x2": _paper_70b(2),
+        "70b-h100x4": _paper_70b(4),
+        "70b-h100x8": _paper_70b(8),
+        # What issue 5 measures scheduling with: 10 ms for up to 2 sequences, whatever their trees.
+        "flat10": PipelineProfile(base_s=0.01, stages=4, flat_sequences=2),
+    }
+)
+"""Profiles by name."""
+
+
+def profile_of(given: dict[str, Any]) -> PipelineProfile:
+    """A profile from plain data, as a JSON file holds it.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value is no number or out of range.
+    """
+    kinds = {known.name: known.type for known in fields(PipelineProfile)}
+    unknown = sorted(set(given) - set(kinds))
+    if unknown:
+        raise ConfigError(f"profile has no field {unknown[0]!r}; it has {', '.join(kinds)}")
+    if "base_s" not in given:
+        raise ConfigError("profile lacks base_s, the seconds a stage takes for the smallest step")
+    for name, value in given.items():
+        wanted: tuple[type, ...] = (int,) if kinds[name] == "int" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise ConfigError(
+                f"profile: {name} is {value!r}; it must be {'a whole' if len(wanted) == 1 else 'a'} number"
+            )
+    return PipelineProfile(**given)

@@ -1,0 +1,154 @@
+"""A stage without layers: it sleeps as long as its profile says, and the last one writes known answers.
+
+Its cache is a row per token as in a real one, but holds the token itself: prompts are read back from the blocks that
+the scheduler gave them, so blocks that were mixed up show as wrong text. One thread runs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.artefacts import AttentionRows, CapturedStep
+from engine.events import TokenLogprob
+from engine.kv.table import BlockTable
+from engine.packing import compaction, row_tokens
+from engine.simulated.answers import Answer, Answers
+from engine.simulated.deadline import DeadlineSleep, Lateness
+from engine.simulated.link import Link
+from engine.simulated.profile import PipelineProfile
+from engine.stage import Activations
+from engine.step import SequenceStart, Step, Work, WorkResult
+from engine.tree import EMPTY_TREE
+from engine.verify.following import follow
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What a stage knows of a sequence."""
+
+    start: SequenceStart
+    table: BlockTable
+    answer: Answer | None = None  # last stage, from the first drawn token on
+
+
+class SimulatedStage:
+    """Implements ``engine.stage_like.StageLike``.
+
+    It reads nothing back but tokens: methods that need more are refused at admission, and get nothing here.
+
+    Args:
+        profile: how long what takes.
+        answers: what the last stage writes; None on the others.
+        n_blocks: KV blocks.
+        block_size: tokens per block.
+    """
+
+    def __init__(self, profile: PipelineProfile, answers: Answers | None, n_blocks: int, block_size: int) -> None:
+        self._profile = profile
+        self._answers = answers
+        self._block_size = block_size
+        self._cache = np.zeros(n_blocks * block_size if answers is not None else 0, np.int32)
+        self._sequences: dict[int, _Sequence] = {}
+        self._results: list[WorkResult] = []
+        self._sleep = DeadlineSleep()
+        self._link = Link(profile)
+        self.busy_s = 0.0  # seconds slept by the profile, over all steps
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences the stage holds state of."""
+        return len(self._sequences)
+
+    @property
+    def lateness(self) -> Lateness:
+        """How exact the sleeps were."""
+        return self._sleep.lateness
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        self._sequences.clear()
+        self._results = []
+
+    def admit(self, step: Step) -> None:
+        """Forget the sequences that ended and learn of new ones."""
+        for seq in step.ends:
+            self._sequences.pop(seq, None)
+        for start in step.starts:
+            self._sequences[start.seq] = _Sequence(start, BlockTable(self._block_size))
+
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        """Take the step's time, from now or from when the link would have delivered it; what is returned is tiny.
+
+        All there is to do is done before the sleep, within the step's time.
+        """
+        began = self._link.arrival(incoming, time.perf_counter())
+        self.admit(step)
+        self._results = []
+        if self._answers is not None:
+            self._store(step.work)
+            self._results = [self._answer(work) for work in step.work]
+        seconds = self._profile.work_seconds(step.work, self._answers is not None)
+        outgoing = self._link.departure(began + seconds, sum(len(row_tokens(work)) for work in step.work))
+        self._sleep.until(began + seconds)
+        self.busy_s += seconds
+        return outgoing
+
+    def verify(self, activations: Activations) -> list[WorkResult]:
+        """Last stage, after ``forward``: what became of every tree, walked along its answer."""
+        return self._results
+
+    def captured(self) -> CapturedStep | None:
+        """Nothing: there is no attention here."""
+        return None
+
+    def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
+        """None: there is no attention here."""
+        return {}
+
+    def _store(self, works: Sequence[Work]) -> None:
+        """What a real stage does with keys and values, with tokens."""
+        tables = {work.seq: self._sequences[work.seq].table for work in works}
+        source, target = compaction(works, tables)
+        if source:
+            self._cache[target] = self._cache[source]
+        for work in works:
+            table, tokens = tables[work.seq], row_tokens(work)
+            table.extend(work.new_blocks)
+            self._cache[_rows(table, work.n_cached, work.n_cached + len(tokens))] = tokens
+
+    def _answer(self, work: Work) -> WorkResult:
+        if not work.draw:
+            return WorkResult(work.seq)
+        sequence = self._sequences[work.seq]
+        if sequence.answer is None:
+            sequence.answer = self._find(sequence)
+        written = work.n_cached + len(work.tokens) - sequence.start.n_prompt
+        tree = EMPTY_TREE if work.tree is None else work.tree
+        future = sequence.answer.part(written, min(work.max_new, len(tree) + 1))
+        tokens, accepted = follow(tree, _until_stop(future, sequence))
+        certain = [TokenLogprob(token, 0.0) for token in tokens] if sequence.start.params.logprobs is not None else None
+        return WorkResult(work.seq, tokens, accepted, certain)
+
+    def _find(self, sequence: _Sequence) -> Answer:
+        """The answer to the prompt that is in the cache."""
+        assert self._answers is not None, "only the last stage verifies"
+        prompt = self._cache[_rows(sequence.table, 0, sequence.start.n_prompt)]
+        return self._answers.to(prompt.tolist(), sequence.start.params)
+
+
+def _rows(table: BlockTable, first: int, last: int) -> slice | list[int]:
+    """Cache rows of slots ``first`` to ``last - 1``."""
+    if table.base is not None:
+        return slice(table.base + first, table.base + last)
+    return [table.row(slot) for slot in range(first, last)]
+
+
+def _until_stop(future: list[int], sequence: _Sequence) -> list[int]:
+    """The text up to the first stop id, which ends it."""
+    stops = set(sequence.start.params.stop_ids)
+    place = next((i for i, token in enumerate(future) if token in stops), len(future))
+    return future[: place + 1]

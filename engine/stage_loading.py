@@ -1,0 +1,66 @@
+"""From options to a target's description and its stages, real or simulated; the only place that tells them apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.model.loader import load_shard, load_spec
+from engine.model.shard import LayerRange
+from engine.model.spec import ModelSpec
+from engine.simulated.answers import Answers
+from engine.simulated.profile import SIMULATED
+from engine.simulated.stage import SimulatedStage
+from engine.stage import Stage
+from engine.stage_like import StageLike
+from engine.target import TargetInfo, TargetOptions, plan_cache, positions, resolve_dtype
+
+
+def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
+    """The spec of a checkpoint directory; a simulated target has its vocabulary, and a layer for every stage.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    spec = load_spec(path)
+    if options.simulation is None:
+        return spec
+    n_layers = max(spec.n_layers, options.stages)
+    return replace(spec, family=SIMULATED, n_layers=n_layers, layer_types=("full_attention",) * n_layers)
+
+
+def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
+    """What a scheduler needs to know of the target.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+        ConfigError: an option is wrong.
+    """
+    spec = target_spec(options, path)
+    return plan_cache(spec, options, resolve_dtype(options.dtype, spec, options.device))
+
+
+def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> StageLike:
+    """One stage of a pipeline, ready to work.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+        ConfigError: a recorded answer does not fit the vocabulary.
+    """
+    if options.simulation is not None:
+        recordings = options.simulation.recordings
+        answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
+        return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
+    device = torch.device(options.device)
+    dtype = resolve_dtype(options.dtype, load_spec(path), options.device)
+    shard = load_shard(
+        path,
+        layers,
+        dtype=dtype,
+        device=device,
+        n_positions=positions(info),
+        quantization=options.quantization,
+    )
+    return Stage(shard, info.n_blocks, info.block_size, options.reference)

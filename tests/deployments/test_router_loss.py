@@ -1,0 +1,131 @@
+"""A real server whose router or ingress is killed or stopped in the middle of streams."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.served import FLAGS, READY_S, Server, Stream
+
+ROUTER = "ServeReplica:spectra:Router"
+INGRESS = "ServeReplica:spectra:Ingress"
+METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
+ROOM = ("--max-sequences", "8", "--kv-gib", "0.05")
+LONG = 1200  # tokens: more than are written before anybody can be killed
+
+
+class Breakable(Stream):
+    """A stream whose connection may break."""
+
+    def _read(self) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            super()._read()
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Path) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="rl-") as folder:  # pytest's own is too long a path for Ray's sockets
+        started = Server(tiny_checkpoint, Path(folder), (*FLAGS, *ROOM, "--ingress-replicas", "2"))
+        try:
+            assert started.first_line.startswith("Ready: "), started.log.read_text()
+            yield started
+        finally:
+            started.close()
+
+
+def job(number: int, n_tokens: int = LONG) -> dict[str, Any]:
+    """A request whose text follows from its number, whatever its method."""
+    temperature = 0.0 if number % 4 == 3 else 0.8
+    sampling = {"temperature": temperature, "seed": number, "max_tokens": n_tokens, "ignore_eos": True}
+    return sampling | {"speculative": {"method": METHODS[number % 4]}}
+
+
+def plain(number: int) -> dict[str, Any]:
+    return job(number) | {"speculative": {"enabled": False}}
+
+
+def wanted(server: Server) -> list[list[int]]:
+    with ThreadPoolExecutor(8) as crowd:
+        return list(crowd.map(lambda number: server.token_ids(**plain(number)), range(8)))
+
+
+def healthy_again(server: Server, lost: int) -> dict[str, Any]:
+    """Health once a new router serves; until then no answer may say that all is well."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            answer = server.http.get("/health")
+            if answer.status_code == httpx.codes.OK:
+                health: dict[str, Any] = answer.json()
+                assert health["router_pid"] != lost, "a dead router was said to be well"
+                return health
+        time.sleep(0.1)
+    raise AssertionError("no router comes up")
+
+
+def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed(server: Server) -> None:
+    texts = wanted(server)
+    with ThreadPoolExecutor(2) as pool:
+        whole = [pool.submit(server.complete, return_token_ids=True, **job(number)) for number in (1, 2)]
+        streams = [Stream(server, **job(number)) for number in range(8)]
+        for stream in streams:
+            stream.until(30)
+        router = server.process_of(ROUTER)
+        router.kill()
+        router.wait(10)
+        healthy_again(server, router.pid)
+        assert [stream.all_ids() for stream in streams] == texts
+        for number, answer in zip((1, 2), whole, strict=True):
+            body = answer.result().json()
+            assert body["choices"][0]["token_ids"] == texts[number]
+            figures = body["metrics"]["speculative_decoding"]
+            assert body["usage"]["completion_tokens"] == LONG
+            # A step that is cut at the end may count an accepted node for its bonus token.
+            assert 0 <= 1 + figures["num_spec_steps"] + figures["num_accepted_draft_tokens"] - LONG <= 1
+            assert figures["num_accepted_draft_tokens"] <= figures["num_draft_tokens"]
+    server.settled()
+
+
+def test_a_router_that_hangs_is_replaced_and_comes_back_to_nothing(server: Server) -> None:
+    texts = wanted(server)
+    streams = [Stream(server, **job(number)) for number in range(8)]
+    for stream in streams:
+        stream.until(30)
+    router = server.process_of(ROUTER)
+    router.send_signal(signal.SIGSTOP)
+    try:
+        healthy_again(server, router.pid)
+    finally:
+        with contextlib.suppress(Exception):  # Serve may have killed it
+            router.send_signal(signal.SIGCONT)
+    assert [stream.all_ids() for stream in streams] == texts
+    router.wait(30)
+    assert server.settled()["router_pid"] != router.pid
+
+
+def test_an_ingress_that_is_killed_leaves_nothing_in_the_router_and_its_requests_can_be_repeated(
+    server: Server,
+) -> None:
+    texts = wanted(server)
+    streams = [Breakable(server, **job(number)) for number in range(8)]
+    for stream in streams:
+        stream.until(10)
+    server.process_of(INGRESS).kill()
+    for stream in streams:
+        stream.join()
+    broken = [number for number, stream in enumerate(streams) if stream.ended_with != "data: [DONE]"]
+    for number, stream in enumerate(streams):
+        assert stream.token_ids == texts[number][: len(stream.token_ids)]
+        assert number in broken or stream.token_ids == texts[number]
+    server.settled(within=2.0)
+    assert [server.token_ids(**job(number)) for number in broken] == [texts[number] for number in broken]
+    server.settled()

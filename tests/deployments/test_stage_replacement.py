@@ -1,0 +1,188 @@
+"""A real server whose stages and target are killed and stopped: what dies is replaced, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.served import READY_S, Server, Stream
+
+SEEDED: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.8, "seed": 8, "ignore_eos": True}
+FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
+STAGE, TARGET = "ray::StageActor", "ray::ServeReplica:spectra:Target"
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def server(tiny_checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="sv-") as folder:
+        flags = (*FLAGS, "--stages", str(request.param), "--stage-timeout", "3")
+        started = Server(tiny_checkpoint, Path(folder), flags)
+        try:
+            assert started.first_line.startswith("Ready: "), started.log.read_text()
+            yield started
+        finally:
+            started.close()
+
+
+@pytest.fixture(scope="module")
+def wanted(server: Server) -> list[int]:
+    """The undisturbed text."""
+    return server.token_ids(**SEEDED)
+
+
+def alive(server: Server, title: str) -> list[psutil.Process]:
+    """Processes of one kind, oldest first."""
+    found = []
+    for process in server.processes():
+        try:
+            if " ".join(process.cmdline()).startswith(title) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    deadline = time.monotonic() + 30
+    while left := [process.pid for process in processes if not is_gone(process)]:
+        assert time.monotonic() < deadline, f"orphans: {left}"
+        time.sleep(0.05)
+
+
+def streams(server: Server) -> list[Stream]:
+    """Two seeded streams in full flow."""
+    started = [Stream(server, **SEEDED), Stream(server, **SEEDED, speculative={"method": "pld"})]
+    for stream in started:
+        stream.until(50)
+    return started
+
+
+def strike_each_stage(server: Server, wanted: list[int], number: signal.Signals) -> None:
+    """One stage after the other; each time texts stay what they were, and only what was struck is new."""
+    target = alive(server, TARGET)
+    for victim in alive(server, STAGE):
+        others = [process for process in alive(server, STAGE) if process != victim]
+        lost_before = server.health()["pipelines_lost"]
+        running = streams(server)
+        victim.send_signal(number)
+        assert [stream.all_ids() for stream in running] == [wanted, wanted]
+        wait_until_gone([victim])
+        after = alive(server, STAGE)
+        assert len(after) == len(others) + 1
+        assert [process for process in after if process in others] == others
+        assert alive(server, TARGET) == target
+        assert server.settled()["pipelines_lost"] > lost_before
+
+
+def test_a_killed_stage_alone_is_replaced_and_streams_go_on_with_their_text(server: Server, wanted: list[int]) -> None:
+    strike_each_stage(server, wanted, signal.SIGKILL)
+
+
+def test_a_stopped_stage_is_killed_and_replaced_alone(server: Server, wanted: list[int]) -> None:
+    strike_each_stage(server, wanted, signal.SIGSTOP)
+
+
+def test_two_stages_killed_at_once_are_both_replaced(server: Server, wanted: list[int]) -> None:
+    target, victims = alive(server, TARGET), alive(server, STAGE)[-2:]
+    running = streams(server)
+    for victim in victims:
+        victim.kill()
+    assert [stream.all_ids() for stream in running] == [wanted, wanted]
+    wait_until_gone(victims)
+    assert alive(server, TARGET) == target
+    server.settled()
+
+
+def test_a_killed_target_leaves_no_orphans_even_of_a_stopped_stage(server: Server, wanted: list[int]) -> None:
+    (target,), stages = alive(server, TARGET), alive(server, STAGE)
+    running = streams(server)
+    stages[-1].send_signal(signal.SIGSTOP)
+    target.kill()
+    assert [stream.all_ids() for stream in running] == [wanted, wanted]
+    wait_until_gone([target, *stages])
+    assert len(alive(server, STAGE)) == len(stages)
+    server.settled()
+
+
+def test_a_stopped_target_is_replaced_with_its_stages_and_texts_stay(server: Server, wanted: list[int]) -> None:
+    (target,), stages = alive(server, TARGET), alive(server, STAGE)
+    running = streams(server)
+    target.send_signal(signal.SIGSTOP)
+    assert [stream.all_ids() for stream in running] == [wanted, wanted]
+    deadline = time.monotonic() + READY_S
+    while not is_gone(target):
+        assert time.monotonic() < deadline, "the stopped replica stays"
+        time.sleep(0.2)
+    wait_until_gone(stages)
+    assert server.token_ids(**SEEDED) == wanted
+    server.settled()
+
+
+def test_the_log_says_which_stage_was_lost_why_and_for_how_long(server: Server) -> None:
+    (victim, *_) = alive(server, STAGE)
+    lost_before = server.health()["pipelines_lost"]
+    victim.kill()
+    deadline = time.monotonic() + READY_S
+    while server.health()["pipelines_lost"] == lost_before or server.health()["status"] != "ok":
+        assert time.monotonic() < deadline, "the stage is not replaced"
+        time.sleep(0.1)
+    logs = "".join(log.read_text() for log in server.folder.glob("ray/session_*/logs/serve/*Target*.log"))
+    lost = [line for line in logs.splitlines() if "is lost and will be replaced: ActorDiedError" in line]
+    assert lost
+    assert "stage 0 of" in "".join(lost)
+    assert [line for line in logs.splitlines() if "replaced within" in line and "of the loss" in line]
+
+
+def test_a_server_that_stops_leaves_no_process_and_no_folder_of_its_stages(server: Server) -> None:
+    processes = server.processes()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    wait_until_gone(processes)
+    assert list(server.folder.glob("spectra-*")) == []
+
+
+def without_a_file(checkpoint: Path, folder: Path) -> str:
+    """The checkpoint in two files, the second of which is missing; returns its name."""
+    for file in checkpoint.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    ours, missing = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    files = {name: missing if ".layers.3." in name else ours for name in tensors}
+    save_file({name: tensor for name, tensor in tensors.items() if files[name] == ours}, folder / ours)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return missing
+
+
+def test_a_stage_that_cannot_load_says_which_file_is_missing(tiny_checkpoint: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="sv-") as folder:
+        broken = Path(folder) / "broken"
+        broken.mkdir()
+        missing = without_a_file(tiny_checkpoint, broken)
+        server = Server(broken, Path(folder), (*FLAGS, "--stages", "2"))
+        try:
+            assert server.first_line == ""
+            assert server.process.wait(READY_S) != 0
+            said = " ".join(server.log.read_text().split())
+            assert "the application did not start" in said
+            assert re.search(r"stage 1 of 2 \(layers \d to 3\) could not come up: .* lacks the file", said)
+            assert missing in said
+        finally:
+            server.close()

@@ -1,0 +1,145 @@
+"""A pipeline on a virtual clock: the real scheduler, stages that take the time they are told, no sleep.
+
+It is the specification of how steps are formed: stages work in the order of arrival, a step occupies each of them for
+the same time, and an answer needs ``trip`` seconds from the last stage to the next step's arrival at the first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.model.spec import ModelSpec
+from engine.sampling.params import SamplingParams
+from engine.scheduler import Scheduler, SchedulerOptions
+from engine.sequence import Sequence as Request
+from engine.sequence import State
+from engine.stats import StatsCounter
+from engine.step import Step, StepResult, Work, WorkResult
+from engine.step_cost import StepCosts
+from engine.target import TargetInfo
+from engine.tree import EMPTY_TREE, TokenTree
+
+SPEC = ModelSpec("llama", 4, 4, 2, 8, 32, 320, 1 << 20, ("full_attention",) * 4, (2,), torch.float32, None)
+INFO = TargetInfo(SPEC, n_blocks=4096, block_size=64, max_model_len=1 << 20)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A step on its way."""
+
+    step: Step
+    requests: list[Request]
+    began: float  # when the first stage took it up, seconds
+    answered: float  # when its answer is back, seconds
+
+
+@dataclass(slots=True)
+class VirtualPipeline:
+    """Drives a scheduler through ``n_stages`` stages.
+
+    Args:
+        scheduler: under test.
+        seconds: what one stage takes for a step.
+        trip: seconds from the last stage's end to the next step's arrival.
+        tree: drafted in no time for every sequence of every step.
+    """
+
+    scheduler: Scheduler
+    seconds: Callable[[Step], float]
+    trip: float = 0.0
+    tree: TokenTree = EMPTY_TREE
+    clock: float = 0.0
+    done: list[Sent] = field(default_factory=list)  # answered steps, in order
+    requests: list[Request] = field(default_factory=list)
+    _flying: deque[Sent] = field(default_factory=deque)
+    _free: list[float] = field(default_factory=list)  # when each stage is idle again
+    _n_steps: int = 0
+
+    def submit(self, prompt: Sequence[int] = (5,), max_tokens: int = 1 << 16, **fields: object) -> Request:
+        """Queue a request."""
+        made = Request(
+            len(self.requests), list(prompt), len(prompt), SamplingParams(max_tokens=max_tokens), StatsCounter(1)
+        )
+        for name, value in fields.items():
+            setattr(made, name, value)
+        self.scheduler.submit(made)
+        self.requests.append(made)
+        return made
+
+    def run(self, until: float) -> None:
+        """Let time pass up to the first answer behind ``until``; stops early when there is nothing to do."""
+        self._send()
+        while self._flying and self._flying[0].answered <= until:
+            self.advance()
+
+    def advance(self) -> Sent:
+        """The next answer, and what is sent because of it."""
+        sent = self._flying.popleft()
+        self.clock = sent.answered
+        self.done.append(sent)
+        answer = StepResult(sent.step.step_id, [self._answer(work) for work in sent.step.work], 0.0)
+        for progress in self.scheduler.commit(sent.step, answer, sent.requests):
+            if progress.sequence.state is State.DRAFTING:
+                self.scheduler.set_tree(progress.sequence, self.tree)
+        self._send()
+        return sent
+
+    def steps_per_second(self, first: float, last: float) -> float:
+        """Sequence-steps answered between two moments, per second."""
+        counted = [sent for sent in self.done if first < sent.answered <= last]
+        return sum(n_trees(sent.step) for sent in counted) / (last - first)
+
+    def _answer(self, work: Work) -> WorkResult:
+        return WorkResult(work.seq, [7] if work.draw else [])
+
+    def _send(self) -> None:
+        while (step := self.scheduler.next_step(self._n_steps, len(self._flying))) is not None:
+            self._n_steps += 1
+            if not self._free:
+                self._free = [0.0] * self.scheduler.options.n_micro_batches
+            arrived, taken, began = self.clock, self.seconds(step), max(self.clock, self._free[0])
+            for stage, free in enumerate(self._free):
+                arrived = self._free[stage] = max(arrived, free) + taken
+            requests = [self.scheduler.find(work.seq) for work in step.work]
+            self._flying.append(Sent(step, requests, began, arrived + self.trip))
+
+    @property
+    def n_in_flight(self) -> int:
+        """Steps sent and not answered."""
+        return len(self._flying)
+
+
+def n_trees(step: Step) -> int:
+    """Sequences of a step that decode."""
+    return sum(work.tree is not None for work in step.work)
+
+
+def n_prompt_rows(step: Step) -> int:
+    """Rows of prompt in a step."""
+    return sum(len(work.tokens) for work in step.work if work.tree is None)
+
+
+def flat_costs(traverse: Callable[[int], float], batches: Sequence[int] = (1, 2, 4, 8, 16)) -> StepCosts:
+    """Costs of a target that takes ``traverse(batch)`` seconds through all stages, whatever the rows."""
+    return StepCosts({batch: ((batch, 65 * batch), (traverse(batch),) * 2) for batch in batches})
+
+
+def virtual_pipeline(
+    n_stages: int,
+    stage_seconds: Callable[[int], float],
+    *,
+    trip: float = 0.0,
+    is_measured: bool = True,
+    batches: Sequence[int] = (1, 2, 4, 8, 16),
+    info: TargetInfo = INFO,
+    options: SchedulerOptions | None = None,
+    tree: TokenTree = EMPTY_TREE,
+) -> VirtualPipeline:
+    """Stages that take ``stage_seconds(sequences that decode)`` for a step, and a scheduler that has measured them."""
+    costs = flat_costs(lambda batch: n_stages * stage_seconds(batch), batches) if is_measured else None
+    scheduler = Scheduler(info, options or SchedulerOptions(n_micro_batches=n_stages), costs)
+    return VirtualPipeline(scheduler, lambda step: stage_seconds(max(1, n_trees(step))), trip, tree)
