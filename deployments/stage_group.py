@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,8 @@ class StageGroup:
             if lost := await self._connect():
                 raise TargetLostError("; ".join(f"{self._stages[i].name}: {why}" for i, why in lost.items()))
         except BaseException:
-            await self._end(range(len(self._stages)))
+            for stage in self._stages:
+                stage.kill()
             raise
         self._watches = [self._watch(i) for i in range(len(self._stages))]
         self._supervisor = asyncio.create_task(self._supervise())
@@ -243,14 +244,14 @@ class StageGroup:
         names = ", ".join(self._stages[i].name for i in replacement.reasons)
         self._failure = f"{names} could not be replaced: {replacement.error}"
         _say(logging.ERROR, "%s; the whole pipeline has to be", self._failure)
-        await self._end(range(len(self._stages)))
+        await self._end()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def _end(self, which: Iterable[int]) -> None:
+    async def _end(self) -> None:
         for watch in self._watches:
             watch.cancel()
-        await asyncio.gather(*(self._stages[i].end() for i in which), return_exceptions=True)
+        await asyncio.gather(*(stage.end() for stage in self._stages), return_exceptions=True)
 
     def close(self) -> None:
         """End the stages in good order; blocks, for two seconds at most."""

@@ -58,8 +58,9 @@ class StageHandle:
             loading = asyncio.ensure_future(_asked(self._actor.load.remote()))
             while not (await asyncio.wait((loading,), timeout=PING_EVERY_S))[0]:
                 await self.pulse(max(LOADING_S, self._timeout))
+            loaded = loading.result()
             self.reach = await _asked(self._actor.listen.remote(secret))
-            return loading.result()
+            return loaded
         except (RayError, TimeoutError) as error:
             raise TargetLostError(f"{self.name} could not come up: {reason_of(error)}") from error
         finally:
@@ -123,7 +124,7 @@ class StageHandle:
         return self._actor.leave.remote()
 
     def kill(self) -> None:
-        """End it when there is no time for more."""
+        """End it as Ray does: silently, and a stopped process after five seconds only."""
         ray.kill(self._actor)
 
 

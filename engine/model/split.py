@@ -75,8 +75,8 @@ def check_split(split: str, n_layers: int, n_stages: int) -> None:
     counts = layer_counts(split)
     if len(counts) != n_stages or sum(counts) != n_layers:
         raise ConfigError(
-            f"layer_split is {split}: {len(counts)} stages with {sum(counts)} layers; it must give each of the {n_stages} "
-            f"stages its share of the model's {n_layers} layers"
+            f"layer_split is {split}: {len(counts)} stages with {sum(counts)} layers; it must give each of the "
+            f"{n_stages} stages its share of the model's {n_layers} layers"
         )
 
 
@@ -92,8 +92,8 @@ def layer_counts(split: str) -> tuple[int, ...]:
         counts = ()
     if not counts or min(counts) < 1:
         raise ConfigError(
-            f"layer_split is {split!r}; it must be {AUTO}, {EVEN}, {MEASURED}, or a layer count of at least 1 for every "
-            f"stage, as in 22,20,20,18"
+            f"layer_split is {split!r}; it must be {AUTO}, {EVEN}, {MEASURED}, or a layer count of at least 1 for "
+            f"every stage, as in 22,20,20,18"
         )
     return counts
 

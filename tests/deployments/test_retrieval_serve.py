@@ -27,10 +27,10 @@ from engine.model.loader import load_spec
 from retrieval_store.service.compaction import Target
 from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
-from tests.deployments.test_serve_end_to_end import READY_S, STOP_S, spectra
-from tests.deployments.test_serve_end_to_end import free_port as any_port
 from tests.redis_server import RedisServer
 from tests.retrieval_service import SHARED, build, eventually
+from tests.served import READY_S, STOP_S, spectra
+from tests.served import free_port as any_port
 
 FLAGS = ["--name", "tiny", "--kv-gib", "0.05", "--method", "rest", "--max-nodes", "16", "--grace", "2"]
 RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]

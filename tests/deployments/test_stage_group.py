@@ -93,6 +93,9 @@ class ThreadStage:
         return await asyncio.shield(self._lost)
 
     async def end(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
         if self.worker is not None:
             self.worker.close()
 
