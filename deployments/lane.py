@@ -263,8 +263,8 @@ class Lane:
     def _fail(self, sequences: list[Sequence], error: str) -> None:
         """A step the target could not run takes its own sequences with it, no others."""
         for sequence in sequences:
-            sequence.in_flight = False
-            self.cancel(sequence)
+            self.scheduler.fail(sequence)
+            self.pace.forget(sequence.seq)
             self._host.fail(sequence, error)
 
     # -- a pipeline that hangs -----------------------------------------------------------------------------------

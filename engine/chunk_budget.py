@@ -5,6 +5,10 @@ as far as the measured times foretell. So one chunk delays no token by more than
 step on every stage, those of the steps behind it while they wait for it, and none twice. When *every* step in flight
 carries a chunk, the whole round is longer by ``max_stall``, and the first of them may make tokens late by twice as
 much, once. One block is always read, however slow: a prompt must come to an end.
+
+All that rests on a rule of the step former: beside others that decode, one prompt has one chunk in flight. Chunks of a
+prompt that has the pipeline for itself are whole and follow each other through it. Whoever has been sent the last of
+its own text counts as decoding: so whole chunks are all ahead of its first token, and come between no two of them.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class ChunkBudget:
         """The most rows of prompt for a step.
 
         Args:
-            is_decoding: whether any sequence waits for its next token.
+            is_decoding: whether any sequence waits for its next token, or soon will.
             n_rows: rows of trees in the step.
             context: tokens of the prompt before the chunk; attention to them takes time, too.
         """

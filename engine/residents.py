@@ -51,17 +51,22 @@ class Residents:
         """Those whose text is in the cache, in flight or not."""
         return [sequence for sequence in self._all if sequence.state is not State.PREFILLING]
 
+    @property
+    def is_any_decoding(self) -> bool:
+        """Whether somebody decodes, or will as soon as the target has answered what was sent."""
+        return any(not (sequence.is_reading or sequence.cancelled) for sequence in self._all)
+
     def ready(self) -> list[Sequence]:
         """Those whose tree awaits a step."""
         return [sequence for sequence in self._all if sequence.state is State.READY and not sequence.in_flight]
 
-    def reading(self) -> list[Sequence]:
-        """Those whose next prompt chunk may be sent."""
-        return [sequence for sequence in self._all if sequence.state is State.PREFILLING and not sequence.in_flight]
+    def reading(self, depth: int) -> list[Sequence]:
+        """Those whose next prompt chunk may be sent, when each may have ``depth`` in flight."""
+        return [sequence for sequence in self._all if sequence.is_reading and sequence.in_flight < depth]
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence comes out of the queue."""
-        sequence.state = State.PREFILLING
+        sequence.state, sequence.n_sent = State.PREFILLING, 0
         insort(self._all, sequence, key=lambda other: (other.priority, other.seq))
 
     def leave(self, sequence: Sequence) -> None:
@@ -86,7 +91,7 @@ class Residents:
         self._ends.clear()
         for sequence in self._all:
             sequence.known = False
-            sequence.in_flight = False
+            sequence.in_flight = 0
 
     def make_room(self, sequence: Sequence) -> list[int] | None:
         """New blocks for a tree; short of memory, first the draft goes, then the youngest other sequence."""

@@ -2,7 +2,7 @@
 
 Pure bookkeeping: no tensors, no threads, no clock but for statistics. The offline loop and the router drive the same
 scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``cancel``. Several steps may be in flight; a
-sequence is in one of them at most.
+sequence is in one of them at most, or in several with one chunk of its text each.
 """
 
 from __future__ import annotations
@@ -101,12 +101,20 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Forget a sequence; while a step with it is in flight, at that step's end."""
+        """Forget a sequence; while steps with it are in flight, at the end of the last."""
         if sequence.state is State.FINISHED:
             return
         sequence.cancelled = True
         if not sequence.in_flight:
             self._finish(sequence)
+
+    def fail(self, sequence: Sequence) -> None:
+        """A step could not be run: forget a sequence that was in it, once no other step with it is in flight.
+
+        What comes of its later chunks is worth nothing, but their rows are written to its blocks until then.
+        """
+        sequence.in_flight = max(0, sequence.in_flight - 1)
+        self.cancel(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Give a sequence that is in no step away, to another scheduler that will ``adopt`` it."""
@@ -163,9 +171,10 @@ class Scheduler:
         ]
 
     def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult) -> Progress:
-        sequence.in_flight = False
+        sequence.in_flight -= 1
         if sequence.cancelled:
-            self._finish(sequence)
+            if not sequence.in_flight:
+                self._finish(sequence)
             return Progress(sequence, None, None)
         progress = apply_answer(sequence, work, answer)
         if progress.event is not None and progress.event.finish_reason is not None:

@@ -35,10 +35,11 @@ class Sequence:
     priority: int = 0  # lower goes first
     needs: Needs = field(default_factory=Needs)
     state: State = State.WAITING
-    n_cached: int = 0  # committed tokens in the cache
+    n_cached: int = 0  # committed tokens in the cache, as far as the target has answered
+    n_sent: int = 0  # tokens that chunks have been sent of, while it is prefilled
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
     tree: TokenTree = EMPTY_TREE
-    in_flight: bool = False
+    in_flight: int = 0  # steps it is in: chunks of its text, or one tree
     cancelled: bool = False
     known: bool = False  # the target holds state of it
     last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
@@ -59,6 +60,11 @@ class Sequence:
         that were emitted elsewhere, already knows its last token, which becomes the root of its next tree.
         """
         return self.n_prompt if self.n_output == 0 else len(self.tokens) - 1
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether some of its text is still to be sent."""
+        return self.state is State.PREFILLING and self.n_sent < self.n_prefill and not self.cancelled
 
     @property
     def max_new(self) -> int:

@@ -76,6 +76,7 @@ class Stage:
         self._tables: dict[int, BlockTable] = {}
         self._sequences: dict[int, _Sequence] = {}
         self._running = _Running()
+        self._admitted: Step | None = None  # the last
 
     @property
     def n_sequences(self) -> int:
@@ -87,6 +88,7 @@ class Stage:
         self._tables.clear()
         self._sequences.clear()
         self._running = _Running()
+        self._admitted = None
 
     @torch.inference_mode()
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
@@ -94,8 +96,6 @@ class Stage:
         self.admit(step)
         works = step.work
         self._arena.move(*compaction(works, self._tables))
-        for work in works:
-            self._tables[work.seq].extend(work.new_blocks)
         packed = pack(works, self._tables, self._arena, self._spec.groups, self._shard.device, self._reference)
         packed.step.capture_heads = self._local_heads(works)
         if incoming is None:
@@ -148,13 +148,23 @@ class Stage:
         return CapturedStep(packed.step, self._shard.range, kept)
 
     def admit(self, step: Step) -> None:
-        """Forget the sequences that ended and learn of new ones; all a step without work asks for."""
+        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
+
+        All a step without work asks for, and all that must become of one that fails: later chunks of its sequences may
+        be on their way, in one step with others that must not suffer.
+        """
+        if step is self._admitted:
+            return
+        self._admitted = step
         for seq in step.ends:
             self._tables.pop(seq, None)
             self._sequences.pop(seq, None)
         for start in step.starts:
             self._tables[start.seq] = BlockTable(self._arena.block_size)
             self._sequences[start.seq] = _Sequence(start)
+        for work in step.work:
+            if work.seq in self._tables:
+                self._tables[work.seq].extend(work.new_blocks)
 
     def _logits(self, hidden: Tensor, packed: Packed, needed: Sequence[LogitRows]) -> tuple[Tensor, list[int]]:
         """Logits of all needed rows, and where each work's begin."""

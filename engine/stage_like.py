@@ -24,7 +24,10 @@ class StageLike(Protocol):
         """Forget every sequence."""
 
     def admit(self, step: Step) -> None:
-        """Forget the sequences that ended and learn of new ones; all a step without work asks for."""
+        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
+
+        All a step without work asks for, and all that must become of one that fails.
+        """
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         """Run this stage's part of a step; ``incoming`` is None on the first stage. Admits the step first."""

@@ -85,23 +85,33 @@ class StepFormer:
                 continue
             rows += 1 + len(sequence.tree)
             work.append(_tree_work(sequence, blocks))
-            sequence.in_flight = True
+            sequence.in_flight = 1
             last, sequence.last_step = sequence.last_step, step_id
         return rows
 
     def _tree_rows(self) -> int:
         """Rows of a step that trees may fill: some are left to prompts while there are any to read."""
         rows = self._options.max_step_rows
-        if self._residents.reading() or (self._waiting and len(self._residents) < self._options.max_sequences):
+        if self._residents.reading(self._depth()) or (
+            self._waiting and len(self._residents) < self._options.max_sequences
+        ):
             return rows - min(self._options.prefill_chunk, rows // 4)
         return rows
+
+    def _depth(self) -> int:
+        """Chunks that one prompt may have in flight.
+
+        They depend on each other only in order, and every stage takes steps in order: a prompt alone fills the
+        pipeline. But a token would wait for each that is ahead of it: beside others that decode, it is one.
+        """
+        return 1 if self._residents.is_any_decoding else self._options.n_micro_batches
 
     def _add_chunks(self, work: list[Work], starts: list[SequenceStart], n_rows: int) -> None:
         """Prompt chunks of sequences that are being prefilled, then of waiting ones that fit, beside ``n_rows`` rows of
         trees."""
-        reading = self._residents.reading()
-        context = max((sequence.n_cached for sequence in reading), default=0)
-        rows = self._chunks.rows(bool(self._residents.decoding()), n_rows, context)
+        reading = self._residents.reading(self._depth())
+        context = max((sequence.n_sent for sequence in reading), default=0)
+        rows = self._chunks.rows(self._residents.is_any_decoding, n_rows, context)
         rows = min(rows, self._options.max_step_rows - n_rows)
         for sequence in reading:
             if rows > 0:
@@ -123,7 +133,7 @@ class StepFormer:
         return sequence
 
     def _add_chunk(self, sequence: Sequence, work: list[Work], starts: list[SequenceStart], rows: int) -> int:
-        first = sequence.n_cached
+        first = sequence.n_sent
         last = min(first + rows, sequence.n_prefill)
         # The first chunk takes the blocks of all: two half-read prompts could lock each other out of the rest.
         blocks = self._residents.blocks.grow(sequence.seq, sequence.n_prefill)
@@ -133,7 +143,8 @@ class StepFormer:
         draw = last == sequence.n_prefill and sequence.n_output == 0
         tokens = sequence.tokens[first:last]
         work.append(Work(sequence.seq, first, tokens, None, [], blocks, draw, sequence.max_new))
-        sequence.in_flight = True
+        sequence.in_flight += 1
+        sequence.n_sent = last
         return last - first
 
 

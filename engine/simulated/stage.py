@@ -54,6 +54,7 @@ class SimulatedStage:
         self._cache = np.zeros(n_blocks * block_size if answers is not None else 0, np.int32)
         self._sequences: dict[int, _Sequence] = {}
         self._results: list[WorkResult] = []
+        self._admitted: Step | None = None  # the last
         self._sleep = DeadlineSleep()
         self._link = Link(profile)
         self.busy_s = 0.0  # seconds slept by the profile, over all steps
@@ -72,13 +73,20 @@ class SimulatedStage:
         """Forget every sequence."""
         self._sequences.clear()
         self._results = []
+        self._admitted = None
 
     def admit(self, step: Step) -> None:
-        """Forget the sequences that ended and learn of new ones."""
+        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time."""
+        if step is self._admitted:
+            return
+        self._admitted = step
         for seq in step.ends:
             self._sequences.pop(seq, None)
         for start in step.starts:
             self._sequences[start.seq] = _Sequence(start, BlockTable(self._block_size))
+        for work in step.work:
+            if work.seq in self._sequences:
+                self._sequences[work.seq].table.extend(work.new_blocks)
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         """Take the step's time, from now or from when the link would have delivered it; what is returned is tiny.
@@ -117,7 +125,6 @@ class SimulatedStage:
             self._cache[target] = self._cache[source]
         for work in works:
             table, tokens = tables[work.seq], row_tokens(work)
-            table.extend(work.new_blocks)
             self._cache[_rows(table, work.n_cached, work.n_cached + len(tokens))] = tokens
 
     def _answer(self, work: Work) -> WorkResult:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.chunk_budget import ChunkBudget
 from engine.scheduler import Scheduler, SchedulerOptions
+from engine.sequence import State
 from engine.step import Step
 from engine.step_cost import StepCosts
 from tests.virtual_pipeline import INFO, VirtualPipeline, n_prompt_rows, n_trees
@@ -70,6 +71,49 @@ def test_many_prompts_at_once_delay_a_token_by_less_than_twice_as_much(n_stages:
         made.submit([5] * 3000)
     made.run(until=2.0)
     assert max(gaps(made, 1.0, 2.0)) <= quiet + 2 * 0.04
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 4, 8])
+@pytest.mark.parametrize("n_chunks", [1, 3, 40])
+def test_a_prompt_alone_is_read_at_the_speed_of_the_pipeline(n_stages: int, n_chunks: int) -> None:
+    made = pipeline(n_stages, 0.01)
+    request = made.submit([5] * 512 * n_chunks, max_tokens=1)
+    made.run(until=0.0)
+    while request.state is not State.FINISHED:
+        assert made.n_in_flight <= n_stages
+        made.advance()
+    assert made.clock == pytest.approx((n_chunks + n_stages - 1) * (BASE + 512 * ROW))
+
+
+@given(
+    n_stages=st.sampled_from([1, 2, 4]),
+    came=st.floats(0.0, 1.5),
+    n_prompt=st.integers(1, 1500),
+    length=st.integers(6000, 9000),
+)
+@settings(max_examples=40, deadline=None)
+def test_whole_chunks_of_a_prompt_that_was_alone_come_between_no_two_tokens(
+    n_stages: int, came: float, n_prompt: int, length: int
+) -> None:
+    made = pipeline(n_stages, 0.03)
+    made.submit([5] * length, max_tokens=1)
+    made.run(until=came)
+    decoding = made.submit([5] * n_prompt)
+    made.run(until=came + 3.0)
+    assert decoding.n_output > 10
+    assert max(gaps(made, 0.0, came + 3.0)) <= n_stages * BASE + 0.03 + 1e-6
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 4])
+def test_beside_others_that_decode_a_prompt_has_one_chunk_in_flight(n_stages: int) -> None:
+    made = pipeline(n_stages, 0.03)
+    made.submit()
+    made.run(until=0.5)
+    late = made.submit([5] * 3000)
+    while late.n_output == 0:
+        made.advance()
+        assert late.in_flight <= 1
+    assert made.clock > 0.5
 
 
 def test_chunks_are_as_large_as_the_promise_allows() -> None:
