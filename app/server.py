@@ -113,6 +113,7 @@ class Server:
         from app.tokenizers import load_tokenizer
         from engine.admission import check_needs
         from engine.model.loader import resolve
+        from engine.model.tensors import check_files
         from engine.stage_loading import describe_target, target_spec
         from speculators.registry import create
 
@@ -121,6 +122,8 @@ class Server:
         spec = target_spec(target, path)
         check_stages(spec, target.stages)
         describe_target(target, path)
+        if self._address is None and target.simulation is None:  # else other nodes read it
+            check_files(path)
         prepare(self.config.library)
         check_needs(create(self.config.method, serve_speculators(self.config)).needs, spec)
         load_tokenizer(path)

@@ -30,15 +30,17 @@ _DECODER = msgspec.msgpack.Decoder(StageFrame)
 
 
 def encode_frame(
-    step: Step,
+    step: Step | bytes,
     activations: Activations | None,
     error: str = "",
     rows_at: tuple[str, ...] = (),
     seconds: tuple[float, ...] = (),
 ) -> bytes:
-    """A frame for the next stage; the tensors of ``activations`` follow it, unless there is an error."""
+    """A frame for the next stage; the tensors of ``activations`` follow it, unless there is an error. A step that
+    came encoded is passed on as it came."""
     heads = () if error else tuple(map(TensorHead.of, tensors_of(activations)))
-    return _ENCODER.encode(StageFrame(encode(step), heads, error, () if error else rows_at, seconds))
+    raw = step if isinstance(step, bytes) else encode(step)
+    return _ENCODER.encode(StageFrame(raw, heads, error, () if error else rows_at, seconds))
 
 
 def decode_frame(raw: bytes) -> StageFrame:

@@ -1,7 +1,7 @@
 """What a stage has still to do: frames of its upstream, received while the loop computes.
 
-A router's frames are small: the socket's own buffer holds them, and the loop reads them itself. Frames of a stage come
-with megabytes; a thread takes them in, a few frames ahead of the loop.
+Small frames wait in the socket's own buffer, and the loop reads them itself: waking it by another thread would take
+longer. Once a stage sends large ones, a thread takes them in, a few frames ahead of the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from deployments.channel import Channel
 from deployments.frames import StageFrame, activations_of, decode_frame
 from deployments.links.base import Link
+from deployments.links.sockets import AT_ONCE, SocketLink
 from engine.stage import Activations
 
 READ_AHEAD = 2  # frames
@@ -56,17 +57,31 @@ class RouterInbox:
 
 
 class StageInbox:
-    """Frames with tensors, read ahead by a thread."""
+    """Frames with tensors; read ahead by a thread from the first large one on, and on links that are no sockets."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._arrived: queue.SimpleQueue[Arrived | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(READ_AHEAD)
         self._closed = False
+        self._is_ahead = False
+        if link.kind != SocketLink.kind:
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        self._is_ahead = True
         threading.Thread(target=self._read, name="stage-read", daemon=True).start()
 
     def take(self) -> Arrived:
         """As ``Inbox.take``."""
+        if not self._is_ahead:
+            arrived = self._next()
+            if sum(head.n_bytes for head in arrived.frame.tensors) > AT_ONCE:
+                self._read_ahead()
+            return arrived
+        return self._taken()
+
+    def _taken(self) -> Arrived:
         arrived = self._arrived.get()
         if isinstance(arrived, Exception):
             raise arrived

@@ -62,6 +62,7 @@ class RouterMetrics:
             ["model_name", "lane", "stage"],
             registry=self._registry,
         )
+        self._busy: dict[tuple[str, int], Counter] = {}
         self._in_flight = self._gauge("steps_in_flight", "Steps sent and not answered.", OURS)
         self._up = self._gauge("pipelines_up", "Pipelines that are connected.", OURS)
         self._lost = self._counter("pipelines_lost", "Pipelines that broke or hung.", OURS)
@@ -91,7 +92,13 @@ class RouterMetrics:
         """One target step was answered."""
         self._step_seconds.observe(result.seconds)
         for stage, seconds in enumerate(result.stage_seconds):
-            self._stage_busy.labels(self._model, lane, str(stage)).inc(seconds)
+            self._busy_of(lane, stage).inc(seconds)
+
+    def _busy_of(self, lane: str, stage: int) -> Counter:
+        """Looking labels up takes longer than counting."""
+        if (lane, stage) not in self._busy:
+            self._busy[lane, stage] = self._stage_busy.labels(self._model, lane, str(stage))
+        return self._busy[lane, stage]
 
     def count_loss(self, n_running: int) -> None:
         """A pipeline was lost with so many sequences in its cache."""

@@ -218,7 +218,7 @@ class StageWorker:
             self._stage.admit(step)  # what ended has ended, on the stages behind a failed one too
         seconds = (*frame.seconds, time.perf_counter() - began)
         if self._next is not None:
-            self._next.send(encode_frame(step, activations, error, rows_at, seconds), tensors_of(activations))
+            self._next.send(encode_frame(frame.step, activations, error, rows_at, seconds), tensors_of(activations))
         elif results is not None:
             results.send(encode(StepResult(step.step_id, answers, seconds[-1], error, seconds)))
         else:

@@ -110,6 +110,8 @@ class StepFormer:
         """Prompt chunks of sequences that are being prefilled, then of waiting ones that fit, beside ``n_rows`` rows of
         trees."""
         reading = self._residents.reading(self._depth())
+        if not reading and self._waiting.peek() is None:
+            return  # every step of every text comes here: what follows takes longer than all the rest
         context = max((sequence.n_sent for sequence in reading), default=0)
         rows = self._chunks.rows(self._residents.is_any_decoding, n_rows, context)
         rows = min(rows, self._options.max_step_rows - n_rows)

@@ -20,6 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from app.simulation import profile_at
 from benchmarks.pipeline_scheduling.measurement import Asked, Rates, rates, router_on
 from benchmarks.pipeline_scheduling.plot import draw
@@ -118,6 +120,7 @@ def report(
 
 def main() -> None:
     """Measure and print."""
+    uvloop.install()  # Serve's replicas run on it
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", default="flat10", help="as spectra serve --simulate takes it")
     parser.add_argument("--stages", type=int, nargs="*", default=[4, 1, 2, 8], help="numbers of stages of part 1")

@@ -59,6 +59,17 @@ class CheckpointTensors:
         return quantize(self.read(name), self._device)
 
 
+def check_files(path: Path) -> None:
+    """Whether every file that the checkpoint's index names is there.
+
+    Raises:
+        UnsupportedModelError: names the first that is not.
+    """
+    missing = sorted({file.name for file in _files(path).values() if not file.exists()})
+    if missing:
+        raise UnsupportedModelError(f"{path} lacks the file {missing[0]!r}, which its index names")
+
+
 def _files(path: Path) -> dict[str, Path]:
     """Tensor name -> file that holds it."""
     index = path / INDEX
