@@ -97,6 +97,9 @@ class ServeConfig(BaseModel):
     max_stall: Annotated[float, Field(gt=0)] = Field(
         0.1, description="seconds that prompt tokens may add to a step while any sequence decodes"
     )
+    prefix_cache: bool = Field(
+        True, description="keep the beginnings of texts in KV blocks that are free, for requests that begin alike"
+    )
     speculator_actors: Annotated[int, Field(ge=0)] = Field(0, description="0 drafts inside the router")
     speculator_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a speculator actor reserves")
     draft_timeout: Annotated[float, Field(gt=0)] = Field(2.0, description="seconds a draft may take, in actors")
@@ -267,6 +270,7 @@ class ServeConfig(BaseModel):
                 self.prefill_chunk,
                 self.stages,
                 self.max_stall,
+                self.prefix_cache,
             ),
         )
 

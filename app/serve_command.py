@@ -56,7 +56,7 @@ def _metavar(annotation: Any) -> str:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
     if get_origin(kinds[0]) is Literal:
         return "{" + ",".join(map(str, get_args(kinds[0]))) + "}"
-    return {int: "N", float: "X", str: "TEXT"}.get(kinds[0], "JSON")
+    return {int: "N", float: "X", str: "TEXT", bool: "{true,false}"}.get(kinds[0], "JSON")
 
 
 def config_from(arguments: argparse.Namespace) -> ServeConfig:

@@ -31,6 +31,8 @@ class RouterMetrics:
         self._model = model
         counter, histogram, gauge = self._counter, self._histogram, self._gauge
         self._prompt = counter("prompt_tokens", "Prompt tokens processed.")
+        self._queries = counter("prefix_cache_queries", "Prompt tokens of finished requests.")
+        self._hits = counter("prefix_cache_hits", "Of these, tokens whose rows were in the cache already.")
         self._generated = counter("generation_tokens", "Tokens generated.")
         self._preemptions = counter("num_preemptions", "Sequences that lost their KV blocks and were prefilled again.")
         self._done = Counter(
@@ -133,6 +135,8 @@ class RouterMetrics:
             if event.stats is not None:
                 self._end_to_end.observe(event.stats.seconds)
                 self._preemptions.inc(event.stats.preemptions)
+                self._queries.inc(event.stats.prompt_tokens)
+                self._hits.inc(event.stats.cached_tokens)
 
     def count_abort(self) -> None:
         """A request was cancelled, or failed."""

@@ -21,6 +21,7 @@ def sequence_of(request: SubmitRequest, seq: int, method: str, max_nodes: int, n
         max_nodes,
         request.priority,
         needs,
+        namespace=request.namespace,
         tenant=request.tenant,
     )
 

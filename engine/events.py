@@ -55,6 +55,7 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     by_source: dict[str, SourceCounts] = {}
     seconds: float = 0.0  # from submission to the last token
     preemptions: int = 0  # how often the sequence lost its KV blocks and was prefilled again
+    cached_tokens: int = 0  # of the prompt, whose rows were in the cache already
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):

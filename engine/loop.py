@@ -70,6 +70,7 @@ class Engine:
             job.max_nodes,
             job.priority,
             needs,
+            namespace=job.namespace,
             tenant=job.tenant,
         )
         self.scheduler.submit(sequence)

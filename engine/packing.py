@@ -12,7 +12,7 @@ from engine.attention.hook import PackedStep
 from engine.attention.segment import Segment
 from engine.kv.arena import KVArena
 from engine.kv.table import BlockTable
-from engine.step import Work
+from engine.step import SequenceStart, Work
 
 
 @dataclass(slots=True)
@@ -48,6 +48,21 @@ def compaction(works: Sequence[Work], tables: dict[int, BlockTable]) -> tuple[li
             if row != i:
                 source.append(table.row(root + row))
                 target.append(table.row(root + i))
+    return source, target
+
+
+def copies(
+    starts: Sequence[SequenceStart], tables: dict[int, BlockTable], block_size: int
+) -> tuple[list[int], list[int]]:
+    """Arena rows to copy (from, to) so that new sequences begin with what others have read; all at once, because blocks
+    that one takes over may be the source of another."""
+    source: list[int] = []
+    target: list[int] = []
+    for start in starts:
+        table = tables[start.seq]
+        for slot in range(start.n_copied):
+            source.append(start.source[slot // block_size] * block_size + slot % block_size)
+            target.append(table.row(slot))
     return source, target
 
 

@@ -24,7 +24,9 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Progress
     """Commit one work's answer: tokens, cache position, accepted path, statistics, state."""
     drafts = None
     if work.tree is None:
-        sequence.n_cached += len(work.tokens)
+        sequence.n_cached = work.n_cached + len(work.tokens)
+        if answer.prompt_top_ids is not None:
+            sequence.rows.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
         news = _chunk_outcome(sequence, work, answer)
         sequence.state = State.DRAFTING if sequence.n_cached == sequence.n_prefill else State.PREFILLING
     else:
@@ -55,27 +57,38 @@ def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCount
 def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
     """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption.
 
-    The chunks of a sequence that goes on behind tokens that somebody else emitted tell of these, too.
+    The chunks of a sequence that goes on behind tokens that somebody else emitted tell of these, too, and the first one
+    of what was found in the cache.
     """
-    known = max(0, sequence.n_told - work.n_cached)
-    if known >= len(work.tokens) and not answer.tokens:
+    first, last = sequence.n_told, work.n_cached + len(work.tokens)
+    if first >= last and not answer.tokens:
         return None
-    sequence.n_told = max(sequence.n_told, work.n_cached + len(work.tokens))
-    return _outcome(work, answer, known)
-
-
-def _outcome(work: Work, answer: WorkResult, known: int = 0) -> Outcome:
-    """A step's answer as speculators see it, without a chunk's first ``known`` positions."""
-    artefacts = None
-    if answer.hidden is not None or answer.attention is not None:
-        artefacts = Artefacts(None if answer.hidden is None else answer.hidden[known:], answer.attention)
+    sequence.n_told = max(first, last)
+    ids, logprobs = sequence.rows.part(first, last)
     return Outcome(
         tokens=answer.tokens,
-        tree=work.tree if work.tree is not None else EMPTY_TREE,
+        tree=EMPTY_TREE,
+        prompt_top_ids=ids,
+        prompt_top_logprobs=logprobs,
+        prompt_start=first,
+        artefacts=_artefacts(answer, max(0, first - work.n_cached)),
+    )
+
+
+def _outcome(work: Work, answer: WorkResult) -> Outcome:
+    """A tree's answer as speculators see it."""
+    assert work.tree is not None
+    return Outcome(
+        tokens=answer.tokens,
+        tree=work.tree,
         accepted=answer.accepted,
         top_ids=answer.top_ids,
-        prompt_top_ids=None if answer.prompt_top_ids is None else answer.prompt_top_ids[known:],
-        prompt_top_logprobs=None if answer.prompt_top_logprobs is None else answer.prompt_top_logprobs[known:],
-        prompt_start=work.n_cached + known if work.tree is None else 0,
-        artefacts=artefacts,
+        artefacts=_artefacts(answer),
     )
+
+
+def _artefacts(answer: WorkResult, known: int = 0) -> Artefacts | None:
+    """Inner states, without those of a chunk's first ``known`` positions."""
+    if answer.hidden is None and answer.attention is None:
+        return None
+    return Artefacts(None if answer.hidden is None else answer.hidden[known:], answer.attention)

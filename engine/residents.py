@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from engine.errors import OutOfBlocksError
 from engine.kv.blocks import BlockAllocator
+from engine.prefix_cache import PrefixCache
 from engine.sequence import Sequence, State
 from engine.tree import EMPTY_TREE
 
@@ -16,11 +17,13 @@ class Residents:
 
     Args:
         blocks: of the cache.
+        prefixes: are told what sequences leave behind in their blocks.
         evicted: is handed every sequence that had to give up its blocks; it will be prefilled again (recompute).
     """
 
-    def __init__(self, blocks: BlockAllocator, evicted: Callable[[Sequence], None]) -> None:
+    def __init__(self, blocks: BlockAllocator, prefixes: PrefixCache, evicted: Callable[[Sequence], None]) -> None:
         self.blocks = blocks
+        self.prefixes = prefixes
         self._evicted = evicted
         self._all: list[Sequence] = []
         self._ends: list[int] = []  # sequences the target still holds and should forget
@@ -73,10 +76,11 @@ class Residents:
         """A sequence is over: its blocks are free, the target will forget it."""
         if sequence in self._all:
             self._all.remove(sequence)
-        self.blocks.release(sequence.seq)
         if sequence.known:
+            self.prefixes.keep(sequence)
             self._ends.append(sequence.seq)
             sequence.known = False
+        self.blocks.release(sequence.seq)
 
     def evict(self, sequence: Sequence) -> None:
         """Drop the cache of a sequence; prompt and output are prefilled again later."""
@@ -89,6 +93,7 @@ class Residents:
     def forget_target(self) -> None:
         """The target's state is gone: it has nothing to forget, and nothing is in flight."""
         self._ends.clear()
+        self.prefixes.forget()
         for sequence in self._all:
             sequence.known = False
             sequence.in_flight = 0

@@ -13,6 +13,8 @@ from engine.admission import check_prompt
 from engine.errors import OverloadedError
 from engine.fair_queue import FairQueue, work_of
 from engine.kv.blocks import BlockAllocator
+from engine.kv.kept import KeptTexts
+from engine.prefix_cache import PrefixCache
 from engine.progress import Progress, apply_answer
 from engine.residents import Residents
 from engine.scheduler_options import SchedulerOptions
@@ -40,9 +42,10 @@ class Scheduler:
     ) -> None:
         self.info = info
         self.options = options or SchedulerOptions()
-        self.blocks = BlockAllocator(info.n_blocks, info.block_size)
+        kept = KeptTexts(info.n_blocks, info.block_size) if self.options.prefix_cache else None
+        self.blocks = BlockAllocator(info.n_blocks, info.block_size, kept)
         self._waiting = FairQueue()
-        self._residents = Residents(self.blocks, self._waiting.push_front)
+        self._residents = Residents(self.blocks, PrefixCache(self.blocks, kept), self._waiting.push_front)
         self._former = StepFormer(info, self.options, costs, self._waiting, self._residents)
         self._live: dict[int, Sequence] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from engine.prompt_rows import PromptRows
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.stats import StatsCounter
@@ -45,6 +46,8 @@ class Sequence:
     last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
     passed_over: int = -1  # the last step that took another one of those it last shared a step with
     n_told: int = 0  # positions whose outcome its speculator has seen
+    namespace: str = ""  # tenant whose texts it may share the beginning of
+    rows: PromptRows = field(default_factory=PromptRows)  # read back behind its text as far as that was read
     tenant: str = ""  # whose turn it is in the queue; tenants of one priority take turns
 
     @property
@@ -60,6 +63,11 @@ class Sequence:
         that were emitted elsewhere, already knows its last token, which becomes the root of its next tree.
         """
         return self.n_prompt if self.n_output == 0 else len(self.tokens) - 1
+
+    @property
+    def n_stable(self) -> int:
+        """Tokens whose rows in the cache are confirmed and stay where they are: up to the last tree's root."""
+        return self.n_cached - len(self.keep)
 
     @property
     def is_reading(self) -> bool:

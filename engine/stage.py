@@ -16,7 +16,7 @@ from engine.artefacts import AttentionRows, CapturedStep, CapturedWork
 from engine.kv.arena import KVArena
 from engine.kv.table import BlockTable
 from engine.model.shard import ModelShard
-from engine.packing import Packed, compaction, pack, row_tokens
+from engine.packing import Packed, compaction, copies, pack, row_tokens
 from engine.projection import project
 from engine.readback import LogitRows, logit_rows, node_top, prompt_top
 from engine.sampling.processors import History
@@ -30,7 +30,7 @@ class _Sequence:
     """What a stage remembers of a sequence."""
 
     start: SequenceStart
-    text: list[int] = field(default_factory=list)  # chunks so far, only until a history is made of them
+    text: list[int]  # what was copied and chunks so far, only until a history is made of them
     history: History | None = None  # last stage only, and only if penalties or a minimum length need it
 
 
@@ -95,6 +95,7 @@ class Stage:
         """Run this stage's layers over a step; ``incoming`` is None on the first stage."""
         self.admit(step)
         works = step.work
+        self._arena.copy(*copies(step.starts, self._tables, self._arena.block_size))
         self._arena.move(*compaction(works, self._tables))
         packed = pack(works, self._tables, self._arena, self._spec.groups, self._shard.device, self._reference)
         packed.step.capture_heads = self._local_heads(works)
@@ -161,7 +162,7 @@ class Stage:
             self._sequences.pop(seq, None)
         for start in step.starts:
             self._tables[start.seq] = BlockTable(self._arena.block_size)
-            self._sequences[start.seq] = _Sequence(start)
+            self._sequences[start.seq] = _Sequence(start, [*start.text])
         for work in step.work:
             if work.seq in self._tables:
                 self._tables[work.seq].extend(work.new_blocks)

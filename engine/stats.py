@@ -22,6 +22,7 @@ class StatsCounter:
     max_nodes: int = 0
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
     n_preempted: int = 0
+    n_cached: int = 0  # tokens of the prompt that were found in the cache
 
     def count_step(self, tree: TokenTree, accepted: Sequence[int], n_emitted: int) -> dict[str, SourceCounts]:
         """One decode forward; returns the step's own counts by source."""
@@ -47,6 +48,7 @@ class StatsCounter:
             by_source=dict(self.by_source),
             seconds=time.perf_counter() - self.began,
             preemptions=self.n_preempted,
+            cached_tokens=self.n_cached,
         )
 
 

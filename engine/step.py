@@ -25,6 +25,9 @@ class SequenceStart(msgspec.Struct, frozen=True):
     params: SamplingParams
     n_prompt: int  # tokens before the first drawn one, for penalties
     needs: Needs
+    n_copied: int = 0  # tokens of its text whose rows are copied from ``source`` before anything else is written
+    source: list[int] = []  # blocks that hold them, in text order; whoever owned them
+    text: list[int] = []  # these tokens, where penalties or a minimum length have to know them
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -46,7 +49,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A micro-batch. ``ends`` are applied first, then ``starts``, then the work."""
+    """A micro-batch. ``ends`` are applied first, then ``starts`` with their copies, then the work."""
 
     step_id: int
     work: list[Work]

@@ -135,12 +135,13 @@ class StepFormer:
         return sequence
 
     def _add_chunk(self, sequence: Sequence, work: list[Work], starts: list[SequenceStart], rows: int) -> int:
+        start = None if sequence.known else self._start(sequence)
         first = sequence.n_sent
         last = min(first + rows, sequence.n_prefill)
         # The first chunk takes the blocks of all: two half-read prompts could lock each other out of the rest.
         blocks = self._residents.blocks.grow(sequence.seq, sequence.n_prefill)
-        if not sequence.known:
-            starts.append(SequenceStart(sequence.seq, sequence.params, sequence.n_prompt, sequence.needs))
+        if start is not None:
+            starts.append(start)
             sequence.known = True
         draw = last == sequence.n_prefill and sequence.n_output == 0
         tokens = sequence.tokens[first:last]
@@ -148,6 +149,19 @@ class StepFormer:
         sequence.in_flight += 1
         sequence.n_sent = last
         return last - first
+
+    def _start(self, sequence: Sequence) -> SequenceStart:
+        """Tells the target of a sequence, and where the beginning of its text is in the cache already.
+
+        Before it takes blocks: they may be the ones that hold that beginning.
+        """
+        found = self._residents.prefixes.find(sequence, self._residents)
+        sequence.n_sent, sequence.rows = found.n, found.rows
+        if sequence.stats.n_preempted == 0:
+            sequence.stats.n_cached = min(found.n, sequence.n_prompt)
+        params = sequence.params
+        text = sequence.tokens[: found.n] if params.has_penalties or params.min_tokens else []
+        return SequenceStart(sequence.seq, params, sequence.n_prompt, sequence.needs, found.n, found.blocks, text)
 
 
 def _tree_work(sequence: Sequence, blocks: list[int]) -> Work:

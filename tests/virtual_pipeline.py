@@ -141,5 +141,5 @@ def virtual_pipeline(
 ) -> VirtualPipeline:
     """Stages that take ``stage_seconds(sequences that decode)`` for a step, and a scheduler that has measured them."""
     costs = flat_costs(lambda batch: n_stages * stage_seconds(batch), batches) if is_measured else None
-    scheduler = Scheduler(info, options or SchedulerOptions(n_micro_batches=n_stages), costs)
+    scheduler = Scheduler(info, options or SchedulerOptions(n_micro_batches=n_stages, prefix_cache=False), costs)
     return VirtualPipeline(scheduler, lambda step: stage_seconds(max(1, n_trees(step))), trip, tree)

@@ -44,11 +44,17 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Token counts; a prompt with several choices counts once."""
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Token counts; a prompt with several choices counts once, and so does what was in the cache of it."""
     prompt = sum(len(c.job.prompt_ids) for c in choices if c.job.params.choice == 0)
     completion = sum(c.n_tokens for c in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    first = [c.final_stats() for c in choices if c.job.params.choice == 0]
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(stats.cached_tokens for stats in first if stats is not None)},
+    }
 
 
 def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:

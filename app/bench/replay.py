@@ -56,7 +56,7 @@ class Replay:
         self._fresh = (f"cold {i}" for i in count())
         longest = max(len(turn.prompt) + len(turn.answer) for turn in (*plan.history, *plan.test))
         self._target = ReplayTarget(vocab_size, longest)
-        self._engine = Engine(self._target, pool, SchedulerOptions(max_sequences=1))
+        self._engine = Engine(self._target, pool, SchedulerOptions(max_sequences=1, prefix_cache=False))
 
     def work(self, file: RecordFile) -> int:
         """Turns still to be replayed; forgets the parts of warm passes, which cannot be continued."""

@@ -85,7 +85,8 @@ class Bench:
         self._fresh = (f"cold {i}" for i in count())
         self._shared: str | None = None  # the namespace of warm turns
         size = max(64, plan.batch_size)
-        options = SchedulerOptions(max_sequences=size, max_waiting=size)
+        # Methods run the same prompts one after the other: each has to read them itself.
+        options = SchedulerOptions(max_sequences=size, max_waiting=size, prefix_cache=False)
         self._engine = MeteredEngine(target, pools[plan.settings[0].warm], options, self._namespace)
         self._failures = FailureCount()
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+PIECE = 1024  # rows copied at once
+
 
 @dataclass(slots=True, frozen=True)
 class KVLayer:
@@ -68,3 +70,10 @@ class KVArena:
             device = self._data.device
             rows = self._data.index_select(2, torch.tensor(source, device=device))
             self._data.index_copy_(2, torch.tensor(target, device=device), rows)
+
+    def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """``move`` for many rows: piece by piece, so that little memory is needed, unless a row is both read and
+        written."""
+        size = PIECE if set(source).isdisjoint(target) else max(1, len(source))
+        for first in range(0, len(source), size):
+            self.move(source[first : first + size], target[first : first + size])

@@ -8,8 +8,10 @@ table stays *contiguous* whenever it can, because a contiguous table is read as 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocksError
+from engine.kv.kept import KeptTexts
 
 
 class BlockAllocator:
@@ -18,13 +20,15 @@ class BlockAllocator:
     Args:
         n_blocks: blocks in the cache.
         block_size: tokens per block.
+        kept: what free blocks still hold; is told which are taken, the least useful first.
     """
 
-    def __init__(self, n_blocks: int, block_size: int) -> None:
+    def __init__(self, n_blocks: int, block_size: int, kept: KeptTexts | None = None) -> None:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self._free = np.ones(n_blocks, dtype=np.bool_)
         self._n_free = n_blocks
+        self._kept = kept
         self._tables: dict[int, list[int]] = {}
 
     @property
@@ -67,6 +71,8 @@ class BlockAllocator:
         for n_wanted in range(missing, 0, -1):
             block = self._next_block(table, n_wanted)
             self._free[block] = False
+            if self._kept is not None:
+                self._kept.take(block)
             table.append(block)
             added.append(block)
         self._n_free -= missing
@@ -92,10 +98,13 @@ class BlockAllocator:
 
         Whoever owns the blocks before the run can go on growing then, too.
         """
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], self._free, [False])).astype(np.int8)))
-        starts, ends = edges[::2], edges[1::2]
-        longest = int(np.argmax(ends - starts))
-        start, end = int(starts[longest]), int(ends[longest])
+        start, end = _longest_run(self._free)
+        if self._kept is not None and len(self._kept):
+            wanted = min(n_wanted, end - start)
+            start, end = _longest_run(self._free & ~self._kept.mask)
+            while end - start < wanted:
+                self._kept.drop_oldest()
+                start, end = _longest_run(self._free & ~self._kept.mask)
         return start if start == 0 else max(start, min((start + end) // 2, end - n_wanted))
 
     def check_integrity(self) -> None:
@@ -104,3 +113,16 @@ class BlockAllocator:
         assert len(owned) == len(set(owned)), "a block has two owners"
         assert not self._free[owned].any(), "an owned block is marked free"
         assert int(self._free.sum()) == self._n_free == self.n_blocks - len(owned), "blocks leaked"
+        if self._kept is not None:
+            self._kept.check_integrity()
+            assert not self._kept.mask[owned].any(), "an owned block is kept for others"
+
+
+def _longest_run(free: NDArray[np.bool_]) -> tuple[int, int]:
+    """First block of the longest run, and the one behind it; (0, 0) when there is none."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], free, [False])).astype(np.int8)))
+    if not len(edges):
+        return 0, 0
+    starts, ends = edges[::2], edges[1::2]
+    longest = int(np.argmax(ends - starts))
+    return int(starts[longest]), int(ends[longest])

@@ -15,7 +15,7 @@ import numpy as np
 from engine.artefacts import AttentionRows, CapturedStep
 from engine.events import TokenLogprob
 from engine.kv.table import BlockTable
-from engine.packing import compaction, row_tokens
+from engine.packing import compaction, copies, row_tokens
 from engine.simulated.answers import Answer, Answers
 from engine.simulated.deadline import DeadlineSleep, Lateness
 from engine.simulated.link import Link
@@ -97,7 +97,7 @@ class SimulatedStage:
         self.admit(step)
         self._results = []
         if self._answers is not None:
-            self._store(step.work)
+            self._store(step)
             self._results = [self._answer(work) for work in step.work]
         seconds = self._profile.work_seconds(step.work, self._answers is not None)
         outgoing = self._link.departure(began + seconds, sum(len(row_tokens(work)) for work in step.work))
@@ -117,12 +117,13 @@ class SimulatedStage:
         """None: there is no attention here."""
         return {}
 
-    def _store(self, works: Sequence[Work]) -> None:
+    def _store(self, step: Step) -> None:
         """What a real stage does with keys and values, with tokens."""
+        works = step.work
         tables = {work.seq: self._sequences[work.seq].table for work in works}
-        source, target = compaction(works, tables)
-        if source:
-            self._cache[target] = self._cache[source]
+        for source, target in (copies(step.starts, tables, self._block_size), compaction(works, tables)):
+            if source:
+                self._cache[target] = self._cache[source]
         for work in works:
             table, tokens = tables[work.seq], row_tokens(work)
             self._cache[_rows(table, work.n_cached, work.n_cached + len(tokens))] = tokens

@@ -155,6 +155,7 @@ class ScriptedBackend:
             step_tokens=steps,
             max_nodes_used=4,
             by_source={"pld": SourceCounts(drafted, accepted, drafted, accepted, accepted)},
+            cached_tokens=n_prompt - 1,
         )
 
     async def health(self) -> Health:

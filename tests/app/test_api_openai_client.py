@@ -72,6 +72,8 @@ def test_chat_choices_differ_and_the_first_equals_a_single_one(client) -> None:
     one = client.chat.completions.create(**sampled)
     assert two.choices[0].message.content == one.choices[0].message.content != two.choices[1].message.content
     assert two.usage.prompt_tokens == one.usage.prompt_tokens
+    for answer in (one, two):  # what was in the cache counts as often as the prompt does
+        assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 - 1, -(2**63)])

@@ -29,7 +29,7 @@ def stage_seconds(step: Step) -> float:
 
 
 def pipeline(n_stages: int, max_stall: float, is_measured: bool = True) -> VirtualPipeline:
-    options = SchedulerOptions(n_micro_batches=n_stages, max_stall=max_stall)
+    options = SchedulerOptions(n_micro_batches=n_stages, max_stall=max_stall, prefix_cache=False)
     return VirtualPipeline(Scheduler(INFO, options, costs(n_stages) if is_measured else None), stage_seconds)
 
 

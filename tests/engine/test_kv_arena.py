@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +45,19 @@ def test_rows_move_as_if_all_were_read_before_any_is_written(target: list[int], 
     for to, row in zip(target, source, strict=True):
         wanted[to] = row
     assert contents(arena, 0) == contents(arena, 1) == wanted
+
+
+@given(st.permutations(range(24)), st.integers(0, 24), st.booleans(), st.data())
+@settings(deadline=None)
+def test_a_copy_in_pieces_is_the_same(rows: list[int], n: int, is_apart: bool, data: st.DataObject) -> None:
+    target = rows[:n]
+    source = [data.draw(st.sampled_from(rows[n:] if is_apart and n < 24 else rows)) for _ in target]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.kv.arena.PIECE", 3)
+        copied, moved = numbered(), numbered()
+        copied.copy(source, target)
+        moved.move(source, target)
+    assert contents(copied, 1) == contents(moved, 1)
 
 
 def test_views_for_reading_and_writing_share_memory() -> None:

@@ -99,6 +99,20 @@ def test_sequences_that_lose_their_blocks_go_on_where_they_were(tiny_checkpoint:
     assert list(written.values()) == _wanted()
 
 
+def test_prompts_that_begin_alike_are_copied_block_by_block(tiny_checkpoint: Path) -> None:
+    """Answers follow from the prompt that is read back from the cache: a token that was not copied shows."""
+    engine = Engine(_pipeline(tiny_checkpoint, stages=2), SpeculatorPool())
+    params = SamplingParams(max_tokens=30, stop_ids=(2,))
+    begun = [5 + i % 200 for i in range(150)]
+    found = 0
+    for n in (150, 149, 100, 150):
+        prompt = [*begun[:n], 9, 8]
+        done = engine.complete(Job(prompt, params))
+        assert done.token_ids == Answers(320, (2,)).to(prompt, params).part(0, 30)
+        found += done.stats.cached_tokens
+    assert found == 149 + 100 + 151
+
+
 def test_made_up_text_repeats_itself_enough_for_text_methods(tiny_checkpoint: Path) -> None:
     engine = Engine(_pipeline(tiny_checkpoint), SpeculatorPool())
     stats = engine.complete(Job(PROMPTS[5], SamplingParams(max_tokens=400), "suffix")).stats

@@ -1,0 +1,55 @@
+"""What was read back behind the tokens of a prompt: the target's best next ids. Grows chunk by chunk from the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.protocol import Needs
+from engine.tree import FloatArray, IntArray
+
+
+class PromptRows:
+    """Rows of ids, best first, and of their log-probabilities if somebody wanted them."""
+
+    def __init__(self) -> None:
+        self.n = 0  # positions
+        self._ids: list[IntArray] = []
+        self._logprobs: list[FloatArray] = []
+
+    def append(self, ids: IntArray, logprobs: FloatArray | None) -> None:
+        """Rows of the next positions: ``ids`` ``[n, k]``, and ``logprobs`` of the same shape, always or never."""
+        self.n += len(ids)
+        self._ids.append(ids)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    def part(self, first: int, last: int) -> tuple[IntArray | None, FloatArray | None]:
+        """Rows of positions ``first`` to ``last - 1``; None where there are none."""
+        return _part(self._ids, first, last), _part(self._logprobs, first, last)
+
+    def n_for(self, needs: Needs) -> int | None:
+        """Positions it could serve somebody with; None: as many as wanted, for nothing is needed."""
+        if not needs.prompt_top_k:
+            return None
+        if not self._ids or self._ids[0].shape[1] < needs.prompt_top_k or (needs.top_logprobs and not self._logprobs):
+            return 0
+        return self.n
+
+    def copy(self, n: int, needs: Needs) -> PromptRows:
+        """The first ``n`` positions, as somebody needs them; ``n_for`` says whether it has them."""
+        made = PromptRows()
+        if needs.prompt_top_k and n:
+            ids, logprobs = self.part(0, n)
+            assert ids is not None
+            k = needs.prompt_top_k
+            made.append(ids[:, :k], logprobs[:, :k] if needs.top_logprobs and logprobs is not None else None)
+        return made
+
+
+def _part(parts: list[Any], first: int, last: int) -> Any:
+    if not parts:
+        return None
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return whole[first:last]

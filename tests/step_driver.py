@@ -1,0 +1,128 @@
+"""Drives a scheduler and a target as a router does, in an order that chance decides, with whatever can go wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.drafting import Turn, apply_drafts, take_turn
+from engine.loop import Engine, Job
+from engine.progress import Progress
+from engine.sequence import Sequence as Request
+from engine.sequence import State
+from engine.step import Step, StepResult
+from engine.target import LocalTarget
+from engine.tree import IntArray
+
+
+class Driver:
+    """An engine's parts, run as a pipeline runs them: results come in order, but late."""
+
+    def __init__(self, engine: Engine, depth: int) -> None:
+        self.engine = engine
+        self._depth = depth
+        self.told: dict[int, list[IntArray]] = {}  # sequence -> rows of its prompt that its speculator was told of
+        self._in_flight: deque[tuple[Step, StepResult, list[Request]]] = deque()
+        self._turns: deque[Turn] = deque()  # drafts asked for
+        self._n_steps = 0
+        self.requests: list[Request] = []
+        self.cancelled: set[int] = set()
+        self.most_in_flight = 0
+        self.most_chunks = 0  # of one prompt in flight
+
+    def submit(self, job: Job) -> None:
+        self.requests.append(self.engine.scheduler.find(self.engine.submit(job)))
+
+    def cancel(self, index: int) -> None:
+        if index < len(self.requests) and self.requests[index].state is not State.FINISHED:
+            self.cancelled.add(index)
+            self.engine.cancel(self.requests[index].seq)
+
+    def lose_target(self, fresh: LocalTarget) -> None:
+        self._in_flight.clear()
+        self.engine.scheduler.lose_target()
+        self.engine.target = fresh
+
+    def send(self, is_broken: bool = False) -> bool:
+        step = self.engine.scheduler.next_step(self._n_steps, len(self._in_flight))
+        if step is None:
+            return False
+        self._n_steps += 1
+        assert len(self._in_flight) < self._depth
+        requests = [self.engine.scheduler.find(work.seq) for work in step.work]
+        result = self._break(step) if is_broken else self.engine.target.step(step)
+        self._in_flight.append((step, result, requests))
+        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
+        self.most_chunks = max([self.most_chunks, *(request.in_flight for request in requests)])
+        return True
+
+    def _break(self, step: Step) -> StepResult:
+        """What a step that could not be run leaves of itself: something on the first stage, nothing behind it."""
+        stages = self.engine.target._stages  # type: ignore[attr-defined]
+        if step.work and step.step_id % 2:
+            stages[0].forward(step, None)
+        for stage in stages:
+            stage.admit(step)
+        return StepResult(step.step_id, [], 0.0, "broken")
+
+    def receive(self) -> bool:
+        if not self._in_flight:
+            return False
+        step, result, requests = self._in_flight.popleft()
+        if result.error:
+            self._fail(requests)
+            return True
+        progress = self.engine.scheduler.commit(step, result, requests)
+        self._check_told(progress)
+        turn = take_turn(progress, self.engine.scheduler)
+        for request in turn.finished:
+            self.engine.pool.end(request.seq)
+        self._turns.append(turn)
+        return True
+
+    def _fail(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.cancelled.add(self.requests.index(request))
+            self.engine.scheduler.fail(request)
+            self.engine.pool.end(request.seq)
+
+    def _check_told(self, progress: Sequence[Progress]) -> None:
+        """Outcomes of chunks tell of every position of a prompt once, in order."""
+        for p in progress:
+            if p.outcome is not None and p.outcome.prompt_top_ids is not None:
+                told = self.told.setdefault(p.sequence.seq, [])
+                assert p.outcome.prompt_start == sum(map(len, told))
+                told.append(p.outcome.prompt_top_ids)
+
+    def rows_of(self, index: int) -> IntArray:
+        """What a request's speculator was told of its prompt."""
+        told = self.told.get(self.requests[index].seq)
+        return np.concatenate(told) if told else np.zeros((0, 0), np.int32)
+
+    def draft(self) -> bool:
+        if not self._turns:
+            return False
+        turn = self._turns.popleft()
+        apply_drafts(turn, self.engine.pool.advance(turn.outcomes, turn.budgets), self.engine.scheduler)
+        return True
+
+    def tick(self, rng: random.Random) -> None:
+        """One thing that can happen, happens."""
+        actions = [self.send, self.receive, self.draft]
+        rng.shuffle(actions)
+        assert any(action() for action in actions), "stalled"
+
+    def finish(self, rng: random.Random) -> None:
+        while self.engine.scheduler.has_work or self._in_flight:
+            self.tick(rng)
+
+    def check(self, wanted: Sequence[list[int]]) -> None:
+        """Whoever was not cancelled wrote the right text; the others the beginning of it."""
+        for index, request in enumerate(self.requests):
+            output = request.tokens[request.n_prompt :]
+            assert request.state is State.FINISHED
+            assert output == wanted[index][: len(output)]
+            assert index in self.cancelled or output == wanted[index]
