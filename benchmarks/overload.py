@@ -7,8 +7,8 @@ admitted (p50, p99, from the intended arrival), goodput, failures. A text must b
 
     python -m benchmarks.overload --seconds 30
 
-The last line is one JSON document; exit status 1: an admitted request failed, a text differed, or at a factor above 1.5
-nobody was refused or a refusal had no Retry-After.
+The last line is one JSON document; exit status 1: an admitted request failed, a text differed, TTFT p99 of the admitted
+was above 1.5 times --max-wait, or at a factor above 1.5 nobody was refused or a refusal had no Retry-After.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from app.load.failures import TOO_MANY
 from benchmarks.load_runs import load
 from benchmarks.server_process import ServerProcess
 
+SLACK = 1.5  # expected waits are expectations
 HEAD = ("x capacity", "sent/s", "admitted", "refused (429)", "Retry-After s p50/max", "TTFT s p50/p99", "output tok/s")
 
 
@@ -88,8 +89,8 @@ def _s(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def wrong_with(row: dict[str, Any]) -> list[str]:
-    """Everything that must not be."""
+def wrong_with(row: dict[str, Any], longest_wait: float) -> list[str]:
+    """Everything that must not be; ``longest_wait`` bounds TTFT p99 of the admitted, in seconds."""
     name, wrong = f"at {row['factor']} x capacity", []
     if row["failed_otherwise"]:
         wrong.append(f"{name}: {row['failed_otherwise']} requests failed: {row['errors']}")
@@ -97,6 +98,8 @@ def wrong_with(row: dict[str, Any]) -> list[str]:
         wrong.append(f"{name}: texts differ: {row['differing']}")
     if row["factor"] > 1.5 and not row["refused"]:
         wrong.append(f"{name}: nobody was refused")
+    if (row["ttft_p99"] or 0.0) > longest_wait:
+        wrong.append(f"{name}: TTFT p99 is {row['ttft_p99']:.1f} s, more than {longest_wait:.1f}")
     if row["retry_after_told"] < row["refused"]:
         wrong.append(f"{name}: {row['refused'] - row['retry_after_told']} refusals without Retry-After")
     return wrong
@@ -115,7 +118,7 @@ def measure(settings: argparse.Namespace, url: str) -> dict[str, Any]:
         found = load(url, "--rate", round(rate, 3), "--arrivals", "poisson", "--duration", settings.seconds, *common)
         rows.append(row_of(factor, rate, found))
         print(line_of(rows[-1]), flush=True)
-    wrong = [what for row in rows for what in wrong_with(row)]
+    wrong = [what for row in rows for what in wrong_with(row, SLACK * settings.max_wait)]
     return {"capacity_requests_per_s": capacity, "rows": rows, "wrong": wrong}
 
 

@@ -4,12 +4,12 @@ Starts ``spectra serve`` with a pipeline of --stages and speculators in an actor
 undisturbed. Then every client asks its own question again and again (half greedy, half sampled, with six methods)
 while this happens, a phase at a time:
 
-    kill stage ..      SIGKILL the first stage, then the last
+    kill stage ..      SIGKILL every stage in turn
     kill target        the replica that owns the pipeline; its stages die with it
     kill speculator    drafts are missing until it is back
     kill router        the ingress hands what it has emitted to the new one
     kill ingress       breaks the connections: clients ask again with the same seed, as spectra load --retry does
-    stop stage         SIGSTOP: a hung process; found by a deadline, killed, replaced
+    stop stage         SIGSTOP one in the middle: a hung process; found by a deadline, killed, replaced
     stop speculator    SIGSTOP, woken at the end of the phase
     stop router        SIGSTOP: found by silence, replaced
 
@@ -18,7 +18,8 @@ Columns, in seconds after the blow:
     replaced           the victim has gone and another process of its kind is there
     not ready          from when to when /health said so
     longest pause      that any stream saw
-    recovered          when the last pause above 0.5 s ended: every stream flows again
+    recovered          when the last pause above 0.5 s ended: every stream flows again. After an ingress, clients must first
+                       be written again what they had before
 
 Exit status 1: a request failed for good, a text differs from the undisturbed one, a stream broke that should not,
 something was not replaced, or blocks, sessions or processes are left over. The last line of stdout is one JSON
@@ -45,6 +46,7 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO
 from benchmarks.chaos.blows import SPECULATOR, STAGE, Blow, alive, blows
+from benchmarks.chaos.cluster import Cluster
 from benchmarks.chaos.phases import Phase, go_through
 from benchmarks.chaos.report import report
 from benchmarks.chaos.streams import Streams
@@ -93,12 +95,14 @@ def server_of(settings: argparse.Namespace, folder: Path) -> ServerProcess:
 
 async def storm(settings: argparse.Namespace, streams: Streams, watch: Watch) -> list[Phase]:
     """All blows, with the streams running."""
+    cluster = Cluster()
     async with watch:
         running = asyncio.create_task(streams.run())
         every = tqdm(chosen(settings), desc="blows", file=sys.stderr)
-        phases = [await go_through(blow, streams, watch, settings.calm) for blow in every]
+        phases = [await go_through(blow, streams, watch, cluster, settings.calm) for blow in every]
         streams.stop()
         await running
+    cluster.leave()
     return phases
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class Blow:
     Args:
         name: as tables show it.
         victim: beginning of the process title.
-        place: which of several, oldest first.
+        place: which stage; of other kinds there is one.
         number: the signal.
         breaks_streams: clients lose their connections, so answers may be asked for again.
         wakes: it is sent SIGCONT when its phase ends: nobody replaces it, and nobody has to.
@@ -33,15 +34,15 @@ class Blow:
 
 
 def blows(stages: int) -> list[Blow]:
-    """One SIGKILL of each kind of process in turn, then stopped ones that nobody wakes."""
-    kills = [Blow(f"kill stage {i}", STAGE, i) for i in {0: None, stages - 1: None}]
+    """One SIGKILL of each kind of process in turn, of every stage, then stopped ones that nobody wakes."""
+    kills = [Blow(f"kill stage {i}", STAGE, i) for i in range(stages)]
     return [
         *kills,
         Blow("kill target", TARGET),
         Blow("kill speculator", SPECULATOR),
         Blow("kill router", ROUTER),
         Blow("kill ingress", INGRESS, breaks_streams=True),
-        Blow("stop stage", STAGE, stages - 1, signal.SIGSTOP),
+        Blow("stop stage", STAGE, stages // 2, signal.SIGSTOP),
         Blow("stop speculator", SPECULATOR, number=signal.SIGSTOP, wakes=True),
         Blow("stop router", ROUTER, number=signal.SIGSTOP),
     ]
@@ -67,14 +68,14 @@ def alive(root: int, victim: str) -> list[psutil.Process]:
     return [process for process in processes(root) if title(process).startswith(victim)]
 
 
-def strike(root: int, blow: Blow) -> int:
-    """Send the signal; returns the process id it went to.
+def strike(root: int, blow: Blow, stages: list[int]) -> int:
+    """Send the signal; returns the process id it went to. ``stages`` are the pids of the stages, first to last.
 
     Raises:
         RuntimeError: there is no such process.
     """
-    found = alive(root, blow.victim)
+    found = stages if blow.victim == STAGE else [process.pid for process in alive(root, blow.victim)]
     if len(found) <= blow.place:
         raise RuntimeError(f"{blow.name}: {len(found)} processes are called {blow.victim}")
-    found[blow.place].send_signal(blow.number)
-    return found[blow.place].pid
+    os.kill(found[blow.place], blow.number)
+    return found[blow.place]

@@ -11,6 +11,7 @@ from itertools import pairwise
 import psutil
 
 from benchmarks.chaos.blows import Blow, alive, strike, title
+from benchmarks.chaos.cluster import Cluster
 from benchmarks.chaos.streams import Streams, chunk_times
 from benchmarks.chaos.watch import Look, Watch
 
@@ -32,12 +33,13 @@ class Phase:
     notes: list[str] = field(default_factory=list)
 
 
-async def go_through(blow: Blow, streams: Streams, watch: Watch, calm: float) -> Phase:
+async def go_through(blow: Blow, streams: Streams, watch: Watch, cluster: Cluster, calm: float) -> Phase:
     """Wait for a moment in which all clients get text, strike, and wait until they do again, plus ``calm`` seconds."""
     await streams.all_flow(FLOW_S)
+    stages, n_before = await cluster.stage_pids(), len(alive(watch.root, blow.victim))
     phase = Phase(blow, time.monotonic())
-    phase.pid = strike(watch.root, blow)
-    replacing = asyncio.create_task(_replaced(phase, watch.root))
+    phase.pid = strike(watch.root, blow, stages)
+    replacing = asyncio.create_task(_replaced(phase, watch.root, n_before))
     await asyncio.sleep(0.3)  # what was on its way has arrived
     phase.flowed = await streams.all_flow(FLOW_S)
     phase.replaced = await replacing
@@ -52,11 +54,10 @@ async def go_through(blow: Blow, streams: Streams, watch: Watch, calm: float) ->
     return phase
 
 
-async def _replaced(phase: Phase, root: int) -> float | None:
+async def _replaced(phase: Phase, root: int, wanted: int) -> float | None:
     """Seconds until the victim has gone and as many of its kind as before are there; None: not, or not expected."""
     if phase.blow.wakes:
         return None
-    wanted = phase.blow.place + 1
     while time.monotonic() < phase.struck + FLOW_S:
         others = [process for process in alive(root, phase.blow.victim) if process.pid != phase.pid]
         if len(others) >= wanted and not _exists(phase.pid):
