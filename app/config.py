@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from app.cache import cache_folder
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.drafter import drafter_path
+from app.idle_flags import check_idle_flags
 from app.libraries import LibraryAt, builtin_library, checked_place, library_at
 from app.simulation import simulated_defaults, simulation_of
 from app.split import check_split_flags, stage_memory
@@ -90,7 +91,9 @@ class ServeConfig(BaseModel):
     max_sequences: Annotated[int, Field(ge=1)] = Field(64, description="sequences decoded side by side")
     max_waiting: Annotated[int, Field(ge=1)] = Field(256, description="requests queued before 429")
     max_wait: Annotated[float, Field(gt=0)] | None = Field(
-        60.0, description="seconds a request may be expected to wait for its start before it is answered with 429"
+        60.0,
+        description="seconds a request may be expected to wait for its start before it is answered with 429; tenants "
+        "(the request's user) take turns, so whoever lets clients choose user freely lets them choose their share",
     )
     max_step_rows: Annotated[int, Field(ge=1)] = Field(2048, description="tokens and nodes of one step")
     prefill_chunk: Annotated[int, Field(ge=1)] = Field(512, description="prompt tokens per step, at most")
@@ -199,6 +202,7 @@ class ServeConfig(BaseModel):
         if self.simulate_answers is not None and self.simulate is None:
             raise ValueError("simulate_answers goes with simulate, which says how long a stage takes")
         check_split_flags(self.layer_split, self.stage_memory_gib, self.stages)
+        check_idle_flags(self)
         for name in self.live_namespaces:
             if not is_namespace(name):
                 raise ValueError(

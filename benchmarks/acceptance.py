@@ -31,6 +31,7 @@ from benchmarks.acceptance_rows import Row, draft_rows, retrieval_rows, rows
 from benchmarks.prompt_sets import questions
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
+from engine.scheduler import SchedulerOptions
 from engine.target import LocalTarget, TargetOptions
 from retrieval_store.corpus import read_documents
 from retrieval_store.library import FixedLibrary, Library
@@ -96,7 +97,8 @@ def run_row(
     done: dict[str, list[Completion]] = {}
     kept = SpeculatorPool(options) if row.warm else None
     for kind, ids in prompts.items():
-        engine = Engine(target, SpeculatorPool(options) if kept is None else kept)
+        pool = SpeculatorPool(options) if kept is None else kept
+        engine = Engine(target, pool, SchedulerOptions(prefix_cache=False))
         jobs = [Job(prompt, params, row.method, row.max_nodes) for prompt in ids]
         finished: dict[int, Completion] = {}
         for index, completion in engine.run(jobs, 1 if row.warm else batch):

@@ -36,6 +36,7 @@ from app.tokenizers import load_tokenizer
 from benchmarks.prompt_sets import questions
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
+from engine.scheduler import SchedulerOptions
 from engine.target import LocalTarget, TargetOptions
 from speculators.draft_model import DraftModelConfig
 from speculators.pld import PldConfig
@@ -183,7 +184,7 @@ def ours(drafter: str, is_sampled: bool) -> dict[str, Ours]:
 def run_ours(target: LocalTarget, row: Ours, prompts: Sequence[list[int]], params: SamplingParams) -> Result:
     """All prompts, one after the other, state cold."""
     result = Result()
-    engine = Engine(target, SpeculatorPool(row.options))
+    engine = Engine(target, SpeculatorPool(row.options), SchedulerOptions(prefix_cache=False))
     engine.complete(Job(prompts[0], params, row.method))  # loads the small model
     _time(engine.pool, "advance", result.drafting)
     _time(target, "step", result.scoring)

@@ -59,7 +59,10 @@ async def _together(router: Router, prompts: Sequence[list[int]], method: str, n
 def over_http(profile: str, stages: int, runs: Sequence[tuple[str, int]], n: int) -> Rates:
     """The same through the server."""
     vocab_size = 4096  # of the demo model
-    served = Served(DEMO_TARGET, ("--simulate", profile, "--stages", str(stages), "--method", "autoregressive"))
+    served = Served(
+        DEMO_TARGET,
+        ("--simulate", profile, "--stages", str(stages), "--method", "autoregressive", "--prefix-cache", "false"),
+    )
     found: Rates = {}
     try:
         for method, streams in runs:

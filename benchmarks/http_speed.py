@@ -35,6 +35,7 @@ from app.tokenizers import load_tokenizer
 from benchmarks.prompt_sets import questions
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
+from engine.scheduler import SchedulerOptions
 from engine.target import LocalTarget, TargetOptions
 from speculators.pool import SpeculatorPool
 
@@ -122,7 +123,7 @@ def one_by_one(
     served: Served, target: LocalTarget, prompts: Sequence[list[int]], method: str, n: int
 ) -> dict[str, float]:
     """Streamed HTTP and offline in turn, prompt by prompt; total tokens over total time, and the median ratio."""
-    engine = Engine(target, SpeculatorPool())
+    engine = Engine(target, SpeculatorPool(), SchedulerOptions(prefix_cache=False))
     params = SamplingParams(max_tokens=n)
     times: list[tuple[float, float]] = []
     for prompt in tqdm([prompts[0], *prompts], desc=f"concurrency 1, {method}", file=sys.stderr):
@@ -156,7 +157,7 @@ def main() -> None:
     turns = [question.turns[0] for kind in chosen.values() for question in kind]
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": turn}])[:512] for turn in turns]
     n = arguments.max_new_tokens
-    served = Served(arguments.model)
+    served = Served(arguments.model, ("--prefix-cache", "false"))
     try:
         document = measure(served, arguments.model, prompts, arguments.methods.split(","), n)
     finally:

@@ -10,14 +10,16 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.options import RouterOptions
-from deployments.pace import Pace, seconds_until_a_place
-from deployments.pipeline import Pipeline
+from deployments.pace import Pace
+from deployments.pipeline import Pipeline, TargetHungError
+from deployments.quarantine import MOST_LOSSES, Losses, Quarantine
 from deployments.step_watch import StepWatch
+from deployments.suspicion import Suspect, report
 from engine.errors import TargetLostError
 from engine.progress import Progress
 from engine.scheduler import Scheduler
@@ -30,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1  # pause between two attempts to reach a pipeline
 LOOK_S = 0.25  # between two looks at the steps in flight
-REPORT_S = 5.0  # that a report of a pipeline that hangs may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Home:
 
     name: str  # in metrics, logs and health
     connect: Callable[[], Awaitable[Pipeline]]  # waits for one to come up; called again when it is lost
-    suspect: Callable[[str], Awaitable[None]] | None = None  # takes the reason; its owner then looks at the stages
+    suspect: Suspect | None = None  # its owner then looks at the stages
 
 
 class Host(Protocol):
@@ -55,7 +56,7 @@ class Host(Protocol):
         """The target could not run a step with this sequence in it."""
 
     def came_up(self, lane: Lane) -> None:
-        """Its pipeline is connected."""
+        """Its pipeline answers."""
 
     def went_down(self, lane: Lane, n_running: int) -> None:
         """Its pipeline is lost; ``n_running`` sequences will be prefilled again."""
@@ -80,11 +81,11 @@ class Lane:
     ) -> None:
         self.home = home
         self.scheduler = Scheduler(info, options.scheduler, costs)
+        self.quarantine = Quarantine(self.scheduler)
         self.pace = Pace()
         self.pipeline: Pipeline | None = None
         self.n_lost = 0
         self._lost_at: float | None = None  # until the first answer after a loss
-        self._info = info
         self._options = options
         self._host = host
         self._watch = StepWatch(options.step_deadline, costs)
@@ -114,10 +115,11 @@ class Lane:
         if self.pipeline is not None:
             self.pipeline.close()
             self.pipeline = None
+            await asyncio.sleep(0)  # its task ends
 
     @property
     def is_up(self) -> bool:
-        """Whether a pipeline is connected."""
+        """Whether a pipeline is connected, and has answered."""
         return self.pipeline is not None
 
     @property
@@ -128,45 +130,42 @@ class Lane:
     # -- sequences -----------------------------------------------------------------------------------------------
 
     @property
+    def sequences(self) -> Collection[Sequence]:
+        """All that are not finished, held back or not; for reading at once."""
+        live, held = self.scheduler.sequences, self.quarantine.held
+        return [*live, *held] if held else live
+
+    @property
+    def n_waiting(self) -> int:
+        """Sequences that own no blocks."""
+        return self.scheduler.n_waiting + len(self.quarantine.held)
+
+    @property
     def load(self) -> float:
         """Tokens of work that are queued or running: still to be read, and still to be written as far as is known."""
-        return sum(map(self.work_of, self.scheduler.sequences))
+        return sum(map(self.work_of, self.sequences))
 
     def work_of(self, sequence: Sequence) -> float:
         """Tokens that a sequence still has to have read and written."""
         return max(0, sequence.n_prefill - sequence.n_cached) + self.pace.expected_output(sequence)
 
-    def expected_wait(self, sequence: Sequence) -> float | None:
-        """Seconds until a newcomer would start, by what is ahead of it; None while nothing is known."""
-        if not self.pace.is_known:
-            return None
-        ahead = [self.pace.remaining(other) for other in self.scheduler.ahead_of(sequence)]
-        running = [self.pace.remaining(other) for other in self.scheduler.running]
-        return seconds_until_a_place(max(self._n_places(sequence), len(running)), running, ahead)
-
-    def _n_places(self, newcomer: Sequence) -> int:
-        """Sequences that can run side by side: so many are allowed, and so many of the present length fit."""
-        live = [newcomer, *self.scheduler.sequences]
-        tokens = sum(len(sequence.tokens) + self.pace.expected_output(sequence) for sequence in live)
-        fit = self._info.n_blocks * self._info.block_size * len(live) / tokens
-        return max(1, min(self._options.scheduler.max_sequences, int(fit)))
-
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence."""
+        self.quarantine.forget(sequence)
         self.scheduler.cancel(sequence)
         self.pace.forget(sequence.seq)
 
-    def withdraw(self, sequence: Sequence) -> None:
-        """Give a sequence that is in no step away."""
-        self.scheduler.withdraw(sequence)
+    def withdraw(self, sequence: Sequence) -> Losses | None:
+        """Give a sequence that is in no step away, and what is held against it."""
         self.pace.forget(sequence.seq)
+        return self.quarantine.withdraw(sequence)
 
     def figures(self) -> dict[str, int | bool]:
         """For health checks."""
         return {
             "up": self.is_up,
             "running": self.scheduler.n_running,
-            "waiting": self.scheduler.n_waiting,
+            "waiting": self.n_waiting,
             "free_blocks": self.scheduler.blocks.n_free,
             "steps_in_flight": self.n_in_flight,
             "pipelines_lost": self.n_lost,
@@ -190,16 +189,36 @@ class Lane:
             await asyncio.sleep(RECONNECT_S)
 
     async def _connect(self) -> None:
-        self.pipeline = await self.home.connect()
         # Numbers of their own for each connection: an answer to somebody else's step must not pass for one.
         self._next_step += 1 + secrets.randbits(48)
+        pipeline = await self.home.connect()
+        try:
+            await self._probe(pipeline)
+        except BaseException:  # cancellation too
+            pipeline.close()
+            raise
+        self.pipeline = pipeline
         self._suspicion = ""
         self._watch.restart(time.monotonic())
         self._host.came_up(self)
         self.dispatch()
 
+    async def _probe(self, pipeline: Pipeline) -> None:
+        """A step without work must come through first: a connection alone says nothing of the stages between, and
+        nobody whose sequence is not in flight can be blamed for a pipeline that hangs already."""
+        step = Step(self._next_step, [])
+        self._next_step += 1
+        try:
+            await pipeline.ask(step, self._watch.cold)
+        except TargetHungError as error:
+            self._spawn(report(self.home.suspect, self.home.name, str(error)))
+            raise
+
     def _lose_pipeline(self) -> None:
-        """Live sequences go back to the queue; the next pipeline prefills them from prompt and output."""
+        """Live sequences go back to the queue; the next pipeline prefills them from prompt and output.
+
+        Except one that the target has not survived again and again, the last time alone.
+        """
         if self.pipeline is None:
             return
         self.pipeline.close()
@@ -207,15 +226,18 @@ class Lane:
         self.n_lost += 1
         if self._lost_at is None:
             self._lost_at = time.monotonic()
+        involved = {sequence.seq: sequence for _, sequences in self._in_flight.values() for sequence in sequences}
+        guilty = self.quarantine.lost(involved.values())
         self._in_flight.clear()
         n_running = self.scheduler.n_running
         self.scheduler.lose_target()
         self.pace.forget_all()
         self._host.went_down(self, n_running)
+        self._fail(guilty, f"the target was lost {MOST_LOSSES} times while it ran this request, the last time alone")
 
     def dispatch(self) -> None:
         """Keep every stage busy: send steps while the scheduler has any to send now."""
-        while self.pipeline is not None:
+        while self.pipeline is not None and self.quarantine.may_send():
             step = self.scheduler.next_step(self._next_step, len(self._in_flight))
             if step is None:
                 return
@@ -240,6 +262,8 @@ class Lane:
             return
         try:
             progress = self.scheduler.commit(step, result, sequences)
+            for p in progress:
+                self.quarantine.answered(p.sequence)
             self._host.draft(self, progress)
         except Exception:
             self._fail(sequences, "the step's answer could not be taken in")
@@ -263,6 +287,7 @@ class Lane:
     def _fail(self, sequences: list[Sequence], error: str) -> None:
         """A step the target could not run takes its own sequences with it, no others."""
         for sequence in sequences:
+            self.quarantine.forget(sequence)
             self.scheduler.fail(sequence)
             self.pace.forget(sequence.seq)
             self._host.fail(sequence, error)
@@ -277,17 +302,10 @@ class Lane:
             await asyncio.sleep(pause)
             late = time.monotonic() - began - pause
             if late > pause:  # this process was held up: that is not the pipeline's fault
-                self._watch.excuse(late)
+                self._watch.excuse(late, time.monotonic())
             reason = self._watch.overdue(time.monotonic())
             if self.pipeline is not None and reason and not self._suspicion:
                 self._suspicion = reason
+                self._watch.suspected()
                 self.pipeline.close()  # ``_run`` sees it as lost
-                self._spawn(self._report(reason))
-
-    async def _report(self, reason: str) -> None:
-        if self.home.suspect is None:
-            return
-        try:
-            await asyncio.wait_for(self.home.suspect(reason), REPORT_S)
-        except Exception as error:  # its owner may be gone as well: then it is being replaced already
-            logger.warning("%s could not be told that it is suspected: %s", self.home.name, error)
+                self._spawn(report(self.home.suspect, self.home.name, reason))

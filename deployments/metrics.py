@@ -155,7 +155,7 @@ class RouterMetrics:
         schedulers = [lane.scheduler for lane in lanes]
         n_free = sum(scheduler.blocks.n_free for scheduler in schedulers)
         self._running.set(sum(scheduler.n_running for scheduler in schedulers))
-        self._waiting.set(sum(scheduler.n_waiting for scheduler in schedulers))
+        self._waiting.set(sum(lane.n_waiting for lane in lanes))
         self._kv_usage.set(1 - n_free / sum(scheduler.blocks.n_blocks for scheduler in schedulers))
         self._in_flight.set(sum(lane.n_in_flight for lane in lanes))
         self._up.set(sum(lane.is_up for lane in lanes))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from deployments.lane import Lane
 from deployments.metrics import RouterMetrics
+from deployments.quarantine import turn
 from deployments.sessions import Sessions
 from engine.sequence import Sequence as Request
 from engine.sequence import State
@@ -69,7 +70,7 @@ class Moves:
         loads = {other: other.load for other in self._lanes if other.is_up}
         if lane.is_up or not loads:
             return
-        leaving = sorted(lane.scheduler.sequences, key=_turn)
+        leaving = sorted(lane.sequences, key=turn)
         if leaving:
             logger.warning("%s is without a pipeline: %d sequences move", lane.home.name, len(leaving))
         for sequence in leaving:
@@ -80,10 +81,15 @@ class Moves:
             other.dispatch()
 
     def _share(self, busy: Lane, idle: Lane) -> None:
-        """The latest of those that wait in a busy lane go to an idle one, until both have the same work."""
+        """The latest of those that wait in a busy lane go to an idle one, until both have the same work.
+
+        Not those that may cost it its pipeline.
+        """
         more = busy.load - idle.load
-        waiting = [sequence for sequence in busy.scheduler.sequences if sequence.state is State.WAITING]
-        for sequence in sorted(waiting, key=_turn, reverse=True):
+        waiting = [
+            one for one in busy.sequences if one.state is State.WAITING and not busy.quarantine.is_suspected(one)
+        ]
+        for sequence in sorted(waiting, key=turn, reverse=True):
             work = busy.work_of(sequence)
             if work >= more:
                 break
@@ -92,13 +98,8 @@ class Moves:
         idle.dispatch()
 
     def _move(self, sequence: Request, lane: Lane, to: Lane) -> None:
-        lane.withdraw(sequence)
-        to.scheduler.adopt(sequence)
+        to.quarantine.adopt(sequence, lane.withdraw(sequence))
         session = self._sessions.find(sequence.seq)
         if session is not None:
             session.lane = to
         self._metrics.count_moved()
-
-
-def _turn(sequence: Request) -> tuple[int, int]:
-    return sequence.priority, sequence.seq

@@ -86,16 +86,18 @@ class Pace:
         return unread * per_prompt + self.expected_output(sequence) * per_output
 
 
-def seconds_until_a_place(n_places: int, running: Iterable[float], ahead: Iterable[float]) -> float:
-    """When one of ``n_places`` is free for a newcomer.
+def seconds_until_a_place(n_places: int, running: Iterable[float], queue: Iterable[float]) -> list[float]:
+    """When one of ``n_places`` is free for a newcomer behind none, one, two .. all of a queue.
 
     Args:
         n_places: sequences that can run side by side; at least one, and at least those that run.
         running: seconds until each of those that run is done.
-        ahead: seconds each of those that wait before the newcomer will take.
+        queue: seconds each of those that wait will take, in order.
     """
     free_at = sorted(running)
     free_at = [0.0] * max(0, n_places - len(free_at)) + free_at  # sorted: a heap
-    for seconds in ahead:
+    waits = [free_at[0]]
+    for seconds in queue:
         heapq.heapreplace(free_at, free_at[0] + seconds)
-    return free_at[0]
+        waits.append(free_at[0])
+    return waits

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from deployments.channel import AsyncChannel
 from deployments.frames import encode_frame
+from deployments.options import RouterOptions
 from deployments.stage_worker import RESULTS, STEPS
+from deployments.step_watch import TIMES_COLD
+from deployments.suspicion import Suspect, report
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult, decode_result
 from engine.step_cost import StepCosts, read_costs, write_costs
@@ -22,6 +26,11 @@ from engine.target import TargetInfo
 logger = logging.getLogger(__name__)
 
 MEASURE_ATTEMPTS = 3  # to time the target's steps at start
+STEP_DEADLINE = RouterOptions().step_deadline  # seconds
+
+
+class TargetHungError(TargetLostError):
+    """A step was not answered in time, though the connections stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,7 @@ class Endpoints:
 
     first: str  # address of the first stage: steps go in here
     last: str  # address of the last stage: results come out here
-    secret: bytes
+    secret: bytes = field(repr=False)
     info: TargetInfo
     generation: int = 0  # grows when stages were replaced
 
@@ -42,6 +51,20 @@ class Pipeline:
         self.endpoints = endpoints
         self._steps = steps
         self._results = results
+        self._broken = ""  # why steps do not arrive any more
+        self._watch = asyncio.get_running_loop().create_task(self._watch_steps())
+
+    async def _watch_steps(self) -> None:
+        """Nothing ever comes back on the way of the steps but its end; then ``receive`` must not wait any longer.
+
+        The last stage may know of no loss: a stage between that never answered has never connected to it.
+        """
+        try:
+            await self._steps.receive()
+            self._broken = "the first stage sent something on the channel of the steps"
+        except TargetLostError as error:
+            self._broken = f"the first stage is lost: {error}"
+        self._results.close()
 
     @classmethod
     async def connect(cls, endpoints: Endpoints) -> Pipeline:
@@ -62,29 +85,51 @@ class Pipeline:
         """The next result; raises TargetLostError when the pipeline is gone."""
         try:
             return decode_result(await self._results.receive())
+        except TargetLostError as error:
+            raise TargetLostError(self._broken or str(error)) from error
         except msgspec.DecodeError as error:
             raise TargetLostError(f"the target sent what is no result: {error}") from error
 
+    async def ask(self, step: Step, limit: float) -> StepResult:
+        """Send a step through an idle pipeline and wait for its answer.
+
+        Raises:
+            TargetHungError: there is none within ``limit`` seconds.
+            TargetLostError: the pipeline is gone, failed the step, or answered another one.
+        """
+        self.send(step)
+        try:
+            async with asyncio.timeout(limit):
+                result = await self.receive()
+        except TimeoutError as error:
+            raise TargetHungError(f"step {step.step_id} of an idle pipeline was not answered in {limit:g} s") from error
+        if result.error:
+            raise TargetLostError(f"the target failed step {step.step_id}: {result.error}")
+        if result.step_id != step.step_id:
+            raise TargetLostError(f"the target answered step {result.step_id} instead of {step.step_id}")
+        return result
+
     def close(self) -> None:
         """Drop both connections."""
+        self._watch.cancel()
         self._steps.close()
         self._results.close()
 
 
-async def measure_pipeline(pipeline: Pipeline, info: TargetInfo) -> StepCosts:
+async def measure_pipeline(
+    pipeline: Pipeline, info: TargetInfo, limit: float = STEP_DEADLINE * TIMES_COLD
+) -> StepCosts:
     """Step times as the router sees them, channels included; the pipeline must be idle and is empty afterwards.
 
     Raises:
+        TargetHungError: a step was not answered within ``limit`` seconds.
         TargetLostError: the pipeline is gone, or failed a step.
     """
     steps = measurement(info)
     step = next(steps)
     while True:
         began = time.perf_counter()
-        pipeline.send(step)
-        result = await pipeline.receive()
-        if result.error:
-            raise TargetLostError(f"the target failed a step that was to be timed: {result.error}")
+        await pipeline.ask(step, limit)
         try:
             step = steps.send(time.perf_counter() - began)
         except StopIteration as done:
@@ -92,10 +137,23 @@ async def measure_pipeline(pipeline: Pipeline, info: TargetInfo) -> StepCosts:
             return costs
 
 
-async def step_costs(connect: Callable[[], Awaitable[Pipeline]], file: str, info: TargetInfo) -> StepCosts | None:
+async def step_costs(
+    connect: Callable[[], Awaitable[Pipeline]],
+    file: str,
+    info: TargetInfo,
+    deadline: float = STEP_DEADLINE,
+    suspect: Suspect | None = None,
+) -> StepCosts | None:
     """Step times of a target on this machine: from an earlier start, or measured now on a pipeline nobody else uses.
 
-    None for a target that fails or dies of it every time: ``auto`` then counts nodes as free.
+    None for a target that fails, hangs or dies of it every time: ``auto`` then counts nodes as free.
+
+    Args:
+        connect: waits for a pipeline.
+        file: where times are kept; "": nowhere.
+        info: of the target.
+        deadline: seconds a step may take; on a pipeline that is being measured ``TIMES_COLD`` times as long.
+        suspect: is told of a pipeline that does not answer in time.
     """
     known = read_costs(Path(file)) if file else None
     if known is not None:
@@ -103,7 +161,11 @@ async def step_costs(connect: Callable[[], Awaitable[Pipeline]], file: str, info
     for _ in range(MEASURE_ATTEMPTS):
         pipeline = await connect()
         try:
-            costs = await measure_pipeline(pipeline, info)
+            costs = await measure_pipeline(pipeline, info, deadline * TIMES_COLD)
+        except TargetHungError as error:
+            logger.warning("the pipeline hung while it was measured: %s", error)
+            await report(suspect, "the pipeline", str(error))
+            continue
         except TargetLostError as error:
             logger.warning("the pipeline was lost while it was measured: %s", error)
             continue

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from deployments.channel import Channel, UnauthenticatedError, listen
 
 ACCEPT_AGAIN_S = 0.05  # pause after a connection that could not be taken
+MAX_STRANGERS = 64  # peers of one address that have not proved themselves yet
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +48,31 @@ class Reception:
             server.close()
 
     def _accept(self, server: socket.socket) -> None:
+        room = threading.Semaphore(MAX_STRANGERS)  # an address each: who floods TCP keeps no neighbour of this node out
         while not self._closing:
             try:
                 connection, _ = server.accept()
             except OSError:  # closed, or a peer that went at once, or no file descriptor left
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
+            if not room.acquire(blocking=False):
+                connection.close()
+                continue
             # A thread each: a stranger who connects and says nothing must not keep the router waiting.
-            threading.Thread(target=self._welcome, args=(connection,), name="stage-welcome", daemon=True).start()
+            thread = threading.Thread(target=self._welcome, args=(connection, room), name="stage-welcome", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread left: the next peer may find one
+                logger.warning("connection refused: %s", error)
+                room.release()
+                connection.close()
+                time.sleep(ACCEPT_AGAIN_S)
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _welcome(self, connection: socket.socket, room: threading.Semaphore) -> None:
         try:
             Channel.accept(connection, self._secret, self._register)
-        except UnauthenticatedError as error:
+        except (UnauthenticatedError, RuntimeError) as error:  # the latter: no thread left for what it is there for
             logger.warning("connection refused: %s", error)
+            connection.close()
+        finally:
+            room.release()

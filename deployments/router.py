@@ -107,7 +107,7 @@ class Router:
         figures: dict[str, int | bool] = {
             "ready": self.is_ready,
             "running": sum(scheduler.n_running for scheduler in schedulers),
-            "waiting": sum(scheduler.n_waiting for scheduler in schedulers),
+            "waiting": sum(lane.n_waiting for lane in self.lanes),
             "free_blocks": sum(scheduler.blocks.n_free for scheduler in schedulers),
             "blocks": sum(scheduler.blocks.n_blocks for scheduler in schedulers),
             "sessions": len(self._sessions),

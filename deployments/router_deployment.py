@@ -60,13 +60,14 @@ class RouterDeployment:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
             speculators = self._retrieval.speculators
         homes = [TargetHome(target) for target in targets]
+        self._homes = homes
         compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
         first, endpoints = await first_endpoints(homes)
         info = endpoints.info
         self._aliases = aliases
         self._created = int(time.time())
         await compiling  # before steps are timed
-        costs = await step_costs(first.connect, options.cost_file, info)
+        costs = await step_costs(first.connect, options.cost_file, info, options.step_deadline, first.suspect)
         drafter = _make_drafter(replace(speculators, step_costs=costs), placement, info)
         check_needs(drafter.needs(options.method), info.spec)  # a default nobody could use must not come up
         learn = None if self._retrieval is None else self._retrieval.learn
@@ -107,7 +108,8 @@ class RouterDeployment:
         detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}
         detail |= {name: value for name, value in state.items() if name != "ready"}
         detail |= {} if self._retrieval is None else self._retrieval.detail()
-        return Health(ok=ready, reason="" if ready else "no pipeline is up", detail=detail)
+        trouble = "; ".join(home.trouble for home in self._homes if home.trouble)
+        return Health(ok=ready, reason="" if ready else trouble or "no pipeline is up", detail=detail)
 
     async def metrics(self) -> str:
         """Prometheus exposition text."""

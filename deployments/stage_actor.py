@@ -14,7 +14,7 @@ import torch
 from deployments.places import Place, Reach
 from deployments.socket_folder import SocketFolder
 from deployments.stage_worker import StageWorker
-from engine.errors import SpectraError, TargetLostError, UnsupportedModelError
+from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
 from engine.model.shard import LayerRange
 from engine.stage_like import StageLike
 from engine.stage_loading import load_stage
@@ -116,20 +116,31 @@ class StageActor:
 
         Raises:
             TargetLostError: the process lives, but its loop has ended.
+            ConfigError: it cannot be linked to a neighbour as ``transport`` says, now or later.
         """
         if self._stage is None or self._worker is None:
             return Pulse(0, 0.0)
+        self._check_links()
         if not self._worker.is_alive:
             raise TargetLostError("the stage's loop has ended; its log says why")
         since = self._worker.busy_since
         return Pulse(self._stage.n_sequences, 0.0 if since is None else time.monotonic() - since)
 
     def hold(self) -> str:
-        """Returns once the loop has ended; whoever waits for it hears of the process's death at once."""
+        """Returns once the loop has ended; whoever waits for it hears of the process's death at once.
+
+        Raises:
+            ConfigError: like ``ping``.
+        """
         pause = threading.Event()
         while self._worker is None or self._worker.is_alive:
             pause.wait(LOOK_S)
+            self._check_links()
         return "its loop has ended; its log says why"
+
+    def _check_links(self) -> None:
+        if self._worker is not None and self._worker.fault:
+            raise ConfigError(self._worker.fault)
 
     def leave(self) -> None:
         """Stop listening and leave nothing behind."""

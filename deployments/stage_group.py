@@ -22,11 +22,13 @@ from ray.exceptions import RayError
 from deployments.pipeline import Endpoints
 from deployments.places import Reach
 from deployments.stage_handle import StageHandle, reason_of
+from deployments.trial import pass_a_step
 from engine.errors import ConfigError, TargetLostError
 from engine.target import TargetInfo
 
 MAX_STARTS = 2  # of one stage within one replacement; then the pipeline is given up
 WAIT_S = 30.0  # that a question for the endpoints waits for a replacement
+MAX_TRIALS = 3  # of a pipeline that has just come up
 SUSPECT_S = 1.0  # a suspected stage must answer within; and its loop may be inside one step so long
 LEAVE_S = 2.0  # for stages to clean up behind themselves
 
@@ -69,13 +71,14 @@ class StageGroup:
         """Let all stages load side by side and connect them; supervise them from then on.
 
         Raises:
-            TargetLostError: a stage did not come up; none is left running.
+            TargetLostError: a stage did not come up, or passes no step on; none is left running.
             ConfigError: stages cannot reach each other by the transport that was asked for.
         """
         try:
             await asyncio.gather(*(self._come_up(i) for i in range(len(self._stages))))
             if lost := await self._connect():
                 raise TargetLostError("; ".join(f"{self._stages[i].name}: {why}" for i, why in lost.items()))
+            await self._try_out()
         except BaseException:
             for stage in self._stages:
                 stage.kill()
@@ -91,6 +94,7 @@ class StageGroup:
 
         Raises:
             TargetLostError: the replacement takes longer than a question can wait, or was given up.
+            ConfigError: the option ``transport`` has no way to that node.
         """
         self.check()
         with contextlib.suppress(TimeoutError):
@@ -98,9 +102,15 @@ class StageGroup:
         self.check()
         if not self._whole.is_set():
             raise TargetLostError("a stage is being replaced")
+        return self._endpoints(node)
+
+    def _endpoints(self, node: str) -> Endpoints:
         first, last = self._reach(0).seen_from(node), self._reach(-1).seen_from(node)
         if not (first and last):
-            raise TargetLostError("transport is unix, but the router is on another node than the first or last stage")
+            raise ConfigError(
+                "transport (--transport) is unix, but the router is on another node than the first or last stage; "
+                "auto and tcp work there"
+            )
         return Endpoints(first, last, self._secret, self._info, self._generation)
 
     def check(self) -> None:
@@ -138,6 +148,8 @@ class StageGroup:
             return
         stages = list(self._stages)
         pulses = await asyncio.gather(*(stage.pulse(SUSPECT_S) for stage in stages), return_exceptions=True)
+        if any(isinstance(pulse, ConfigError) for pulse in pulses):
+            return  # its watch tells the same, and why
         silent = [stage for stage, pulse in zip(stages, pulses, strict=True) if isinstance(pulse, BaseException)]
         for stage in silent:
             stage.condemn(f"suspected ({reason}), it did not answer within {SUSPECT_S:g} s")
@@ -175,6 +187,7 @@ class StageGroup:
         starts: Counter[int] = Counter()
         lost = dict(reasons)
         while lost:
+            self._check_links()
             for i, why in lost.items():
                 _say(logging.WARNING, "%s is lost and will be replaced: %s", self._stages[i].name, why)
                 reasons.setdefault(i, why)
@@ -185,6 +198,27 @@ class StageGroup:
             lost = self._found_lost() | {i: why for i, why in failed.items() if why}
             if not lost:
                 lost = await self._connect()
+
+    def _check_links(self) -> None:
+        """Raises ConfigError when stages can never be linked as they were told to be: replacing any is in vain."""
+        for watch in self._watches:
+            error = watch.exception() if watch.done() and not watch.cancelled() else None
+            if isinstance(error, ConfigError):
+                raise error
+
+    async def _try_out(self) -> None:
+        """A step through all stages: what keeps links from being built shows now, and not with every connection."""
+        for left in reversed(range(MAX_TRIALS)):
+            try:
+                await pass_a_step(self._endpoints(self._reach(0).node))
+                return
+            except TargetLostError as error:
+                pulses = await asyncio.gather(*(stage.pulse() for stage in self._stages), return_exceptions=True)
+                for pulse in pulses:
+                    if isinstance(pulse, ConfigError):
+                        raise pulse from error
+                if not left:
+                    raise TargetLostError(f"the stages pass no step on; their logs say why: {error}") from error
 
     async def _renew(self, i: int) -> str:
         """A new actor in a lost one's place; returns why it did not come up, if so."""
@@ -275,6 +309,8 @@ def _say(level: int, message: str, *values: object) -> None:
 def _result(watch: asyncio.Task[str]) -> str:
     """Why a stage was lost; a watch that failed is a stage that nobody watches."""
     error = watch.exception()
+    if isinstance(error, ConfigError):
+        return str(error)
     return watch.result() if error is None else f"its watch failed: {type(error).__name__}: {error}"
 
 

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.places import Place, Reach, end_here
 from deployments.stage_actor import Loaded, Pulse, StageActor
-from engine.errors import SpectraError, TargetLostError
+from engine.errors import ConfigError, SpectraError, TargetLostError
 
 PING_EVERY_S = 1.0
 LOADING_S = 60.0  # while it loads, a slow disk may keep it from answering for longer
@@ -73,8 +73,13 @@ class StageHandle:
         await asyncio.wait_for(serving, max(SERVE_S, self._timeout))
 
     async def pulse(self, within: float | None = None) -> Pulse:
-        """How it is; raises RayError when it is dead or its loop has ended, TimeoutError when it does not answer."""
-        pulse: Pulse = await asyncio.wait_for(_asked(self._actor.ping.remote()), within or self._timeout)
+        """How it is; raises RayError when it is dead or its loop has ended, TimeoutError when it does not answer,
+        ConfigError when it cannot be linked to its neighbours, and no other stage in its place could."""
+        try:
+            pulse: Pulse = await asyncio.wait_for(_asked(self._actor.ping.remote()), within or self._timeout)
+        except RayError as error:
+            _raise_if_fatal(error)
+            raise
         return pulse
 
     def condemn(self, reason: str) -> None:
@@ -83,7 +88,11 @@ class StageHandle:
             self._condemned.set_result(reason)
 
     async def lost(self) -> str:
-        """Wait until it dies, hangs, loses its loop or is condemned; returns which of these."""
+        """Wait until it dies, hangs, loses its loop or is condemned; returns which of these.
+
+        Raises:
+            ConfigError: like ``pulse``.
+        """
         held = asyncio.ensure_future(_asked(self._actor.hold.remote()))
         try:
             while True:
@@ -148,7 +157,14 @@ async def _reason(held: asyncio.Future[Any]) -> str:
     try:
         return str(await held)
     except RayError as error:
+        _raise_if_fatal(error)
         return reason_of(error)
+
+
+def _raise_if_fatal(error: RayError) -> None:
+    """Raise what is wrong with the configuration as what it is; Ray may have wrapped it."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+        raise ConfigError(str(error.cause)) from error
 
 
 async def _end(place: Place) -> None:

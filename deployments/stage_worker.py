@@ -72,6 +72,7 @@ class StageWorker:
         self._closing = False
         self._started = False
         self._busy_since: float | None = None
+        self._fault = ""
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
         self._askers: set[Channel] = set()  # peers that ask for rows; under the lock
@@ -90,6 +91,11 @@ class StageWorker:
     def is_alive(self) -> bool:
         """Whether steps would be served; a process that answers may still have lost its device."""
         return not self._closing
+
+    @property
+    def fault(self) -> str:
+        """Why this stage and a neighbour can never be linked as they were told to be; "" if they can, or may."""
+        return self._fault
 
     @property
     def busy_since(self) -> float | None:
@@ -126,7 +132,7 @@ class StageWorker:
 
     def _drop(self) -> None:
         with self._lock:
-            for channel in (self._upstream, self._next):
+            for channel in (self._upstream, self._next, self._results):
                 if channel is not None:
                     channel.close()
 
@@ -157,20 +163,23 @@ class StageWorker:
     def _loop(self) -> None:
         while (connected := self._upstreams.get()) is not None:
             upstream, results = connected
+            if upstream is not self._upstream:  # superseded while it waited here, and closed
+                continue
             self._stage.reset()
             self._keeper.clear()
             inbox: Inbox = RouterInbox(upstream)
             try:
                 if upstream.role == STAGE:
                     inbox = StageInbox(accept_link(upstream, self._transport, self._device))
-                self._connect()
+                self._connect(upstream)
                 while True:
                     arrived = inbox.take()
                     self._busy_since = time.monotonic()
                     self._serve(arrived, results)
                     self._busy_since = None
-            except NoCommonLinkError:
-                logger.exception("no link to a neighbour")
+            except NoCommonLinkError as error:  # no second try ends better: ``ping`` and ``hold`` say so from now on
+                logger.error("no link to a neighbour: %s", error)
+                self._fault = str(error)
             except (EOFError, OSError, UnauthenticatedError) as error:
                 logger.info("upstream lost: %s", error)
             except Exception:
@@ -183,13 +192,13 @@ class StageWorker:
             self._next = None
             self._asker.close()
 
-    def _connect(self) -> None:
-        """The link to the stage behind, before there is a step for it."""
+    def _connect(self, upstream: Channel) -> None:
+        """The link to the stage behind, before there is a step for it; given up when nobody waits for it any more."""
         if self._next_address is None:
             return
         channel = Channel.connect(self._next_address, self._secret, STAGE)
         try:
-            self._next = offer_link(channel, self._transport, self._device)
+            self._next = offer_link(channel, self._transport, self._device, lambda: upstream.is_hung_up)
         except BaseException:
             channel.close()
             raise

@@ -24,6 +24,10 @@ class Attachment(msgspec.Struct, frozen=True):
     address: str
     secret: bytes
 
+    def __repr__(self) -> str:
+        """Without the secret: logs and errors print their arguments."""
+        return f"Attachment(address={self.address!r})"
+
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Run a request. ``number`` is the ingress's own, never used twice on a connection."""

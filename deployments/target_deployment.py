@@ -72,14 +72,17 @@ class TargetDeployment:
             del self._group
             group.close()
 
-    async def endpoints(self, node: str = "", epoch: int = 0) -> Endpoints:
+    async def endpoints(self, node: str = "", router: str = "", ready: bool = False) -> Endpoints:
         """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
 
+        ``router`` and ``ready`` are as in ``Fence.admit``.
+
         Raises:
-            SupersededError: a router with a later ``epoch`` has asked before.
+            SupersededError: a router that came later has this pipeline.
             TargetLostError: the replacement takes longer than a question can wait; ask again.
+            ConfigError: the option ``transport`` has no way to that node.
         """
-        self._fence.admit(epoch)
+        self._fence.admit(router, ready)
         return await self._group.endpoints(node)
 
     async def suspect(self, reason: str) -> None:

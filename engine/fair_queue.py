@@ -11,7 +11,7 @@ served sooner.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,6 +48,22 @@ class _Level:
                 found.append((start, sequence.seq, sequence))
                 start += work_of(sequence)
         return sorted(found, key=lambda entry: entry[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The queue of one moment, in order: tells newcomers their places without walking through it."""
+
+    sequences: list[Sequence]
+    places: list[tuple[int, int, int]]  # (priority, start, number) of each; interrupted ones start before all
+    starts: dict[int, dict[str, int]]  # priority -> tenant -> where its next sequence would start
+    clocks: dict[int, int]  # priority -> start of the sequence that was served last
+
+    def n_ahead(self, newcomer: Sequence) -> int:
+        """Sequences that would be served before ``newcomer``."""
+        priority = newcomer.priority
+        start = max(self.starts.get(priority, {}).get(newcomer.tenant, 0), self.clocks.get(priority, 0))
+        return bisect_left(self.places, (priority, start, newcomer.seq))
 
 
 class FairQueue:
@@ -114,15 +130,24 @@ class FairQueue:
         self._n -= 1
         self._tidy(sequence.priority, sequence.tenant)
 
+    def line(self) -> Line:
+        """The queue of this moment."""
+        line = Line([], [], {}, {})
+        for priority, level in sorted(self._levels.items()):
+            line.sequences.extend(level.front)
+            line.places.extend((priority, -1, sequence.seq) for sequence in level.front)
+            starts = dict(level.starts)
+            for start, seq, sequence in level.in_order():
+                line.sequences.append(sequence)
+                line.places.append((priority, start, seq))
+                starts[sequence.tenant] = start + work_of(sequence)
+            line.starts[priority], line.clocks[priority] = starts, level.clock
+        return line
+
     def ahead_of(self, newcomer: Sequence) -> list[Sequence]:
         """Those that would be served before ``newcomer`` if it were queued now."""
-        ahead = [other for other in self if other.priority < newcomer.priority]
-        level = self._levels.get(newcomer.priority)
-        if level is None:
-            return ahead
-        start = level.start(newcomer.tenant) + sum(map(work_of, level.tenants.get(newcomer.tenant, ())))
-        place = start, newcomer.seq
-        return ahead + level.front + [sequence for *before, sequence in level.in_order() if tuple(before) < place]
+        line = self.line()
+        return line.sequences[: line.n_ahead(newcomer)]
 
     def _tidy(self, priority: int, tenant: str) -> None:
         """Forget what makes no difference any more: memory is bounded by who waits."""

@@ -99,7 +99,10 @@ class Residents:
             sequence.in_flight = 0
 
     def make_room(self, sequence: Sequence) -> list[int] | None:
-        """New blocks for a tree; short of memory, first the draft goes, then the youngest other sequence."""
+        """New blocks for a tree; short of memory, first the draft goes, then the least important, latest sequence.
+
+        None: not now. Nobody gives way to those behind it: while all of them are in flight, it waits.
+        """
         while True:
             try:
                 return self.blocks.grow(sequence.seq, sequence.n_cached + 1 + len(sequence.tree))
@@ -108,7 +111,7 @@ class Residents:
                     sequence.tree = EMPTY_TREE
                     continue
                 victim = self._victim()
-                if victim is None:
+                if victim is None or (victim is sequence and sequence is not self._all[-1]):
                     return None
                 self.evict(victim)
                 if victim is sequence:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from engine.admission import check_prompt
 from engine.errors import OverloadedError
-from engine.fair_queue import FairQueue, work_of
+from engine.fair_queue import FairQueue, Line, work_of
 from engine.kv.blocks import BlockAllocator
 from engine.kv.kept import KeptTexts
 from engine.prefix_cache import PrefixCache
@@ -71,6 +71,10 @@ class Scheduler:
         """Those that own blocks; for reading at once."""
         return self._residents
 
+    def line(self) -> Line:
+        """The queue of this moment; tells any number of newcomers their places."""
+        return self._waiting.line()
+
     def ahead_of(self, sequence: Sequence) -> list[Sequence]:
         """Those in the queue that a newcomer would wait for; ``queued_work`` tells how much they are."""
         return self._waiting.ahead_of(sequence)
@@ -100,8 +104,7 @@ class Scheduler:
         if len(self._waiting) >= self.options.max_waiting:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting already", retry_after=1.0)
         sequence.max_nodes = min(sequence.max_nodes, MAX_TREE, self.options.max_step_rows - 1)
-        self._live[sequence.seq] = sequence
-        self._waiting.push(sequence)
+        self.adopt(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence; while steps with it are in flight, at the end of the last."""
@@ -129,7 +132,7 @@ class Scheduler:
     def adopt(self, sequence: Sequence) -> None:
         """Queue a sequence that another scheduler has withdrawn; it was admitted there and is not refused here."""
         self._live[sequence.seq] = sequence
-        if sequence.n_output:  # it had its turn
+        if sequence.n_output:  # it had its turn, here or with a router that is gone
             self._waiting.push_front(sequence)
         else:
             self._waiting.push(sequence)

@@ -68,9 +68,10 @@ class StepFormer:
         """Trees of at most ``size`` ready sequences; returns their rows.
 
         Whoever waited longest goes first, or those that did not fit into this step would not fit into the next. Of
-        those who were in the same step, it is not always the same who has to wait.
+        those who were in the same step, it is not always the same who has to wait. Priorities say who is let in and who
+        gives up memory, not who gets on: a resident that got no step would hold its blocks and its stream for ever.
         """
-        ready.sort(key=lambda sequence: (sequence.priority, sequence.last_step, -sequence.passed_over))
+        ready.sort(key=lambda sequence: (sequence.last_step, -sequence.passed_over))
         limit = self._tree_rows()
         rows, last = 0, -1
         for sequence in ready:

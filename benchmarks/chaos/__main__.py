@@ -18,8 +18,8 @@ Columns, in seconds after the blow:
     replaced           the victim has gone and another process of its kind is there
     not ready          from when to when /health said so
     longest pause      that any stream saw
-    recovered          when the last pause above 0.5 s ended: every stream flows again. After an ingress, clients must first
-                       be written again what they had before
+    recovered          when the last pause above 0.5 s ended: every stream flows again. After an ingress, clients are
+                       first written again what they had before
 
 Exit status 1: a request failed for good, a text differs from the undisturbed one, a stream broke that should not,
 something was not replaced, or blocks, sessions or processes are left over. The last line of stdout is one JSON

@@ -54,7 +54,7 @@ async def router_on(
     finally:
         pipeline.close()
     pool = SpeculatorPool(SpeculatorOptions(step_costs=costs), extra)
-    limits = SchedulerOptions(max_sequences=max_sequences, n_micro_batches=n_stages)
+    limits = SchedulerOptions(max_sequences=max_sequences, n_micro_batches=n_stages, prefix_cache=False)
     options = RouterOptions("simulated", scheduler=limits, max_wait=None)
     drafter = InlineDrafter(pool, stages.info.spec.vocab_size)
     router = Router(options, stages.info, drafter, lambda: Pipeline.connect(stages.endpoints), costs=costs)

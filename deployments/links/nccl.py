@@ -25,6 +25,7 @@ from deployments.links.channel_store import ChannelStore
 
 BUILD_S = 60.0  # for both to build a communicator
 WAIT_S = 10.0  # for tensors that were announced
+LOOK_S = 0.1  # between two looks, while a communicator is built, at whether anybody still wants it
 POLL_S = 20e-6  # a transfer of a megabyte takes about so long
 # Read by torch when a group is made. By default a lost neighbour ends the whole process; here it costs the link.
 ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
@@ -37,6 +38,7 @@ class NcclLink:
         channel: to the neighbour, who builds the same group at the same time.
         device: of this stage; not the neighbour's.
         rank: ``SENDER`` or ``RECEIVER``.
+        is_abandoned: whether nobody wants the link any more; building it then ends at once.
 
     Raises:
         EOFError, OSError: the neighbour is gone, or too slow, or NCCL finds no way to it.
@@ -44,7 +46,9 @@ class NcclLink:
 
     kind = "nccl"
 
-    def __init__(self, channel: Channel, device: torch.device, rank: int) -> None:
+    def __init__(
+        self, channel: Channel, device: torch.device, rank: int, is_abandoned: Callable[[], bool] = lambda: False
+    ) -> None:
         self._channel = channel
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -53,36 +57,17 @@ class NcclLink:
         self._store = ChannelStore(channel, BUILD_S)
         self._group: Any = dist.ProcessGroupNCCL(self._store, rank, 2, dist.ProcessGroupNCCL.Options())
         try:
-            self._within(BUILD_S, lambda: self._first(rank))
-            self._store.finish()
+            build_within(BUILD_S, lambda: self._build(rank), lambda: channel.is_hung_up or is_abandoned())
         except BaseException:
             self.close()
             raise
 
-    def _first(self, rank: int) -> None:
+    def _build(self, rank: int) -> None:
         """One element there: the communicator is built with the first transfer, and not within a step."""
         with torch.cuda.stream(self._stream):
             element = torch.zeros(1, device=self._device)
         self._settle(self._transfer([element], rank))
-
-    def _within(self, seconds: float, build: Callable[[], None]) -> None:
-        """Run what may block in NCCL beyond any deadline of its own."""
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                build()
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=run, name="stage-nccl", daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if thread.is_alive():
-            self._group.abort()
-            raise EOFError(f"NCCL built no communicator within {seconds:.0f} seconds")
-        if failed:
-            raise failed[0]
+        self._store.finish()
 
     def _transfer(self, tensors: Sequence[Tensor], rank: int) -> torch.cuda.Event:
         """Enqueue sends or receives on the link's stream; the event tells when they are over."""
@@ -142,3 +127,30 @@ class NcclLink:
 
 def _is_over(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def build_within(seconds: float, build: Callable[[], None], is_abandoned: Callable[[], bool]) -> None:
+    """Run what may block in a library beyond any deadline of its own; whoever calls then has to abort it.
+
+    Raises:
+        EOFError: it takes longer than ``seconds``, or ``is_abandoned`` has become true.
+    """
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            build()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="stage-nccl", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + seconds
+    while thread.is_alive():
+        thread.join(min(LOOK_S, seconds))
+        if thread.is_alive() and is_abandoned():
+            raise EOFError("nobody waits any more for the link that was being built")
+        if thread.is_alive() and time.monotonic() > deadline:
+            raise EOFError(f"NCCL built no communicator within {seconds:.0f} seconds")
+    if failed:
+        raise failed[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import torch
 import torch.distributed as dist
@@ -52,8 +54,10 @@ def identity(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
 
 
-def offer_link(channel: Channel, transport: str, device: torch.device) -> Link:
-    """The connecting side.
+def offer_link(
+    channel: Channel, transport: str, device: torch.device, is_abandoned: Callable[[], bool] = lambda: False
+) -> Link:
+    """The connecting side; ``is_abandoned`` says that nobody wants the link any more: building it then ends at once.
 
     Raises:
         NoCommonLinkError: it shares no link with us.
@@ -70,7 +74,7 @@ def offer_link(channel: Channel, transport: str, device: torch.device) -> Link:
         raise NoCommonLinkError(choice.error)
     if choice.kind not in kinds:
         raise EOFError(f"the neighbour chose a link {choice.kind!r} that was not offered")
-    return _link(choice.kind, channel, device, SENDER)
+    return _link(choice.kind, channel, device, SENDER, is_abandoned)
 
 
 def accept_link(channel: Channel, transport: str, device: torch.device) -> Link:
@@ -84,7 +88,8 @@ def accept_link(channel: Channel, transport: str, device: torch.device) -> Link:
     channel.send(_ENCODER.encode(choice))
     if choice.error:
         raise NoCommonLinkError(choice.error)
-    return _link(choice.kind, channel, device, RECEIVER)
+    # Here the upstream is the neighbour itself.
+    return _link(choice.kind, channel, device, RECEIVER, lambda: False)
 
 
 def _choose(offer: Offer, mine: tuple[str, ...], device: str) -> Choice:
@@ -100,10 +105,10 @@ def _choose(offer: Offer, mine: tuple[str, ...], device: str) -> Choice:
     return Choice(common[0])
 
 
-def _link(kind: str, channel: Channel, device: torch.device, rank: int) -> Link:
+def _link(kind: str, channel: Channel, device: torch.device, rank: int, is_abandoned: Callable[[], bool]) -> Link:
     channel.set_timeout(None)
     if kind == NCCL:
-        return NcclLink(channel, device, rank)
+        return NcclLink(channel, device, rank, is_abandoned)
     if kind == GLOO:
         return GlooLink(channel, device, rank)
     return SocketLink(channel, device)

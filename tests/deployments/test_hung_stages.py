@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.options import RouterOptions
-from deployments.step_watch import TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepWatch
+from deployments.step_watch import CALM_ANSWERS, TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepWatch
 from engine.loop import Completion, Job
 from engine.stage import Activations, Stage
 from engine.step import Step, Work
@@ -144,6 +144,38 @@ def test_a_watcher_that_was_held_up_blames_nobody() -> None:
     watch = StepWatch(1.0, None)
     warm(watch)
     watch.sent(step(100), 0.0)
-    watch.excuse(50.0)
+    watch.excuse(50.0, 50.0)
     assert watch.overdue(50.9) == ""
     assert watch.overdue(51.1) != ""
+
+
+def test_a_step_sent_after_an_idle_time_is_excused_too() -> None:
+    watch = StepWatch(1.0, None)
+    warm(watch)
+    watch.sent(step(100), 1000.0)
+    watch.excuse(50.0, 1050.0)
+    assert watch.overdue(1050.9) == ""
+    assert watch.overdue(1051.1) != ""
+
+
+def test_an_excuse_is_no_loan_for_the_time_to_come() -> None:
+    watch = StepWatch(1.0, None)
+    warm(watch)
+    watch.sent(step(100), 1049.9)
+    watch.excuse(50.0, 1050.0)
+    assert watch.overdue(1051.1) != ""
+
+
+def test_after_every_suspicion_steps_have_twice_as_long_until_all_is_calm_for_long() -> None:
+    watch = StepWatch(1.0, None)
+    for patience in (2.0, 4.0):
+        watch.suspected()
+        warm(watch)
+        watch.sent(step(100), 0.0)
+        assert watch.overdue(patience - 0.1) == ""
+        assert watch.overdue(patience + 0.1) != ""
+    for number in range(CALM_ANSWERS):
+        watch.sent(step(number), 0.0)
+        watch.answered(number, 0.0)
+    watch.sent(step(1000), 0.0)
+    assert watch.overdue(1.1) != ""

@@ -20,6 +20,7 @@ from deployments.channel import Channel, listen
 from deployments.links import gloo, negotiation
 from deployments.links.base import Link, TensorHead
 from deployments.links.channel_store import ChannelStore
+from deployments.links.nccl import build_within
 from deployments.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, kinds_of, offer_link
 
 SECRET = b"s" * 32
@@ -312,3 +313,23 @@ def test_a_store_of_two_gives_what_either_has_set(peers: Peers) -> None:
         one.get("late")
     other._channel.send(b"frame")
     assert one._channel.receive() == b"frame"
+
+
+def test_a_link_nobody_waits_for_any_more_is_not_built_to_the_end() -> None:
+    going, stop = threading.Event(), threading.Event()
+
+    def build() -> None:
+        going.set()
+        stop.wait(60)
+
+    with pytest.raises(EOFError, match="nobody waits"):
+        build_within(600.0, build, going.is_set)
+    with pytest.raises(EOFError, match="no communicator within 0 seconds"):
+        build_within(0.05, build, lambda: False)
+    stop.set()
+
+
+def test_what_fails_while_a_link_is_built_is_raised_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        build_within(60.0, lambda: [1 // 0][0] and None, lambda: False)
+    build_within(60.0, lambda: None, lambda: False)

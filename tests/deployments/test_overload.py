@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 
 from deployments.options import RouterOptions
+from deployments.overload import Gate
 from deployments.pace import Pace, seconds_until_a_place
+from deployments.waits import Waits
 from engine.errors import OverloadedError
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
+from engine.scheduler import SchedulerOptions
 from engine.sequence import Sequence
 from engine.stage import Activations, Stage
 from engine.stats import StatsCounter
 from engine.step import Step, Work
+from engine.target import TargetInfo
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Job]
@@ -86,11 +90,11 @@ async def test_of_four_times_what_fits_the_excess_is_refused_and_the_rest_gets_i
 async def test_the_wait_that_is_expected_grows_with_the_queue(serving: Any, make_job: MakeJob) -> None:
     async with serving(1, [Slow], max_sequences=2, max_waiting=8) as served:
         await acquainted(served, make_job)
-        crowd, waits = Crowd(served), []
+        crowd, waits, lane = Crowd(served), [], served.router.lanes[0]
         for number in range(10):
             newcomer = endless(make_job, 99)
             sequence = Sequence(99, newcomer.prompt, len(newcomer.prompt), newcomer.params, StatsCounter(5))
-            waits.append(served.router.lanes[0].expected_wait(sequence))
+            waits.append(Waits(lane.scheduler, lane.pace).of(sequence))
             assert await crowd.send(endless(make_job, number)) is None
         assert waits[:2] == [0.0, 0.0]
         assert waits[2:] == sorted(waits[2:])
@@ -110,6 +114,52 @@ async def test_who_would_wait_too_long_is_told_when_to_come_back(serving: Any, m
         assert error.retry_after > 5
         await crowd.go()
         await served.settled()
+
+
+async def test_where_memory_is_short_the_wait_counts_though_places_are_left(
+    serving: Any, make_job: MakeJob, small_cache: TargetInfo
+) -> None:
+    chosen = RouterOptions("tiny", max_wait=10.0)
+    async with serving(1, [Slow], target=small_cache, options=chosen, max_sequences=64) as served:
+        await acquainted(served, make_job)
+        crowd = Crowd(served)
+        jobs = [make_job(number, max_tokens=180, stop_ids=()) for number in range(60)]  # 3.6 s each, two fit to the end
+        outcomes = [await crowd.send(job) for job in jobs]
+        refused = [error for error in outcomes if error is not None]
+        assert outcomes[:2] == [None, None]
+        assert refused
+        assert outcomes[-1] is not None
+        assert all("more than 10 s" in str(error) for error in refused)
+        await crowd.go()
+
+
+async def test_many_refusals_need_one_look_at_the_queue(
+    serving: Any, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(1, [Slow], max_sequences=1, max_waiting=2) as served:
+        crowd, [lane], now = Crowd(served), served.router.lanes, [0.0]
+        for number in range(3):
+            assert await crowd.send(endless(make_job, number)) is None
+        limits = SchedulerOptions(max_sequences=1, max_waiting=2)
+        gate = Gate([lane], RouterOptions("tiny", scheduler=limits), lambda: now[0])
+        looks, line = [], lane.scheduler.line
+        monkeypatch.setattr(lane.scheduler, "line", lambda: looks.append(now[0]) or line())
+
+        def refuse(n_before: int) -> None:
+            for _ in range(100):
+                newcomer = sequence(4, 10)
+                newcomer.seq = n_before
+                with pytest.raises(OverloadedError):
+                    gate.check(newcomer, lane)
+
+        refuse(3)
+        assert looks == [0.0]
+        refuse(4)  # somebody was let in
+        assert looks == [0.0, 0.0]
+        now[0] = 1.0
+        refuse(4)
+        assert looks == [0.0, 0.0, 1.0]
+        await crowd.go()
 
 
 async def test_a_newcomer_is_judged_by_what_is_ahead_of_it(serving: Any, make_job: MakeJob) -> None:
@@ -172,20 +222,18 @@ def sequence(n_prompt: int, max_tokens: int) -> Sequence:
 
 
 @pytest.mark.parametrize(
-    ("n_places", "running", "ahead", "wait"),
+    ("n_places", "running", "queue", "waits"),
     [
-        (2, [], [], 0.0),
-        (2, [5.0], [], 0.0),
-        (2, [5.0, 3.0], [], 3.0),
-        (2, [5.0, 3.0], [4.0], 5.0),
-        (2, [5.0, 3.0], [4.0, 4.0], 7.0),
-        (1, [2.0], [1.0, 1.0, 1.0], 5.0),
+        (2, [], [], [0.0]),
+        (2, [5.0], [], [0.0]),
+        (2, [5.0, 3.0], [4.0, 4.0], [3.0, 5.0, 7.0]),
+        (1, [2.0], [1.0, 1.0, 1.0], [2.0, 3.0, 4.0, 5.0]),
     ],
 )
 def test_a_place_is_free_when_those_ahead_are_done(
-    n_places: int, running: list[float], ahead: list[float], wait: float
+    n_places: int, running: list[float], queue: list[float], waits: list[float]
 ) -> None:
-    assert seconds_until_a_place(n_places, running, ahead) == pytest.approx(wait)
+    assert seconds_until_a_place(n_places, running, queue) == pytest.approx(waits)
 
 
 def test_pace_is_what_sequences_took_and_lengths_are_what_they_used() -> None:

@@ -20,7 +20,7 @@ from deployments.places import Reach
 from deployments.stage_actor import Loaded, Pulse
 from deployments.stage_group import StageGroup
 from deployments.stage_worker import StageWorker
-from engine.errors import TargetLostError
+from engine.errors import ConfigError, TargetLostError
 from engine.model.loader import load_shard
 from engine.model.shard import split_layers
 from engine.protocol import Needs
@@ -61,6 +61,7 @@ class ThreadStage:
         self.reach: Reach | None = None
         self.worker: StageWorker | None = None
         self.is_silent = False
+        self.transport = "auto"
         self._number, self._folder, self._load = number, folder, load
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -69,7 +70,8 @@ class ThreadStage:
             stage = await asyncio.to_thread(self._load, self._number)
         except OSError as error:
             raise TargetLostError(str(error)) from error
-        self.worker = StageWorker(stage, CPU, f"unix:{tempfile.mkdtemp(dir=self._folder)}/s", secret)
+        folder = tempfile.mkdtemp(dir=self._folder)
+        self.worker = StageWorker(stage, CPU, f"unix:{folder}/s", secret, self.transport)
         self.reach = Reach("n", self.worker.address)
         self.place = Here(id(self))
         return Loaded(0.0, 0)
@@ -82,6 +84,7 @@ class ThreadStage:
         if self.is_silent:
             raise TimeoutError
         assert self.worker is not None
+        self._check_links()
         since = self.worker.busy_since
         return Pulse(0, 0.0 if since is None else time.monotonic() - since)
 
@@ -90,7 +93,14 @@ class ThreadStage:
             self._lost.set_result(reason)
 
     async def lost(self) -> str:
-        return await asyncio.shield(self._lost)
+        while not self._lost.done():
+            self._check_links()
+            await asyncio.wait((self._lost,), timeout=0.05)
+        return self._lost.result()
+
+    def _check_links(self) -> None:
+        if self.worker is not None and self.worker.fault:
+            raise ConfigError(self.worker.fault)
 
     async def end(self) -> None:
         self.kill()
@@ -106,6 +116,7 @@ class Supervised:
     def __init__(self, path: Path, info: TargetInfo, n: int, folder: Path, limit: float) -> None:
         self.kinds: dict[int, list[type[Stage]]] = {}
         self.broken: set[int] = set()  # stages that cannot load
+        self.transports: dict[int, str] = {}  # of the stage that starts next
         self.started: list[int] = []
         self.stages: dict[int, ThreadStage] = {}  # the newest of each number
         self._path, self._info, self._n, self._folder = path, info, n, folder
@@ -114,6 +125,7 @@ class Supervised:
     def _launch(self, number: int) -> Any:
         self.started.append(number)
         self.stages[number] = ThreadStage(number, self._folder, self._load)
+        self.stages[number].transport = self.transports.get(number, "auto")
         return self.stages[number]
 
     def _load(self, number: int) -> Stage:
@@ -279,3 +291,34 @@ async def test_a_start_that_fails_leaves_no_stage_running(
     with pytest.raises(TargetLostError, match=r"model\.safetensors is gone"):
         await them.group.start()
     assert not any(stage.worker is not None and stage.worker.is_alive for stage in them.stages.values())
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+async def test_stages_that_share_no_link_fail_the_start_with_the_reason(
+    odd: int, tiny_checkpoint: Path, info: TargetInfo, tmp_path: Path
+) -> None:
+    them = Supervised(tiny_checkpoint, info, 3, tmp_path, 60.0)
+    them.stages[odd].transport = "gloo"
+    with pytest.raises(ConfigError, match=r"transport offers .* on one stage and .* on the next"):
+        await asyncio.wait_for(them.group.start(), 30)
+    assert not any(stage.worker is not None and stage.worker.is_alive for stage in them.stages.values())
+
+
+async def test_a_replacement_that_shares_no_link_gives_the_pipeline_up_with_the_reason(supervised: Supervise) -> None:
+    async with supervised() as them:
+        them.transports[1] = "gloo"
+        await them.stages[1].end()
+        them.stages[1].condemn("killed")
+        await until(lambda: len(them.group.replacements) == 1)
+        waiting = asyncio.create_task(them.answer())  # whoever connects finds out
+        await until(lambda: len(them.group.replacements) == 2)
+        waiting.cancel()
+        assert them.started == [0, 1, 2, 1]
+        with pytest.raises(TargetLostError, match="transport offers socket on one stage and gloo on the next"):
+            them.group.check()
+
+
+async def test_a_router_out_of_a_unix_sockets_reach_hears_which_flag_is_wrong(supervised: Supervise) -> None:
+    async with supervised(2) as them:
+        with pytest.raises(ConfigError, match=r"--transport\) is unix, but the router is on another node"):
+            await them.group.endpoints("another")

@@ -167,6 +167,27 @@ async def test_the_text_goes_on_when_one_stage_is_replaced_in_place(
             fresh.close()
 
 
+async def test_routers_that_were_superseded_while_a_step_ran_are_skipped(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Held.entered.clear()
+    Held.released.clear()
+    async with serving(1, [Held]) as served:
+        pipeline = await connected(served)
+        (worker,) = served.stages.workers
+        resets, reset = [], worker._stage.reset
+        monkeypatch.setattr(worker._stage, "reset", lambda: (resets.append(1), reset())[1])
+        pipeline.send(first_step())
+        assert await asyncio.to_thread(Held.entered.wait, 20)
+        routers = [await served.connect() for _ in range(4)]
+        Held.released.set()
+        routers[-1].send(first_step())
+        assert (await routers[-1].receive()).error == ""
+        assert len(resets) == 1
+        for router in (pipeline, *routers):
+            router.close()
+
+
 def stage_frame(step: bytes = b"", tensors: Any = (), **more: Any) -> bytes:
     fields = {"error": "", "rows_at": (), "seconds": ()} | more
     return msgspec.msgpack.encode([step, tensors, *fields.values()])

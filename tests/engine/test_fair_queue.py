@@ -161,6 +161,19 @@ def test_a_flood_delays_another_tenants_request_by_one_request(max_sequences: in
     assert sum(one.state is State.FINISHED for one in flood) - done <= 2 * max_sequences
 
 
+def test_what_a_lost_router_had_begun_goes_on_before_fresh_prompts() -> None:
+    scheduler = Scheduler(INFO, SchedulerOptions(max_sequences=1))
+    made = VirtualPipeline(scheduler, lambda step: 0.01)
+    made.submit([5] * 10, 20)
+    made.run(until=0.05)
+    fresh = [made.submit([5] * 10, 20) for _ in range(5)]
+    begun = [made.submit([5] * 10, 20, tokens=[5] * 10 + [7] * 4) for _ in range(2)]
+    while not all(one.state is State.FINISHED for one in begun):
+        made.advance()
+    assert {one.state for one in fresh[1:]} == {State.WAITING}
+    assert fresh[0].n_cached == 0
+
+
 def test_a_newcomer_knows_how_much_is_before_it() -> None:
     scheduler = Scheduler(INFO, SchedulerOptions(max_sequences=1))
     made = VirtualPipeline(scheduler, lambda step: 0.01)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +82,18 @@ def test_every_sequence_has_its_turn(n: int, n_stages: int) -> None:
     rate(made, n)
     written = [request.n_output for request in made.requests]
     assert max(written) <= 1.1 * min(written)
+
+
+@pytest.mark.parametrize(("n", "n_stages"), [(4, 1), (9, 1), (9, 2), (13, 4), (64, 8)])
+def test_every_resident_gets_on_whatever_the_priorities(n: int, n_stages: int) -> None:
+    made = virtual_pipeline(n_stages, two_at_a_time, trip=0.0005)
+    for number in range(n):
+        made.submit(priority=number % 4)
+    made.run(until=END)
+    for request in made.requests:
+        rounds = [index for index, sent in enumerate(made.done) if request in sent.requests]
+        gaps = [late - early for early, late in pairwise([*rounds, len(made.done)])]
+        assert max(gaps) <= n + n_stages, request.priority
 
 
 @pytest.mark.parametrize(("n", "n_stages"), [(8, 4), (16, 4), (24, 8)])
