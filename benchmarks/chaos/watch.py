@@ -21,7 +21,15 @@ PARTS = {
     "ray::ServeReplica:spectra:Router": "router",
     "ray::ServeReplica:spectra:Ingress": "ingress",
     "ray::SpeculatorActor": "speculators",
+    "ray::ServeController": "Serve's controller",
+    "ray::HAProxyManager": "Serve's proxy",
 }
+RAY = {
+    "gcs_server": "Ray's GCS",
+    "raylet": "raylet",
+    "haproxy": "HAProxy",
+    "dashboard": "Ray's agents",
+}  # in their paths
 
 
 @dataclass(frozen=True)
@@ -81,11 +89,18 @@ async def ask_health(session: aiohttp.ClientSession, url: str) -> dict[str, Any]
 
 
 def resident(root: int) -> dict[str, float]:
-    """MiB resident of every part of the server; ``other`` is Ray, the proxy and the command."""
+    """MiB resident of every part of the server; ``other`` is idle workers and the command."""
     found: dict[str, float] = defaultdict(float)
     for process in processes(root):
-        name = title(process)
-        part = next((part for mark, part in PARTS.items() if name.startswith(mark)), "other")
+        part = _part(title(process))
         with contextlib.suppress(psutil.Error):
             found[part] += process.memory_info().rss / MIB
     return dict(found)
+
+
+def _part(name: str) -> str:
+    for mark, part in PARTS.items():
+        if name.startswith(mark):
+            return part
+    first = name.partition(" ")[0]
+    return next((part for mark, part in RAY.items() if mark in first or f"ray/{mark}" in name), "other")
