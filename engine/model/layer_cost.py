@@ -19,11 +19,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from engine.attention.hook import PackedStep
+from engine.model.empty import empty_model
 from engine.model.partition import ModelParts
 from engine.model.quantized import check_quantization, is_quantized, put_int8, quantize
 from engine.model.shard import LayerRange, ModelShard
@@ -137,8 +136,7 @@ def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
 def _one_layer(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> _TimedShard:
     """A model of one layer with random weights."""
     threshold = check_quantization(quantization, config)
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = empty_model(config, dtype)
     for name, parameter in list(model.named_parameters()):
         owner, _, own = name.rpartition(".")
         weight = torch.empty(parameter.shape, dtype=dtype, device=device).normal_(0, 0.02)

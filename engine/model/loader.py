@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from accelerate.utils import set_module_tensor_to_device
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.empty import empty_model
 from engine.model.quantized import check_quantization, is_quantized, put_int8
 from engine.model.shard import LayerRange, ModelShard
 from engine.model.spec import ModelSpec, read_spec
@@ -95,8 +95,7 @@ def load_shard(
     spec = load_spec(path)
     config = load_config(path)
     threshold = check_quantization(quantization, config)
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = empty_model(config, dtype)
     tied = bool(getattr(config, "tie_word_embeddings", False))
     tensors = CheckpointTensors(path, device)
     wanted = list(_wanted(model, layers, tied))

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
-from transformers import AutoModelForCausalLM
 
+from engine.model.empty import empty_model
 from engine.model.partition import ModelParts
 from engine.model.quantized import check_quantization, is_quantized
 from engine.model.shard import LayerRange
@@ -82,8 +81,7 @@ def _parts(config: Any, spec: ModelSpec, size: int, is_int8: bool) -> ModelParts
 
 def _layer(config: Any, size: int, is_int8: bool) -> int:
     """The same of the only layer of a model."""
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config)
+    model = empty_model(config)
     total = 0
     for name, weight in model.named_parameters():
         if name.startswith("model.layers."):
