@@ -10,16 +10,16 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Collection, Coroutine
+from typing import Any
 
+from deployments.lane_host import Home, Host
 from deployments.options import RouterOptions
 from deployments.pace import Pace
 from deployments.pipeline import Pipeline, TargetHungError
 from deployments.quarantine import MOST_LOSSES, Losses, Quarantine
 from deployments.step_watch import StepWatch
-from deployments.suspicion import Suspect, report
+from deployments.suspicion import report
 from engine.errors import TargetLostError
 from engine.progress import Progress
 from engine.scheduler import Scheduler
@@ -32,37 +32,6 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1  # pause between two attempts to reach a pipeline
 LOOK_S = 0.25  # between two looks at the steps in flight
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """Where a lane's pipeline comes from."""
-
-    name: str  # in metrics, logs and health
-    connect: Callable[[], Awaitable[Pipeline]]  # waits for one to come up; called again when it is lost
-    suspect: Suspect | None = None  # its owner then looks at the stages
-
-
-class Host(Protocol):
-    """What a lane tells its router."""
-
-    def draft(self, lane: Lane, progress: list[Progress]) -> None:
-        """Sequences got on: let their speculators learn and draft."""
-
-    def tell(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
-        """The same, once the next step is on its way."""
-
-    def fail(self, sequence: Sequence, error: str) -> None:
-        """The target could not run a step with this sequence in it."""
-
-    def came_up(self, lane: Lane) -> None:
-        """Its pipeline answers."""
-
-    def went_down(self, lane: Lane, n_running: int) -> None:
-        """Its pipeline is lost; ``n_running`` sequences will be prefilled again."""
-
-    def recovered(self, lane: Lane, seconds: float) -> None:
-        """The first answer came ``seconds`` after its last pipeline was lost."""
 
 
 class Lane:

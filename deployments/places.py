@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+
+from engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,22 @@ class Reach:
     def seen_from(self, node: str) -> str:
         """The address for a peer on ``node``: the Unix socket on the stage's own, TCP elsewhere; "": there is none."""
         return self.unix if self.unix and node == self.node else self.tcp
+
+
+def neighbours(stages: Sequence[Reach]) -> list[tuple[str | None, str]]:
+    """For every stage, first to last: the address of the one behind it (None: it is the last), and by which of its own
+    the last one reaches it.
+
+    Raises:
+        ConfigError: two of them have no way to each other.
+    """
+    found: list[tuple[str | None, str]] = []
+    for i, here in enumerate(stages):
+        following = stages[i + 1].seen_from(here.node) if i + 1 < len(stages) else None
+        found.append((following, here.seen_from(stages[-1].node)))
+        if "" in found[-1]:
+            raise ConfigError("transport is unix, but stages run on several nodes; auto and tcp work there")
+    return found
 
 
 def end_here(place: Place) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from deployments.drafters import Drafter, Drafts
-from deployments.lane import Home, Lane
+from deployments.lane import Lane
+from deployments.lane_host import Home
 from deployments.messages import SubmitRequest
 from deployments.metrics import RouterMetrics
 from deployments.moves import Moves

@@ -20,8 +20,9 @@ import ray
 from ray.exceptions import RayError
 
 from deployments.pipeline import Endpoints
-from deployments.places import Reach
+from deployments.places import Reach, neighbours
 from deployments.stage_handle import StageHandle, reason_of
+from deployments.stage_suspicion import condemn_suspects
 from deployments.trial import pass_a_step
 from engine.errors import ConfigError, TargetLostError
 from engine.target import TargetInfo
@@ -29,7 +30,6 @@ from engine.target import TargetInfo
 MAX_STARTS = 2  # of one stage within one replacement; then the pipeline is given up
 WAIT_S = 30.0  # that a question for the endpoints waits for a replacement
 MAX_TRIALS = 3  # of a pipeline that has just come up
-SUSPECT_S = 1.0  # a suspected stage must answer within; and its loop may be inside one step so long
 LEAVE_S = 2.0  # for stages to clean up behind themselves
 
 logger = logging.getLogger("ray.serve")
@@ -146,17 +146,7 @@ class StageGroup:
         """Somebody waits for this pipeline: condemn the stages that do not answer, or else the one that is stuck."""
         if not self._whole.is_set():
             return
-        stages = list(self._stages)
-        pulses = await asyncio.gather(*(stage.pulse(SUSPECT_S) for stage in stages), return_exceptions=True)
-        if any(isinstance(pulse, ConfigError) for pulse in pulses):
-            return  # its watch tells the same, and why
-        silent = [stage for stage, pulse in zip(stages, pulses, strict=True) if isinstance(pulse, BaseException)]
-        for stage in silent:
-            stage.condemn(f"suspected ({reason}), it did not answer within {SUSPECT_S:g} s")
-        busy = [0.0 if isinstance(pulse, BaseException) else pulse.busy for pulse in pulses]
-        longest = max(busy)
-        if not silent and longest > SUSPECT_S:
-            stages[busy.index(longest)].condemn(f"suspected ({reason}), it has been in one step for {longest:.1f} s")
+        await condemn_suspects(list(self._stages), reason)
 
     # -- supervision ---------------------------------------------------------------------------------------------
 
@@ -250,16 +240,8 @@ class StageGroup:
     async def _connect(self) -> dict[int, str]:
         """Tell every stage its neighbours; what was in flight is dropped. Returns who was lost over it, and why."""
         self._generation += 1
-        last = self._reach(-1).node
-        n = len(self._stages)
-        calls = []
-        for i, stage in enumerate(self._stages):
-            here = self._reach(i)
-            following = self._reach(i + 1).seen_from(here.node) if i + 1 < n else None
-            rows = here.seen_from(last)
-            if not rows or following == "":
-                raise ConfigError("transport is unix, but stages run on several nodes; auto and tcp work there")
-            calls.append(stage.serve(following, rows))
+        known = zip(self._stages, neighbours([self._reach(i) for i in range(len(self._stages))]), strict=True)
+        calls = [stage.serve(following, rows) for stage, (following, rows) in known]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return {i: reason_of(answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)}
 

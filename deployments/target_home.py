@@ -13,7 +13,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.fence import INCARNATION, SupersededError, leave
-from deployments.lane import RECONNECT_S, Home
+from deployments.lane import RECONNECT_S
+from deployments.lane_host import Home
 from deployments.pipeline import Endpoints, Pipeline
 from engine.errors import ConfigError, TargetLostError
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from engine.model.loader import load_shard, load_spec
+from engine.model.loader import load_spec
 from engine.model.shard import LayerRange
 from engine.model.spec import ModelSpec
 from engine.simulated.answers import Answers
@@ -15,7 +13,7 @@ from engine.simulated.profile import SIMULATED
 from engine.simulated.stage import SimulatedStage
 from engine.stage import Stage
 from engine.stage_like import StageLike
-from engine.target import TargetInfo, TargetOptions, plan_cache, positions, resolve_dtype
+from engine.target import TargetInfo, TargetOptions, load_layers, plan_cache, resolve_dtype
 
 
 def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
@@ -53,14 +51,4 @@ def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: Tar
         recordings = options.simulation.recordings
         answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
         return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
-    device = torch.device(options.device)
-    dtype = resolve_dtype(options.dtype, load_spec(path), options.device)
-    shard = load_shard(
-        path,
-        layers,
-        dtype=dtype,
-        device=device,
-        n_positions=positions(info),
-        quantization=options.quantization,
-    )
-    return Stage(shard, info.n_blocks, info.block_size, options.reference)
+    return Stage(load_layers(options, path, layers, info), info.n_blocks, info.block_size, options.reference)

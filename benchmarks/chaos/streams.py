@@ -9,18 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.load.client import Client, Endpoint, Watcher, open_session
+from app.load.prompts import BUILTIN
 from app.load.records import Break, Record
 
-PROMPTS = (
-    "Write a Python function that merges two sorted lists.",
-    "Explain what a hash table is and when to use one.",
-    "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Implement a class for a bank account with deposit and withdraw methods.",
-    "A train travels 60 miles in 1.5 hours. What is its average speed?",
-    "What are the advantages of a balanced diet?",
-    "Write a Python function that counts the words of a text file.",
-)
 METHODS = (None, "autoregressive", "pld", "suffix", "spectra-core", "suffix+token-recycling")  # None: the server's
 RETRIES = 50  # of one request; an ingress takes seconds to come back
 
@@ -57,7 +48,7 @@ class Streams(Watcher):
     def _body(self, client: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": "user", "content": PROMPTS[client % len(PROMPTS)]}],
+            "messages": [{"role": "user", "content": BUILTIN[client % len(BUILTIN)]}],
             "max_tokens": self.max_tokens,
             "ignore_eos": True,
             "temperature": 0.8 if client % 2 else 0.0,

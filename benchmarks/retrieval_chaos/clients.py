@@ -11,27 +11,18 @@ from typing import Any
 
 import aiohttp
 
+from app.load.prompts import BUILTIN
 from benchmarks.retrieval_chaos.answers import Answer, ask
 from benchmarks.server_process import ServerProcess
 
 TENANT = "learner"
 BEAT_S = 0.01
-PROMPTS = (
-    "Write a Python function that merges two sorted lists.",
-    "Explain what a hash table is and when to use one.",
-    "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Implement a class for a bank account with deposit and withdraw methods.",
-    "A train travels 60 miles in 1.5 hours. What is its average speed?",
-    "What are the advantages of a balanced diet?",
-    "Write a Python function that counts the words of a text file.",
-)
 
 
 def prompts_of(path: Path | None, limit: int) -> list[str]:
     """First turns of the file, or the built-in prompts."""
     if path is None:
-        return list(PROMPTS[:limit])
+        return list(BUILTIN[:limit])
     return [json.loads(line)["turns"][0] for line in path.read_text().splitlines() if line.strip()][:limit]
 
 

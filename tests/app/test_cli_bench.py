@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from app.cli import main
+from tests.app.said import Said, said_by
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["The quick brown fox jumps", "over the lazy dog"]},
@@ -25,19 +25,6 @@ QUESTIONS = [
 ]
 KEYS = {"tokens_per_forward", "speedup", "mic_tp", "mac_tp", "identical_to_autoregressive", "by_category"}
 PLOTS = ["sources.png", "speedup.png", "step_time.png", "tau.png"]
-
-
-@dataclass
-class Said:
-    """What a run said."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return dict(json.loads(self.out.splitlines()[-1]))
 
 
 @pytest.fixture
@@ -58,10 +45,7 @@ def bench(flags: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[...,
     """``bench("--methods", "pld", ...)``: runs the command here."""
 
     def run(*more: object) -> Said:
-        capsys.readouterr()
-        status = main([*flags, *map(str, more)])
-        said = capsys.readouterr()
-        return Said(status, said.out, said.err)
+        return said_by(capsys, *flags, *more)
 
     return run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -17,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from app import environment
 from deployments.drafters import Drafter, InlineDrafter
-from deployments.lane import Home
+from deployments.lane_host import Home
 from deployments.messages import SubmitRequest
 from deployments.options import RouterOptions
 from deployments.pipeline import Endpoints, Pipeline
@@ -233,10 +233,7 @@ def make_job() -> Callable[..., Job]:
 @pytest.fixture
 def free_port() -> int:
     """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return environment.free_port()
 
 
 @pytest.fixture(autouse=True)

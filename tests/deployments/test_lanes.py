@@ -11,20 +11,11 @@ import pytest
 
 from deployments.options import RouterOptions
 from engine.loop import Completion, Job
-from engine.stage import Activations, Stage
-from engine.step import Step
+from tests.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Job]
 Offline = Callable[[Job], Completion]
-
-
-class Slow(Stage):
-    """Takes its time, so that something can happen meanwhile."""
-
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        time.sleep(0.02)
-        return super().forward(step, incoming)
 
 
 def options(**fields: Any) -> RouterOptions:

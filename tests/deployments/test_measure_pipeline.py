@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,18 +24,17 @@ from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.step_timing import GRID
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+from tests import slow_stage
 
 MakeJob = Callable[..., Job]
 Offline = Callable[[Job], Completion]
 SLOW_S = 0.005  # seconds more per step
 
 
-class Slow(Stage):
-    """Every forward takes at least so long."""
+class Slow(slow_stage.Slow):
+    """A little."""
 
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        time.sleep(SLOW_S)
-        return super().forward(step, incoming)
+    pause_s = SLOW_S
 
 
 class FailsInLargeSteps(Stage):

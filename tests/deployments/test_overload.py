@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,22 +17,14 @@ from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
 from engine.sequence import Sequence
-from engine.stage import Activations, Stage
 from engine.stats import StatsCounter
 from engine.step import Step, Work
 from engine.target import TargetInfo
+from tests.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Job]
 Offline = Callable[[Job], Completion]
-
-
-class Slow(Stage):
-    """Takes its time, so that something can happen meanwhile."""
-
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        time.sleep(0.02)
-        return super().forward(step, incoming)
 
 
 class Crowd:

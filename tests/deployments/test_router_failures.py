@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from engine.protocol import Branch
 from engine.stage import Activations, Stage
 from engine.step import Step, WorkResult
 from speculators.pool import SpeculatorPool
+from tests.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 POISON = 311  # a prompt with this token makes the stages below fail
@@ -67,14 +67,6 @@ class LosesItsDevice(Stage):
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         if is_poisoned(step):
             raise torch.AcceleratorError("poisoned")
-        return super().forward(step, incoming)
-
-
-class Slow(Stage):
-    """Takes its time, so that something can happen meanwhile."""
-
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        time.sleep(0.02)
         return super().forward(step, incoming)
 
 

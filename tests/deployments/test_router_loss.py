@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.served import FLAGS, READY_S, Server, Stream
+from tests.served import FLAGS, READY_S, Server, Stream, running
 
 ROUTER = "ServeReplica:spectra:Router"
 INGRESS = "ServeReplica:spectra:Ingress"
@@ -33,13 +32,8 @@ class Breakable(Stream):
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="rl-") as folder:  # pytest's own is too long a path for Ray's sockets
-        started = Server(tiny_checkpoint, Path(folder), (*FLAGS, *ROOM, "--ingress-replicas", "2"))
-        try:
-            assert started.first_line.startswith("Ready: "), started.log.read_text()
-            yield started
-        finally:
-            started.close()
+    with running(tiny_checkpoint, (*FLAGS, *ROOM, "--ingress-replicas", "2")) as started:
+        yield started
 
 
 def job(number: int, n_tokens: int = LONG) -> dict[str, Any]:

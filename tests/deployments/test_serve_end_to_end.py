@@ -10,7 +10,6 @@ import random
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,20 +20,15 @@ import psutil
 import pytest
 
 from app.cli import main
-from tests.served import STOP_S, Server, Stream, spectra
+from tests.served import STOP_S, Server, Stream, running, spectra
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="sv-") as folder:  # pytest's own is too long a path for Ray's sockets
-        started = Server(tiny_checkpoint, Path(folder))
-        try:
-            assert started.first_line.startswith("Ready: "), started.log.read_text()
-            yield started
-        finally:
-            started.close()
+    with running(tiny_checkpoint) as started:
+        yield started
 
 
 def test_ready_is_printed_once_a_request_succeeds(server: Server) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.served import FLAGS, READY_S, Server, Stream
+from tests.served import FLAGS, READY_S, Server, Stream, running
 
 MORE = ("--replicas", "2", "--speculator-actors", "2", "--draft-timeout", "0.5")
 
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="sr-") as folder:  # pytest's own is too long a path for Ray's sockets
-        started = Server(tiny_checkpoint, Path(folder), (*FLAGS, *MORE))
-        try:
-            assert started.first_line.startswith("Ready: "), started.log.read_text()
-            yield started
-        finally:
-            started.close()
+    with running(tiny_checkpoint, (*FLAGS, *MORE)) as started:
+        yield started
 
 
 def actors(server: Server, kind: str) -> list[psutil.Process]:

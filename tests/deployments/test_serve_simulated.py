@@ -12,7 +12,7 @@ import pytest
 from app.tokenizers import load_tokenizer
 from engine.sampling.params import SamplingParams
 from engine.simulated.answers import Answers
-from tests.served import Server, Stream
+from tests.served import Server, Stream, running
 
 QUESTION, ANSWER = "Does snow fall?", "Snow falls on the quiet town while the river keeps running."
 PROFILE = {"base_s": 0.01, "stages": 2, "flat_sequences": 2}
@@ -20,17 +20,13 @@ PROFILE = {"base_s": 0.01, "stages": 2, "flat_sequences": 2}
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="si-") as folder:  # pytest's own is too long a path for Ray's sockets
+    with tempfile.TemporaryDirectory(prefix="si-") as folder:
         profile, logs = Path(folder) / "mine.json", Path(folder) / "logs.jsonl"
         profile.write_text(json.dumps(PROFILE))
         logs.write_text(json.dumps({"prompt": QUESTION, "answer": ANSWER}) + "\n")
         flags = ("--name", "tiny", "--kv-gib", "0.02", "--simulate", str(profile), "--simulate-answers", str(logs))
-        started = Server(tiny_checkpoint, Path(folder), flags)
-        try:
-            assert started.first_line.startswith("Ready: "), started.log.read_text()
+        with running(tiny_checkpoint, flags) as started:
             yield started
-        finally:
-            started.close()
 
 
 def _made_up(checkpoint: Path, prompt: str, n: int) -> list[int]:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.served import READY_S, Server, Stream
+from tests.served import READY_S, Server, Stream, running
 
 SEEDED: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.8, "seed": 8, "ignore_eos": True}
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
@@ -23,14 +23,9 @@ STAGE, TARGET = "ray::StageActor", "ray::ServeReplica:spectra:Target"
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="sv-") as folder:
-        flags = (*FLAGS, "--stages", "3", "--stage-timeout", "3")
-        started = Server(tiny_checkpoint, Path(folder), flags)
-        try:
-            assert started.first_line.startswith("Ready: "), started.log.read_text()
-            yield started
-        finally:
-            started.close()
+    flags = (*FLAGS, "--stages", "3", "--stage-timeout", "3")
+    with running(tiny_checkpoint, flags) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

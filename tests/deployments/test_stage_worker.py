@@ -30,6 +30,7 @@ from engine.sampling.params import SamplingParams
 from engine.stage import Activations, Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target import TargetInfo, positions
+from tests import slow_stage
 
 CPU = torch.device("cpu")
 PAUSE_S = 0.05
@@ -37,12 +38,10 @@ MakeJob = Callable[..., Job]
 Offline = Callable[[Job], Completion]
 
 
-class Slow(Stage):
-    """Every forward takes at least so long."""
+class Slow(slow_stage.Slow):
+    """Longer than most."""
 
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        time.sleep(PAUSE_S)
-        return super().forward(step, incoming)
+    pause_s = PAUSE_S
 
 
 class Fails(Stage):

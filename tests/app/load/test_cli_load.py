@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,19 +12,7 @@ from app.cli import main
 from app.load_command import KEY_VARIABLE
 from tests.app.conftest import ScriptedBackend
 from tests.app.load.conftest import TEXT, Script, answer
-
-
-@dataclass
-class Said:
-    """What a run said."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return dict(json.loads(self.out.splitlines()[-1]))
+from tests.app.said import Said, said_by
 
 
 @pytest.fixture
@@ -34,9 +20,7 @@ def load(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     """``load(url, "--rate", 5)``: runs the command here."""
 
     def run(url: str, *more: object) -> Said:
-        status = main(["load", "--url", url, *map(str, more)])
-        said = capsys.readouterr()
-        return Said(status, said.out, said.err)
+        return said_by(capsys, "load", "--url", url, *more)
 
     return run
 

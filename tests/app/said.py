@@ -1,0 +1,41 @@
+"""What a command that was run in the test's own process said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from app.cli import main
+
+
+@dataclass
+class Said:
+    """What a run said."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return dict(json.loads(self.out.splitlines()[-1]))
+
+    @property
+    def methods(self) -> dict[str, Any]:
+        """Of a benchmark."""
+        return dict(self.document["methods"])
+
+    def tau(self, method: str) -> float:
+        """Tokens per forward of a benchmark's method."""
+        return float(self.methods[method]["tokens_per_forward"])
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *command: object) -> Said:
+    """Run ``spectra`` with these arguments here."""
+    capsys.readouterr()  # what was said before
+    status = main([str(part) for part in command])
+    said = capsys.readouterr()
+    return Said(status, said.out, said.err)
