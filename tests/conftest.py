@@ -77,3 +77,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _model(len(tokenizer)).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start a Ray cluster come first: they share a worker (one cluster at a time), and it takes longest."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 from app.cli import main
 from app.config import ServeConfig
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 DRIVER = """
 import json, sys, time
 import httpx, ray
