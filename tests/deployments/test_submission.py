@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import socket
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -197,7 +198,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         b"",
         b"\xc1",
         b"\x91\x01",
-        os.urandom(200),
+        random.Random(1).randbytes(200),
         msgspec.msgpack.encode([["s", 1, {"request_id": "x"}]]),
         msgspec.msgpack.encode([["s", 1, {"request_id": "x", "prompt": ["a"], "params": {}}]]),
         encode_orders([Submit(0, REQUEST), Submit(0, REQUEST)]),
