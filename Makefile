@@ -19,7 +19,7 @@ serve: setup  ## start the server with the demo model on PORT (default 8000)
 	@exec $(BIN)/spectra serve --port $(PORT)
 
 test: setup  ## all tests, in two processes: those that start a Ray cluster, and beside them the others
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

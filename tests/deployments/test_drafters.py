@@ -24,8 +24,6 @@ from engine.stats import StatsCounter
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 VOCAB = 320
 MakeJob = Callable[..., Job]
 Offline = Callable[[Job], Completion]

@@ -15,8 +15,6 @@ import pytest
 
 from tests.served import FLAGS, READY_S, Server, Stream, running
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 ROUTER = "ServeReplica:spectra:Router"
 INGRESS = "ServeReplica:spectra:Ingress"
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")

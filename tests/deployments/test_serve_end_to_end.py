@@ -22,8 +22,6 @@ import pytest
 from app.cli import main
 from tests.served import STOP_S, Server, Stream, running, spectra
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 
 

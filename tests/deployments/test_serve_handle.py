@@ -17,8 +17,6 @@ from pydantic import ValidationError
 from app.cli import main
 from app.config import ServeConfig
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 DRIVER = """
 import json, sys, time
 import httpx, ray

@@ -13,8 +13,6 @@ import pytest
 
 from tests.served import FLAGS, READY_S, Server, Stream, running
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 MORE = ("--replicas", "2", "--speculator-actors", "2", "--draft-timeout", "0.5")
 
 

@@ -13,8 +13,6 @@ import pytest
 
 from app.cli import main
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 DRIVER = """
 import json, os, signal, sys, threading, time
 import psutil, ray
