@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
-from app.api.edge import Edge
-from app.api.http import Api
-from app.api.service import Settings
 from app.config import ServeConfig
 from app.drafter import check_served_drafter
+from app.edge import EdgeOptions, make_edge
 from app.heads import serve_speculators
 from app.retrieval_service import retrieval_options
 from app.step_costs import router_options
-from app.tokenizers import load_tokenizer
 from app.version import VERSION
-from deployments.client import RouterClient
 from deployments.ingress import Ingress
 from deployments.retrieval_deployment import RetrievalDeployment
 from deployments.router_deployment import RouterDeployment
 from deployments.target_deployment import TargetDeployment, replica_placement
-from engine.model.loader import resolve
 
 UNLIMITED = 100_000  # max_ongoing_requests: admission is the scheduler's business (Serve's default is 5)
 HUNG_S = 3.0  # that an event loop may take to say that it is alive
 CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the application
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeOptions:
-    """What an ingress replica builds its edge from."""
-
-    tokenizer: str  # directory or hub id
-    version: str
-    default_max_tokens: int
-    max_body_bytes: int
-
-
-def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
-    """The edge of one ingress replica; runs in its process."""
-    tokenizer = load_tokenizer(resolve(options.tokenizer))
-    settings = Settings(
-        version=options.version,
-        max_body_bytes=options.max_body_bytes,
-        default_max_tokens=options.default_max_tokens,
-    )
-    return Edge(Api(client, tokenizer, settings))
 
 
 def target_names(n: int) -> list[str]:

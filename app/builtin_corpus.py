@@ -23,7 +23,7 @@ from app.cache import tokenizer_hash
 from app.current_snapshot import snapshot_folder
 from app.retrieval import tokenised
 from app.tokenizers import load_tokenizer
-from engine.model.loader import load_spec
+from engine.model.vocabulary import vocab_size as vocab_size_of
 from retrieval_store.corpus import Document
 from retrieval_store.errors import SnapshotError
 from retrieval_store.index import Tokens
@@ -45,10 +45,10 @@ def builtin_snapshot(model: Path) -> Path:
 
     Raises:
         OSError: the cache folder cannot be written, or ``model`` has no ``tokenizer.json``.
-        UnsupportedModelError: ``model`` cannot be run, or has no tokenizer that loads.
+        UnsupportedModelError: ``model`` does not say its vocabulary and cannot be run, or has no tokenizer that loads.
     """
     key = tokenizer_hash(model)
-    vocab_size = load_spec(model).vocab_size
+    vocab_size = vocab_size_of(model)
     folder = snapshot_folder() / f"builtin-{key}-{vocab_size}-{platform.python_version()}-{RECIPE}"
     if _is_whole(folder):
         return folder

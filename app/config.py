@@ -17,7 +17,7 @@ from pydantic import model_validator
 from app.cache import cache_folder
 from app.config_fields import ServeFields
 from app.demo.paths import DEMO, DEMO_TARGET
-from app.drafter import drafter_path
+from app.drafter_path import drafter_path
 from app.idle_flags import check_idle_flags
 from app.libraries import LibraryAt, builtin_library, checked_place, library_at
 from app.simulation import simulated_defaults, simulation_of
@@ -26,7 +26,7 @@ from app.stores import is_store
 from deployments.options import PipelineOptions, RouterOptions, SpeculatorPlacement
 from engine.scheduler import SchedulerOptions
 from engine.simulated.profile import Simulation
-from engine.target import GIB, TargetOptions
+from engine.target_options import GIB, TargetOptions
 from retrieval_store.library import FixedLibrary, Library
 from retrieval_store.service.offers import is_namespace
 from speculators.anpd import AnpdConfig

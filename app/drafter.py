@@ -8,21 +8,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.demo.paths import DEMO, DEMO_DRAFTER
+from app.drafter_path import drafter_path
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model.loader import load_spec, resolve
+from engine.model.loader import load_spec
+from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
 from speculators.draft_model import DraftModelConfig
 
 if TYPE_CHECKING:
     from app.config import ServeConfig
-
-
-def drafter_path(model: str) -> str:
-    """What the loader takes: the demo drafter's directory, an absolute directory, or a hub id as it is."""
-    path = DEMO_DRAFTER if model == DEMO else Path(model).expanduser()
-    return str(path.resolve()) if path.is_dir() else model
 
 
 def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) -> DraftModelConfig:

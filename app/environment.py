@@ -19,7 +19,8 @@ PROXIED, PORTS_EACH = (11_000, 21_000), 200  # ports below those of outgoing con
 
 HAPROXY = """\
 #!/bin/sh
-(while kill -0 "$PPID"; do kill -0 $$ || exit; sleep 1; done; kill $$) </dev/null >/dev/null 2>&1 &
+trap '' TERM
+(while kill -0 "$PPID"; do kill -0 $$ || exit; sleep 1; done; kill -KILL $$) </dev/null >/dev/null 2>&1 &
 exec {binary} -dS "$@"
 """
 
@@ -52,6 +53,18 @@ def serve_environment(scratch: str) -> dict[str, str]:
     }
 
 
+def local_environment() -> dict[str, str]:
+    """Switches of a Ray that nobody but this server uses. Given up: ``ray list tasks``, ``ray timeline``, Ray's own
+    metrics and its dashboard's figures; ours come from the application."""
+    return {
+        # The cluster keeps an event of each of the latest 100,000 calls, and every process sends its own once a second
+        "RAY_task_events_report_interval_ms": "0",
+        # The agents read /proc for every process of Ray, and every process reports, for nobody: no dashboard runs
+        "RAY_enable_metrics_collection": "0",
+        "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    }
+
+
 def _replica_ports() -> dict[str, str]:
     """Where Serve's replicas listen for the proxy. By default every server of the machine counts up from the same port,
     and two of them answer each other's requests."""
@@ -72,11 +85,12 @@ def folder_for_sockets() -> str:
 
 
 def haproxy_script(folder: str) -> dict[str, str]:
-    """Lets Serve run HAProxy through a script of ours, for two reasons.
+    """Lets Serve run HAProxy through a script of ours, for three reasons.
 
     Serve's configuration splices request bodies, and then HAProxy (2.8) does not notice that a client who sent headers
     and body apart, as most do, has gone before the answer began; ``-dS`` forbids splicing. And when Ray is killed, its
-    HAProxy would live on and keep the port.
+    HAProxy would live on and keep the port. And a SIGTERM to all processes of a server must leave running
+    streams their grace: HAProxy ignores it. (Serve itself ends HAProxy by SIGUSR1 and SIGKILL.)
     """
     script = Path(folder) / "haproxy"
     with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself

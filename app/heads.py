@@ -15,7 +15,8 @@ from app.prompts import encode_chat, encode_raw
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.loop import Engine, Job
-from engine.model.loader import load_spec, resolve
+from engine.model.loader import load_spec
+from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions

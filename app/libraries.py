@@ -17,7 +17,7 @@ from app.current_snapshot import fetch_current
 from app.retrieval import corpus_index
 from app.stores import DEFAULT_NAMESPACE, is_store
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model.loader import resolve
+from engine.model.resolve import resolve
 from retrieval_store.errors import StoreAddressError, StoreError
 from retrieval_store.library import FixedLibrary, Library
 from retrieval_store.snapshot import MANIFEST

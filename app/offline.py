@@ -16,11 +16,13 @@ from app.split import stage_memory
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
 from engine.loop import Engine
-from engine.model.loader import load_spec, resolve
+from engine.model.loader import load_spec
+from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import GIB, LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import GIB, TargetOptions
 from speculators.pool import SpeculatorPool
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast
 
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
-from engine.model.loader import resolve
+from engine.model.resolve import resolve
 from retrieval_store.corpus import CorpusError, Document, Message, read_documents
 from retrieval_store.memory import MemoryIndex
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 BATCH = 256  # texts tokenised together
 

@@ -9,7 +9,8 @@ from app.config import ServeConfig
 from app.libraries import FLAG, hash_of
 from app.stores import open_store_at
 from deployments.options import RetrievalOptions
-from engine.model.loader import load_spec, resolve
+from engine.model.loader import load_spec
+from engine.model.resolve import resolve
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import LiveOptions
 

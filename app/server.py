@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 
 from app.config import ServeConfig
-from app.environment import check_port, folder_for_sockets, serve_environment
+from app.environment import check_port, folder_for_sockets, local_environment, serve_environment
+from app.ray_session import controller_answers, end_ray, init_ray
 from engine.errors import ConfigError
 
 READY_S = 600.0  # a large model may load for minutes
@@ -56,7 +57,8 @@ class Server:
         """
         check_port(self.host, self.port)
         self._check_model()
-        for name, value in serve_environment(self._scratch.name).items():
+        local = local_environment() if self._address is None else {}
+        for name, value in (serve_environment(self._scratch.name) | local).items():
             os.environ.setdefault(name, value)
         self._start_ray()
         if not self.stopping:
@@ -66,8 +68,6 @@ class Server:
     def _start_ray(self) -> None:
         """In a thread of its own, while this one keeps the signals: Ray puts its handlers in place as it starts, and
         they would end the process at once and leave Ray's behind."""
-        import ray
-
         options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "configure_logging": False}
         if self._address is None:
             options |= {
@@ -76,9 +76,8 @@ class Server:
                 "include_dashboard": False,
                 "object_store_memory": 128 << 20,
             }
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
         self._has_ray = True
-        starting = self._ray_thread.submit(ray.init, **options)
+        starting = self._ray_thread.submit(init_ray, options)
         while wait((starting,), timeout=0.02).not_done:
             self.install_signals()
         self.install_signals()
@@ -112,7 +111,7 @@ class Server:
         from app.offline import check_stages
         from app.tokenizers import load_tokenizer
         from engine.admission import check_needs
-        from engine.model.loader import resolve
+        from engine.model.resolve import resolve
         from engine.model.tensors import check_files
         from engine.stage_loading import describe_target, target_spec
         from speculators.registry import create
@@ -172,8 +171,12 @@ class Server:
 
             if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
                 self._drain()
-                self._undeploy()
-            ray.shutdown()
+                if controller_answers():
+                    self._undeploy()
+            if self._address is None:
+                end_ray()
+            else:
+                ray.shutdown()
         self._ray_thread.shutdown()
         self._scratch.cleanup()
 

@@ -9,7 +9,7 @@ from typing import Any
 from app.bench.replay_logs import encode, read_logs
 from app.tokenizers import load_tokenizer
 from engine.errors import ConfigError
-from engine.model.loader import resolve
+from engine.model.resolve import resolve
 from engine.simulated.answers import pack_recordings
 from engine.simulated.profile import PROFILES, PipelineProfile, Simulation, profile_of
 

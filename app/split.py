@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from engine.errors import ConfigError
-from engine.model.split import AUTO, EVEN, MEASURED, check_memory, layer_counts
-from engine.target import GIB
+from engine.model.split_options import AUTO, EVEN, MEASURED, check_memory, layer_counts
+from engine.target_options import GIB
 
 
 def stage_memory(given: str | float | None) -> tuple[int, ...]:

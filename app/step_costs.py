@@ -14,7 +14,7 @@ from app.config import ServeConfig
 from app.simulation import profile_at
 from app.version import VERSION
 from deployments.options import RouterOptions
-from engine.model.loader import resolve
+from engine.model.resolve import resolve
 from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.step_timing import measure
 from engine.target import LocalTarget

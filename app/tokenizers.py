@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from engine.errors import UnsupportedModelError
+
+if TYPE_CHECKING:  # transformers, and torch with it, loads with the first tokenizer
+    from transformers import PreTrainedTokenizerFast
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -15,6 +17,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     Raises:
         UnsupportedModelError: there is none, or only a slow one, which cannot decode incrementally.
     """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:

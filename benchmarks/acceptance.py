@@ -32,7 +32,8 @@ from benchmarks.prompt_sets import questions
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 from retrieval_store.corpus import read_documents
 from retrieval_store.library import FixedLibrary, Library
 from speculators.pool import SpeculatorPool

@@ -37,7 +37,8 @@ from benchmarks.prompt_sets import questions
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 from speculators.draft_model import DraftModelConfig
 from speculators.pld import PldConfig
 from speculators.pool import SpeculatorPool

@@ -36,12 +36,14 @@ from benchmarks.step_time import random_tree
 from deployments.pipeline import Endpoints, Pipeline
 from deployments.stage_worker import StageWorker
 from engine.model.loader import load_spec
-from engine.model.shard import LayerRange, split_layers
+from engine.model.ranges import LayerRange, split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.stage_loading import load_stage
 from engine.step import SequenceStart, Step, Work
-from engine.target import LocalTarget, TargetInfo, TargetOptions, plan_cache
+from engine.target import LocalTarget, plan_cache
+from engine.target_info import TargetInfo
+from engine.target_options import TargetOptions
 
 TRANSPORT = {"socket": "auto", "gloo": "gloo"}
 WARM_UP = 20  # steps of each kind

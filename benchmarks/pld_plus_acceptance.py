@@ -24,7 +24,8 @@ from benchmarks.acceptance import report
 from benchmarks.acceptance_rows import Row
 from benchmarks.prompt_sets import questions
 from engine.sampling.params import SamplingParams
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 from speculators.induction_heads import Heads
 from speculators.pld_plus import PldPlusConfig, paper_layer
 from speculators.registry import SpeculatorOptions

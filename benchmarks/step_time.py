@@ -25,7 +25,8 @@ from engine.sampling.params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, State
 from engine.stats import StatsCounter
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 from engine.tree import EMPTY_TREE, TokenTree
 
 

@@ -121,12 +121,12 @@ class Channel:
         """Seconds a blocking call may wait for a sign of the peer before it raises TimeoutError; None: for ever."""
         self._socket.settimeout(seconds)
 
-    def send(self, payload: bytes) -> None:
+    def send(self, payload: bytes | bytearray) -> None:
         """Send one frame; raises OSError when the peer is gone."""
         self.send_all(self.frame(payload))
 
     @staticmethod
-    def frame(payload: bytes) -> list[memoryview]:
+    def frame(payload: bytes | bytearray) -> list[memoryview]:
         """A frame as parts to be sent one behind the other."""
         return [memoryview(_LENGTH.pack(len(payload))), memoryview(payload)]
 
@@ -230,7 +230,7 @@ class AsyncChannel:
         if not hmac.compare_digest(await self._reader.readexactly(PROOF), proof(secret, mine, b"server")):
             raise UnauthenticatedError(f"{address} does not know the pipeline's secret")
 
-    def send(self, payload: bytes) -> None:
+    def send(self, payload: bytes | bytearray) -> None:
         """Hand one frame to the transport; never waits or fails (a lost peer shows in ``receive``)."""
         if not self._writer.is_closing():  # uvloop raises on a transport that the peer's going has closed
             self._writer.write(_LENGTH.pack(len(payload)) + payload)

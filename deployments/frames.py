@@ -5,14 +5,18 @@ Tensors are not part of it: a link (``deployments.links``) carries them behind t
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from torch import Tensor
 
-from deployments.links.base import TensorHead
-from engine.stage import Activations
+from deployments.links.head import TensorHead
+from engine.activations import Activations
 from engine.step import Step, encode
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StageFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -22,9 +26,10 @@ class StageFrame(msgspec.Struct, frozen=True, array_like=True):
     tensors: tuple[TensorHead, ...] = ()  # hidden states, and tapped ones where there are any
     error: str = ""  # an earlier stage could not run the step; the rest only pass it on
     rows_at: tuple[str, ...] = ()  # addresses of stages that wait to be asked for attention rows
-    seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last
+    seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last; must stay the last field
 
 
+_FLOAT64 = 0xCB  # MessagePack: eight bytes follow
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(StageFrame)
 
@@ -35,12 +40,20 @@ def encode_frame(
     error: str = "",
     rows_at: tuple[str, ...] = (),
     seconds: tuple[float, ...] = (),
-) -> bytes:
+) -> bytearray:
     """A frame for the next stage; the tensors of ``activations`` follow it, unless there is an error. A step that
     came encoded is passed on as it came."""
     heads = () if error else tuple(map(TensorHead.of, tensors_of(activations)))
     raw = step if isinstance(step, bytes) else encode(step)
-    return _ENCODER.encode(StageFrame(raw, heads, error, () if error else rows_at, seconds))
+    frame = bytearray()
+    _ENCODER.encode_into(StageFrame(raw, heads, error, () if error else rows_at, seconds), frame)
+    return frame
+
+
+def stamp(frame: bytearray, seconds: float) -> None:
+    """Write the last of ``seconds`` into an encoded frame: a stage knows its own when all else is ready to be sent."""
+    assert frame[-9] == _FLOAT64, "the frame has no times"
+    struct.pack_into(">d", frame, len(frame) - 8, seconds)
 
 
 def decode_frame(raw: bytes) -> StageFrame:

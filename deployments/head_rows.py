@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from deployments.channel import Channel, UnauthenticatedError
+from deployments.roles import ROWS
 from engine.artefacts import AttentionRows, CapturedStep
 from engine.step import StepResult, WorkResult, decode_result, encode
 from engine.target import attach_attention
 
-ROWS = "rows"  # role of these connections
 MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but some may fail and never be asked for
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from deployments.channel import Channel
 from deployments.frames import StageFrame, activations_of, decode_frame
 from deployments.links.base import Link
 from deployments.links.sockets import AT_ONCE, SocketLink
-from engine.stage import Activations
+from engine.activations import Activations
 
 READ_AHEAD = 2  # frames
 

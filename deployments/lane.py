@@ -26,7 +26,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence, State
 from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 
 logger = logging.getLogger(__name__)
 

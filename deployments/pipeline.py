@@ -14,14 +14,14 @@ import msgspec
 from deployments.channel import AsyncChannel
 from deployments.frames import encode_frame
 from deployments.options import RouterOptions
-from deployments.stage_worker import RESULTS, STEPS
+from deployments.roles import RESULTS, STEPS
 from deployments.step_watch import TIMES_COLD
 from deployments.suspicion import Suspect, report
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult, decode_result
 from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.step_timing import measurement
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from engine.protocol import Needs
 from engine.sequence import Sequence as Request
 from engine.step import StepResult
 from engine.step_cost import StepCosts
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 
 logger = logging.getLogger(__name__)
 

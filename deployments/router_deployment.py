@@ -24,7 +24,7 @@ from deployments.submission import Attachment
 from deployments.submission_server import SubmissionServer
 from deployments.target_home import TargetHome, first_endpoints
 from engine.admission import check_needs
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from speculators.successors import compile_kernels

@@ -1,4 +1,7 @@
-"""A stage in a Ray actor: loads its layers, then serves steps over its channel. Ray only starts and watches it."""
+"""A stage in a Ray actor: loads its layers, then serves steps over its channel. Ray only starts and watches it.
+
+Its owner reads this file, too, and does no arithmetic: torch and the model's code are imported where an actor is made.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,19 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from deployments.places import Place, Reach
 from deployments.socket_folder import SocketFolder
-from deployments.stage_worker import StageWorker
+from deployments.stage_plan import StagePlan
 from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
-from engine.model.shard import LayerRange
-from engine.stage_like import StageLike
-from engine.stage_loading import load_stage
-from engine.target import TargetInfo, TargetOptions
+from engine.target_options import TargetOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from deployments.stage_worker import StageWorker
+    from engine.stage_like import StageLike
 
 LOOK_S = 0.1  # between two looks at the loop
 SOCKETS = "spectra-stage-"  # prefix of the folders
@@ -47,20 +52,21 @@ class StageActor:
     Args:
         options: of the target.
         path: checkpoint directory.
-        layers: this stage's.
-        info: of the target.
+        number: of this stage, from 0.
         threads: intra-op.
         transport: see ``PipelineOptions``.
     """
 
-    def __init__(
-        self, options: TargetOptions, path: str, layers: LayerRange, info: TargetInfo, threads: int, transport: str
-    ) -> None:
+    def __init__(self, options: TargetOptions, path: str, number: int, threads: int, transport: str) -> None:
+        import torch
+
+        # All of it now, side by side with the other stages: later on, they wait for the first one.
+        from deployments import stage_ranges, stage_worker  # noqa: F401
+
         torch.set_num_threads(threads)
         self._options = options
         self._path = Path(path)
-        self._layers = layers
-        self._info = info
+        self._number = number
         self._transport = transport
         self._device = torch.device(options.device)
         self._stage: StageLike | None = None
@@ -71,25 +77,37 @@ class StageActor:
         """Where it runs; nothing is loaded for that."""
         return Place.here()
 
-    def load(self) -> Loaded:
+    def plan(self) -> StagePlan:
+        """Describe and split the target; one stage does it for all.
+
+        Raises:
+            SpectraError: as ``plan_stages``.
+        """
+        from deployments.stage_ranges import plan_stages
+
+        return plan_stages(self._options, self._path)
+
+    def load(self, plan: StagePlan) -> Loaded:
         """Load the layers.
 
         Raises:
             SpectraError: as ``load_stage``, and for whatever else is wrong with the checkpoint: the message names it.
         """
+        from engine.stage_loading import load_stage
+
         began = time.monotonic()
         try:
-            self._stage = load_stage(self._options, self._path, self._layers, self._info)
+            self._stage = load_stage(self._options, self._path, plan.ranges[self._number], plan.info)
         except SpectraError:
             raise
         except Exception as error:  # a file cut short, say: libraries do not name it
             raise UnsupportedModelError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
-        n_bytes = _resident()
-        n_bytes += torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
-        return Loaded(time.monotonic() - began, n_bytes)
+        return Loaded(time.monotonic() - began, _resident() + _allocated(self._device))
 
     def listen(self, secret: bytes) -> Reach:
         """Open the stage's channels; returns how peers reach them."""
+        from deployments.stage_worker import StageWorker
+
         assert self._stage is not None, "load comes before listen"
         place = Place.here()
         wanted = []
@@ -153,3 +171,10 @@ class StageActor:
 def _resident() -> int:
     """Bytes of memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes of memory on its GPU, if it has one."""
+    import torch
+
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -22,10 +22,10 @@ from ray.exceptions import RayError
 from deployments.pipeline import Endpoints
 from deployments.places import Reach, neighbours
 from deployments.stage_handle import StageHandle, reason_of
+from deployments.stage_plan import StagePlan
 from deployments.stage_suspicion import condemn_suspects
 from deployments.trial import pass_a_step
 from engine.errors import ConfigError, TargetLostError
-from engine.target import TargetInfo
 
 MAX_STARTS = 2  # of one stage within one replacement; then the pipeline is given up
 WAIT_S = 30.0  # that a question for the endpoints waits for a replacement
@@ -50,14 +50,13 @@ class StageGroup:
     Args:
         launch: starts the actor of a stage, given its number.
         n_stages: how many there are.
-        info: of the target.
         limit: seconds a replacement may take before the pipeline is given up.
     """
 
-    def __init__(self, launch: Callable[[int], StageHandle], n_stages: int, info: TargetInfo, limit: float) -> None:
+    def __init__(self, launch: Callable[[int], StageHandle], n_stages: int, limit: float) -> None:
         self._launch = launch
-        self._info = info
         self._limit = limit
+        self._plan: StagePlan | None = None  # known once a stage has made it
         self._secret = secrets.token_bytes(32)
         self._stages = [launch(i) for i in range(n_stages)]
         self._watches: list[asyncio.Task[str]] = []
@@ -68,13 +67,19 @@ class StageGroup:
         self.replacements: list[Replacement] = []
 
     async def start(self) -> None:
-        """Let all stages load side by side and connect them; supervise them from then on.
+        """Let the first stage plan, all load side by side, and connect them; supervise them from then on.
 
         Raises:
             TargetLostError: a stage did not come up, or passes no step on; none is left running.
-            ConfigError: stages cannot reach each other by the transport that was asked for.
+            ConfigError: an option of the target is wrong, or stages cannot reach each other by the transport that was
+                asked for.
+            UnsupportedModelError: the checkpoint cannot be run.
         """
         try:
+            await asyncio.gather(*(stage.arrive() for stage in self._stages))  # imports would disturb a measurement
+            self._plan = await self._stages[0].plan()
+            for i, memory in enumerate(self._plan.memory):
+                _say(logging.INFO, "stage %d: %s", i, memory)
             await asyncio.gather(*(self._come_up(i) for i in range(len(self._stages))))
             if lost := await self._connect():
                 raise TargetLostError("; ".join(f"{self._stages[i].name}: {why}" for i, why in lost.items()))
@@ -111,7 +116,12 @@ class StageGroup:
                 "transport (--transport) is unix, but the router is on another node than the first or last stage; "
                 "auto and tcp work there"
             )
-        return Endpoints(first, last, self._secret, self._info, self._generation)
+        return Endpoints(first, last, self._secret, self._planned.info, self._generation)
+
+    @property
+    def _planned(self) -> StagePlan:
+        assert self._plan is not None, "a stage plans before any loads"
+        return self._plan
 
     def check(self) -> None:
         """Raises TargetLostError once the pipeline is given up; not while a stage is being replaced in time."""
@@ -225,7 +235,7 @@ class StageGroup:
 
     async def _come_up(self, i: int) -> None:
         stage = self._stages[i]
-        loaded = await stage.come_up(self._secret)
+        loaded = await stage.come_up(self._secret, self._planned)
         assert stage.place is not None
         _say(
             logging.INFO,

@@ -11,9 +11,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deployments.options import PipelineOptions
 from deployments.places import Place, Reach, end_here
 from deployments.stage_actor import Loaded, Pulse, StageActor
+from deployments.stage_plan import StagePlan
 from engine.errors import ConfigError, SpectraError, TargetLostError
+from engine.target_options import TargetOptions
 
 PING_EVERY_S = 1.0
 LOADING_S = 60.0  # while it loads, a slow disk may keep it from answering for longer
@@ -28,44 +31,82 @@ class StageHandle:
 
     Args:
         actor: Ray's handle of a ``StageActor``.
-        name: of the stage in messages.
+        number: of the stage, from 0.
+        n_stages: of the pipeline.
         timeout: seconds a ping may stay unanswered.
     """
 
-    def __init__(self, actor: Any, name: str, timeout: float) -> None:
-        self.name = name
+    def __init__(self, actor: Any, number: int, n_stages: int, timeout: float) -> None:
+        self.name = f"stage {number} of {n_stages}"  # in messages
         self.place: Place | None = None  # known once it runs
         self.reach: Reach | None = None  # known once it listens
         self._actor = actor
+        self._number = number
         self._timeout = timeout
         self._condemned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    def start(cls, options: dict[str, Any], arguments: tuple[Any, ...], name: str, timeout: float) -> StageHandle:
-        """Start an actor with Ray's ``options``; returns at once."""
+    def start(
+        cls, options: dict[str, Any], target: TargetOptions, path: str, pipeline: PipelineOptions, number: int
+    ) -> StageHandle:
+        """Start the actor of stage ``number`` with Ray's ``options``; returns at once."""
         remote = ray.remote(StageActor).options(max_restarts=0, max_concurrency=CALLS, **options)
-        return cls(remote.remote(*arguments), name, timeout)
+        actor = remote.remote(target, path, number, pipeline.threads, pipeline.transport)
+        return cls(actor, number, target.stages, pipeline.stage_timeout)
 
-    async def come_up(self, secret: bytes) -> Loaded:
-        """Let it load and listen.
+    async def arrive(self) -> None:
+        """Wait until its process runs and has imported all it needs; raises TargetLostError when it died of it."""
+        if self.place is None:
+            try:
+                self.place = await _asked(self._actor.place.remote())
+            except RayError as error:
+                raise self._not_up(error) from error
+
+    async def plan(self) -> StagePlan:
+        """Let it describe and split the target for all stages.
+
+        Raises:
+            TargetLostError: it died or hangs.
+            SpectraError: as ``plan_stages``.
+        """
+        try:
+            plan: StagePlan = await self._awake(self._actor.plan.remote())
+        except RayTaskError as error:
+            if isinstance(error.cause, SpectraError):
+                raise error.cause from error
+            raise self._not_up(error) from error
+        except (RayError, TimeoutError) as error:
+            raise self._not_up(error) from error
+        return plan
+
+    async def come_up(self, secret: bytes, plan: StagePlan) -> Loaded:
+        """Let it load its part of the plan and listen.
 
         Raises:
             TargetLostError: it died, hangs, or could not load; the message says what was wrong.
         """
-        loading: asyncio.Task[Loaded] | None = None
+        layers = plan.ranges[self._number]
+        self.name = f"stage {self._number} of {len(plan.ranges)} (layers {layers.first} to {layers.last - 1})"
+        await self.arrive()
         try:
-            self.place = await _asked(self._actor.place.remote())
-            loading = asyncio.ensure_future(_asked(self._actor.load.remote()))
-            while not (await asyncio.wait((loading,), timeout=PING_EVERY_S))[0]:
-                await self.pulse(max(LOADING_S, self._timeout))
-            loaded = loading.result()
+            loaded: Loaded = await self._awake(self._actor.load.remote(plan))
             self.reach = await _asked(self._actor.listen.remote(secret))
-            return loaded
         except (RayError, TimeoutError) as error:
-            raise TargetLostError(f"{self.name} could not come up: {reason_of(error)}") from error
+            raise self._not_up(error) from error
+        return loaded
+
+    async def _awake(self, reference: Any) -> Any:
+        """An answer that may take minutes, from a process that answers pings meanwhile; raises like ``pulse``."""
+        answer = asyncio.ensure_future(_asked(reference))
+        try:
+            while not (await asyncio.wait((answer,), timeout=PING_EVERY_S))[0]:
+                await self.pulse(max(LOADING_S, self._timeout))
+            return answer.result()
         finally:
-            if loading is not None and not loading.done():
-                loading.cancel()
+            answer.cancel()
+
+    def _not_up(self, error: BaseException) -> TargetLostError:
+        return TargetLostError(f"{self.name} could not come up: {reason_of(error)}")
 
     async def serve(self, next_address: str | None, rows_address: str) -> None:
         """Let it run, or tell it of new neighbours; raises RayError or TimeoutError when it is lost."""

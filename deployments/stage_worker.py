@@ -12,19 +12,18 @@ import time
 
 import msgspec
 import torch
+from torch import Tensor
 
 from deployments.channel import Channel, UnauthenticatedError
-from deployments.frames import encode_frame, tensors_of
-from deployments.head_rows import ROWS, PeerLostError, RowAsker, RowKeeper
+from deployments.frames import encode_frame, stamp, tensors_of
+from deployments.head_rows import PeerLostError, RowAsker, RowKeeper
 from deployments.inbox import Arrived, Inbox, RouterInbox, StageInbox
 from deployments.links.base import Link
 from deployments.links.negotiation import NoCommonLinkError, accept_link, offer_link
 from deployments.reception import Reception
-from engine.stage import Activations
+from deployments.roles import RESULTS, ROWS, STAGE, STEPS
 from engine.stage_like import StageLike
 from engine.step import Step, StepResult, WorkResult, decode_step, encode
-
-STEPS, RESULTS, STAGE = "steps", "results", "stage"  # roles of the connections a stage accepts
 
 logger = logging.getLogger(__name__)
 
@@ -211,44 +210,53 @@ class StageWorker:
             step = decode_step(frame.step)
         except (msgspec.DecodeError, ValueError) as wrong:  # the latter from an array's bytes
             raise EOFError(f"malformed step: {wrong}") from wrong
-        activations: Activations | None = None
+        error, header, tensors = frame.error, bytearray(), list[Tensor]()
         answers: list[WorkResult] = []
-        error, rows_at = frame.error, frame.rows_at
         if not error:
             try:
-                activations, answers, rows_at = self._run(step, arrived.activations, rows_at)
+                if self._next is None:
+                    answers = self._answers(step, arrived)
+                else:
+                    header, tensors = self._pass_on(step, arrived, self._next)
             except (torch.AcceleratorError, PeerLostError):
                 raise  # a device that failed stays failed, a pipeline without one of its stages is none
             except Exception as failure:  # whatever it is, only this step's sequences may suffer
                 logger.exception("step %d failed", step.step_id)
                 error = f"{type(failure).__name__}: {failure}"
         if error:
-            activations, answers = None, []
             self._stage.admit(step)  # what ended has ended, on the stages behind a failed one too
-        seconds = (*frame.seconds, time.perf_counter() - began)
+            header, tensors, answers = encode_frame(frame.step, None, error, (), (*frame.seconds, 0.0)), [], []
+        seconds = time.perf_counter() - began
         if self._next is not None:
-            self._next.send(encode_frame(frame.step, activations, error, rows_at, seconds), tensors_of(activations))
+            stamp(header, seconds)
+            self._next.send(header, tensors)
         elif results is not None:
-            results.send(encode(StepResult(step.step_id, answers, seconds[-1], error, seconds)))
+            results.send(encode(StepResult(step.step_id, answers, seconds, error, (*frame.seconds, seconds))))
         else:
             raise EOFError("nobody has connected for the results")
 
-    def _run(
-        self, step: Step, incoming: Activations | None, rows_at: tuple[str, ...]
-    ) -> tuple[Activations | None, list[WorkResult], tuple[str, ...]]:
-        """This stage's part of a step: activations, results (only on the last stage), who is to be asked for rows."""
+    def _pass_on(self, step: Step, arrived: Arrived, link: Link) -> tuple[bytearray, list[Tensor]]:
+        """This stage's part of a step: what goes to the next one, made ready while a device is still at it."""
+        activations, rows_at = None, arrived.frame.rows_at
         if not step.work:
             self._stage.admit(step)
-            return None, [], ()
-        activations = self._stage.forward(step, incoming)
-        if self._next is not None:
+        else:
+            activations = self._stage.forward(step, arrived.activations)
             captured = self._stage.captured() if any(work.draw for work in step.work) else None
             if captured is not None:
                 self._keeper.keep(step.step_id, captured)
                 rows_at = (*rows_at, self._rows_address)
-            if self._device.type == "cuda":  # so that times are true, and a device that hangs or fails shows here
-                torch.cuda.current_stream(self._device).synchronize()
-            return activations, [], rows_at
-        answers = self._stage.verify(activations)
-        answers = self._asker.attach(step.step_id, answers, self._stage.attention(answers), rows_at)
-        return activations, answers, rows_at
+        seconds = (*arrived.frame.seconds, 0.0)  # this stage's own is stamped on it
+        header, tensors = encode_frame(arrived.frame.step, activations, "", rows_at, seconds), tensors_of(activations)
+        link.prepare(header, tensors)
+        if step.work:
+            self._stage.wait()
+        return header, tensors
+
+    def _answers(self, step: Step, arrived: Arrived) -> list[WorkResult]:
+        """The last stage's part of a step."""
+        if not step.work:
+            self._stage.admit(step)
+            return []
+        answers = self._stage.verify(self._stage.forward(step, arrived.activations))
+        return self._asker.attach(step.step_id, answers, self._stage.attention(answers), arrived.frame.rows_at)

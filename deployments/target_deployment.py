@@ -6,9 +6,7 @@ hangs replaced (``stage_group``); only when that fails does its health check, an
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
@@ -19,12 +17,9 @@ from deployments.options import PipelineOptions
 from deployments.pipeline import Endpoints
 from deployments.stage_group import StageGroup
 from deployments.stage_handle import StageHandle
-from deployments.stage_ranges import deployed_ranges
 from engine.errors import ConfigError
-from engine.model.loader import resolve
-from engine.model.shard import LayerRange
-from engine.stage_loading import describe_target
-from engine.target import TargetInfo, TargetOptions
+from engine.model.resolve import resolve
+from engine.target_options import TargetOptions
 
 LEAST_CPU = 0.001  # Ray refuses bundles of nothing
 
@@ -56,13 +51,9 @@ class TargetDeployment:
     """
 
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
-        path = resolve(target.model)
-        info = describe_target(target, path)
-        placed = _own_placement(target.stages)
-        ranges = await asyncio.to_thread(_ranges, target, pipeline, path, info, placed)
-        launch = partial(_launch, target, pipeline, str(path), info, ranges, placed)
+        launch = partial(_launch, target, pipeline, str(resolve(target.model)), _own_placement(target.stages))
         self._fence = Fence()
-        self._group = StageGroup(launch, len(ranges), info, pipeline.replace_timeout)
+        self._group = StageGroup(launch, target.stages, pipeline.replace_timeout)
         await self._group.start()
 
     def __del__(self) -> None:
@@ -113,29 +104,11 @@ def _own_placement(n_stages: int) -> PlacementGroup:
     return placed
 
 
-def _ranges(
-    target: TargetOptions, pipeline: PipelineOptions, path: Path, info: TargetInfo, placed: PlacementGroup
-) -> list[LayerRange]:
-    """The layers of every stage; may measure for a while."""
-    return deployed_ranges(target, pipeline, path, info, placed, stage_environment(pipeline))
-
-
-def _launch(
-    target: TargetOptions,
-    pipeline: PipelineOptions,
-    path: str,
-    info: TargetInfo,
-    ranges: list[LayerRange],
-    placed: PlacementGroup,
-    i: int,
-) -> StageHandle:
+def _launch(target: TargetOptions, pipeline: PipelineOptions, path: str, placed: PlacementGroup, i: int) -> StageHandle:
     options = {
         "num_cpus": pipeline.cpus,
         "num_gpus": pipeline.gpus,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=i),
         "runtime_env": {"env_vars": stage_environment(pipeline)},
     }
-    layers = ranges[i]
-    name = f"stage {i} of {len(ranges)} (layers {layers.first} to {layers.last - 1})"
-    arguments = (target, path, layers, info, pipeline.threads, pipeline.transport)
-    return StageHandle.start(options, arguments, name, pipeline.stage_timeout)
+    return StageHandle.start(options, target, path, pipeline, i)

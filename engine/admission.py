@@ -7,7 +7,7 @@ from engine.model.spec import ModelSpec
 from engine.protocol import Needs
 from engine.sequence import Sequence
 from engine.simulated.profile import SIMULATED
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 
 ONLY_TEXT = (
     "a simulated target has no states to read; methods of text alone work: autoregressive, pld, anpd, suffix, rest, "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.attention.hook import PackedStep
 from engine.kv.table import BlockTable
-from engine.model.shard import LayerRange
+from engine.model.ranges import LayerRange
 from engine.packing import Span
 from engine.step import Work, WorkResult
 from engine.tree import FloatArray

@@ -13,7 +13,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduler import Scheduler, SchedulerOptions
 from engine.sequence import Sequence
 from engine.stats import StatsCounter
-from engine.target import Target
+from engine.target_info import Target
 
 
 @dataclass(frozen=True, slots=True)

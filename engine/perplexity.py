@@ -20,7 +20,8 @@ from transformers import AttentionInterface
 from engine.attention.hook import PackedStep
 from engine.kv.arena import KVArena
 from engine.model.loader import load_shard, load_spec
-from engine.model.shard import ModelShard, split_layers
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
 
 NAME = "spectra-causal"
 ROWS = 256  # whose logits exist at a time: with a vocabulary of 128k, 128 MiB in fp32

@@ -22,7 +22,7 @@ from engine.sequence import Sequence, State
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.step_former import StepFormer
-from engine.target import MAX_TREE, TargetInfo
+from engine.target_info import MAX_TREE, TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 
 __all__ = ["Scheduler", "SchedulerOptions"]

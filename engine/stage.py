@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from engine.activations import Activations
 from engine.artefacts import AttentionRows, CapturedStep, CapturedWork
 from engine.kv.arena import KVArena
 from engine.kv.table import BlockTable
@@ -32,14 +33,6 @@ class _Sequence:
     start: SequenceStart
     text: list[int]  # what was copied and chunks so far, only until a history is made of them
     history: History | None = None  # last stage only, and only if penalties or a minimum length need it
-
-
-@dataclass(slots=True)
-class Activations:
-    """What travels from stage to stage: hidden states, and tapped ones once some stage has tapped them."""
-
-    hidden: Tensor  # [1, n_rows, hidden]
-    tapped: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -108,6 +101,11 @@ class Stage:
             tapped = project(tapped, self._tap_dims(works))
         self._running = _Running(packed, works)
         return Activations(hidden, tapped if tapped is not None else incoming.tapped)
+
+    def wait(self) -> None:
+        """Until a GPU has done what ``forward`` gave it: times are true then, and one that hangs or fails shows."""
+        if self._shard.device.type == "cuda":
+            torch.cuda.current_stream(self._shard.device).synchronize()
 
     @torch.inference_mode()
     def verify(self, activations: Activations) -> list[WorkResult]:

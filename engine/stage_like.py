@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.activations import Activations
 from engine.artefacts import AttentionRows, CapturedStep
-from engine.stage import Activations
 from engine.step import Step, WorkResult
 
 
@@ -30,10 +30,16 @@ class StageLike(Protocol):
         """
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Run this stage's part of a step; ``incoming`` is None on the first stage. Admits the step first."""
+        """Begin this stage's part of a step; ``incoming`` is None on the first stage. Admits the step first.
+
+        A device may still be at it: the activations have their shapes, and their values after ``wait``.
+        """
+
+    def wait(self) -> None:
+        """Until what ``forward`` began is done."""
 
     def verify(self, activations: Activations) -> list[WorkResult]:
-        """Last stage, after ``forward``: answers in the order of the step's work."""
+        """Last stage, after ``forward``: answers in the order of the step's work. Needs no ``wait`` before it."""
 
     def captured(self) -> CapturedStep | None:
         """What attention rows of the step will be made from, for a stage that is not the last; None: nobody asks."""

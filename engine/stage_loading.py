@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.model.loader import load_spec
-from engine.model.shard import LayerRange
+from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 from engine.simulated.answers import Answers
 from engine.simulated.profile import SIMULATED
 from engine.simulated.stage import SimulatedStage
 from engine.stage import Stage
 from engine.stage_like import StageLike
-from engine.target import TargetInfo, TargetOptions, load_layers, plan_cache, resolve_dtype
+from engine.target import load_layers, plan_cache, resolve_dtype
+from engine.target_info import TargetInfo
+from engine.target_options import TargetOptions
 
 
 def target_spec(options: TargetOptions, path: Path) -> ModelSpec:

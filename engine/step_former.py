@@ -10,7 +10,7 @@ from engine.scheduler_options import SchedulerOptions
 from engine.sequence import Sequence, State
 from engine.step import SequenceStart, Step, Work
 from engine.step_cost import StepCosts
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 
 
 class StepFormer:

@@ -12,7 +12,7 @@ from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, StepResult, Work
 from engine.step_cost import Curve, StepCosts
-from engine.target import Target, TargetInfo
+from engine.target_info import Target, TargetInfo
 from engine.tree import ROOT, TokenTree
 
 CONTEXT = 256  # tokens before every tree

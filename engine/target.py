@@ -7,66 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
 import torch
 
+from engine.activations import Activations
 from engine.artefacts import AttentionRows
 from engine.errors import ConfigError
 from engine.kv.arena import KVArena
 from engine.model.loader import load_config, load_shard, load_spec
-from engine.model.shard import LayerRange, ModelShard, split_layers
+from engine.model.ranges import LayerRange, split_layers
+from engine.model.shard import ModelShard
 from engine.model.sizes import StageMemory, stage_memory, weight_bytes
 from engine.model.spec import ModelSpec
-from engine.model.split import MEASURED, SplitOptions, choose_ranges
-from engine.simulated.profile import Simulation
-from engine.stage import Activations, Stage
+from engine.model.split import choose_ranges
+from engine.model.split_options import SplitOptions
+from engine.stage import Stage
 from engine.step import Step, StepResult, WorkResult
-
-GIB = 1 << 30
-MAX_TREE = 1024  # nodes of one tree, which may be a chain
-
-
-@dataclass(frozen=True, slots=True)
-class TargetOptions:
-    """How to load and run a target."""
-
-    model: str  # directory or hub id
-    stages: int = 1
-    dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
-    device: str = "cpu"
-    kv_bytes: int = GIB  # over all stages
-    block_size: int = 64  # tokens
-    max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
-    reference: bool = False  # oracle attention
-    quantization: str | None = None  # "int8": the decoder layers' matrices, by bitsandbytes
-    split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
-    stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
-    cost_folder: str = ""  # where split "measured" keeps what it measured; "": nowhere
-    simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class TargetInfo:
-    """What a scheduler needs to know of a target."""
-
-    spec: ModelSpec
-    n_blocks: int
-    block_size: int
-    max_model_len: int  # tokens, prompt + output
-
-
-class Target(Protocol):
-    """Scores steps, in order."""
-
-    info: TargetInfo
-
-    def step(self, step: Step) -> StepResult:
-        """Run one micro-batch through all stages."""
+from engine.target_info import TargetInfo, positions
+from engine.target_options import TargetOptions
 
 
 def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
@@ -77,7 +38,8 @@ def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype
     """
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name is None:
-        return torch.float32 if device == "cpu" else spec.dtype
+        dtype: torch.dtype = torch.float32 if device == "cpu" else getattr(torch, spec.dtype)
+        return dtype
     if name not in known:
         raise ConfigError(f"dtype is {name!r}; it must be one of {', '.join(known)}")
     return known[name]
@@ -104,7 +66,7 @@ def plan_cache(spec: ModelSpec, options: TargetOptions, dtype: torch.dtype) -> T
 
 
 def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[LayerRange]:
-    """The layers of every stage. With split ``measured``, call it where the stages' device is (see ``is_measured``).
+    """The layers of every stage. With split ``measured``, call it where the stages' device is.
 
     Raises:
         ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
@@ -118,11 +80,6 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
     )
     device, kv = torch.device(options.device), kv_per_layer(info, dtype)
     return choose_ranges(path, info.spec, wanted, dtype=dtype, device=device, kv_per_layer=kv)
-
-
-def is_measured(options: TargetOptions) -> bool:
-    """Whether ``stage_ranges`` takes times, and so has to run where the stages will."""
-    return options.split == MEASURED and options.stages > 1 and options.simulation is None
 
 
 def memory_of_stages(
@@ -208,11 +165,6 @@ def attach_attention(result: WorkResult, rows: AttentionRows) -> WorkResult:
     """A result with its attention rows, in the order in which the needs list the heads, whatever stage they are on."""
     mine = [rows[key] for key in sorted(rows) if key[0] == result.seq]
     return msgspec.structs.replace(result, attention=np.stack(mine)) if mine else result
-
-
-def positions(info: TargetInfo) -> int:
-    """Positions a stage must have rotary tables for: the longest text and the tree behind it."""
-    return info.max_model_len + MAX_TREE
 
 
 def whole_range(spec: ModelSpec) -> LayerRange:

@@ -101,7 +101,8 @@ class DraftModel:
             raise UnknownMethodError(
                 "method 'draft-model' needs a small model with the target's tokenizer: give --draft-model DIR", "method"
             )
-        from engine.model.loader import load_spec, resolve
+        from engine.model.loader import load_spec
+        from engine.model.resolve import resolve
 
         load_spec(resolve(path))
 

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from engine.errors import OutOfBlocksError
 from engine.kv.blocks import BlockAllocator
-from engine.model.loader import load_shard, load_spec, resolve
+from engine.model.loader import load_shard, load_spec
+from engine.model.resolve import resolve
 from engine.model.shard import ModelShard
 from engine.protocol import Needs, RequestView
 from engine.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target import TargetInfo, TargetOptions, plan_cache, positions, resolve_dtype, whole_range
+from engine.target import plan_cache, resolve_dtype, whole_range
+from engine.target_info import TargetInfo, positions
+from engine.target_options import TargetOptions
 from engine.tree import IntArray, TokenTree
 
 

@@ -20,6 +20,7 @@ NAMES = {
     "test_serve_simulated",
     "test_several_nodes",
     "test_stage_replacement",
+    "test_stopping",
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from engine.stage import Activations, Stage
+from engine.activations import Activations
+from engine.stage import Stage
 from engine.step import Step
 
 

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduler import Scheduler, SchedulerOptions
@@ -20,10 +18,10 @@ from engine.sequence import State
 from engine.stats import StatsCounter
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 
-SPEC = ModelSpec("llama", 4, 4, 2, 8, 32, 320, 1 << 20, ("full_attention",) * 4, (2,), torch.float32, None)
+SPEC = ModelSpec("llama", 4, 4, 2, 8, 32, 320, 1 << 20, ("full_attention",) * 4, (2,), "float32", None)
 INFO = TargetInfo(SPEC, n_blocks=4096, block_size=64, max_model_len=1 << 20)
 
 

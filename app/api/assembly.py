@@ -6,14 +6,17 @@ The edge's own state of a choice, from the first event to the last. Knows events
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from transformers import PreTrainedTokenizerFast
 
 from app.api.convert import Job
 from engine.errors import TargetLostError
 from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
 from engine.text import Detokenizer, StopMatcher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):

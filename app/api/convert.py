@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jinja2
 import msgspec
-from transformers import PreTrainedTokenizerFast
 
 from app.api.messages import Message
 from app.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -16,6 +16,9 @@ from app.api.service import Settings
 from deployments.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PLAIN = "autoregressive"  # the method that drafts nothing
 

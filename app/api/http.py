@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -17,7 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
-from transformers import PreTrainedTokenizerFast
 
 from app.api.assembly import Choice, Piece
 from app.api.convert import Converter
@@ -30,6 +30,9 @@ from app.api.schemas import ChatCompletionRequest, CompletionRequest, Detokenize
 from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
 from deployments.messages import Health
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 GenerationBody = ChatCompletionRequest | CompletionRequest
 Handler = Callable[[Request], Awaitable[Response]]

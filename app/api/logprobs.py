@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from engine.events import TokenLogprob
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
 SPACE = "▁"  # how sentencepiece vocabularies spell a space

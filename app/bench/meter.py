@@ -13,7 +13,7 @@ from engine.loop import Engine, Job
 from engine.protocol import DraftPool
 from engine.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
-from engine.target import Target
+from engine.target_info import Target
 from speculators import guarded
 
 

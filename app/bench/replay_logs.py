@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from app.retrieval import conversation
 from engine.errors import ConfigError
 from retrieval_store.corpus import MESSAGE_FORMS, CorpusError, Document, read_documents
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 ASSISTANT = "assistant"
 

@@ -9,11 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from engine.model.spec import ModelSpec
 from engine.step import Step, StepResult, Work, WorkResult
-from engine.target import MAX_TREE, TargetInfo
+from engine.target_info import MAX_TREE, TargetInfo
 from engine.verify.following import follow
 
 BLOCK = 64  # tokens; blocks are counted by the scheduler and hold nothing
@@ -29,7 +27,7 @@ class _Sequence:
 
 
 class ReplayTarget:
-    """Implements ``engine.target.Target``.
+    """Implements ``engine.target_info.Target``.
 
     Args:
         vocab_size: of the tokenizer.
@@ -48,7 +46,7 @@ class ReplayTarget:
             max_positions=longest,
             layer_types=(),
             eos_ids=(),
-            dtype=torch.float32,
+            dtype="float32",
             logit_softcap=None,
         )
         n_blocks = -(-(longest + MAX_TREE + 1) // BLOCK)

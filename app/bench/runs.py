@@ -17,7 +17,7 @@ from engine.admission import check_needs
 from engine.errors import ConfigError
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import Target
+from engine.target_info import Target
 from speculators.pool import SpeculatorPool
 
 WARM_UP_TOKENS = 16

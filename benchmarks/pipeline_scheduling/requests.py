@@ -15,7 +15,8 @@ from app.prompts import encode_chat
 from app.tokenizers import load_tokenizer
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 LEAST_ANSWER = 300  # tokens; shorter ones would measure prefills

@@ -5,41 +5,17 @@ It knows bytes, tensors and one authenticated channel; not what a frame says, no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Protocol
 
-import msgspec
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from deployments.channel import MAX_FRAME
+from deployments.links.head import TensorHead
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MAX_DIMENSIONS = 4
 SENDER, RECEIVER = 0, 1  # ranks of the stage that connected and of the one that accepted
-
-
-class TensorHead(msgspec.Struct, frozen=True, array_like=True):
-    """What a receiver has to know of a tensor that is about to come; whatever a peer writes, it is bounded."""
-
-    dtype: Literal["float32", "bfloat16", "float16"]
-    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FRAME)], ...], Meta(max_length=MAX_DIMENSIONS)]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorHead:
-        """The head of a tensor; a dtype that does not travel is refused by the receiver."""
-        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))  # type: ignore[arg-type]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the elements."""
-        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
-
-    def empty(self, device: torch.device) -> Tensor:
-        """Room for the tensor."""
-        return torch.empty(self.shape, dtype=_DTYPES[self.dtype], device=device)
 
 
 def rooms(heads: Sequence[TensorHead], device: torch.device) -> list[Tensor]:
@@ -52,7 +28,7 @@ def rooms(heads: Sequence[TensorHead], device: torch.device) -> list[Tensor]:
     if n_bytes > MAX_FRAME:
         raise EOFError(f"tensors of {n_bytes} bytes are longer than {MAX_FRAME}")
     try:
-        return [head.empty(device) for head in heads]
+        return [torch.empty(head.shape, dtype=_DTYPES[head.dtype], device=device) for head in heads]
     except torch.AcceleratorError:  # this device is broken, not the peer
         raise
     except (RuntimeError, ValueError, OverflowError) as error:
@@ -68,7 +44,11 @@ class Link(Protocol):
 
     kind: str
 
-    def send(self, header: bytes, tensors: Sequence[Tensor]) -> None:
+    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
+        """Do what can be done for the ``send`` of just these before the tensors are whole. ``header`` may still change,
+        but not its length."""
+
+    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
         """Hand a frame over without waiting for the neighbour to take it. The tensors must not change any more.
 
         Raises:

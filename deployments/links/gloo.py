@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from deployments.channel import Channel
-from deployments.links.base import RECEIVER, SENDER, TensorHead, rooms
+from deployments.links.base import RECEIVER, SENDER, rooms
 from deployments.links.channel_store import ChannelStore
+from deployments.links.head import TensorHead
 from deployments.links.sender import Sender
 
 WAIT_S = 10.0  # for a neighbour to build the group, and to take or send one tensor
@@ -49,7 +50,10 @@ class GlooLink:
             raise EOFError(f"no gloo group with the neighbour: {error}") from error
         self._store = store  # the group refers to it without keeping it
 
-    def send(self, header: bytes, tensors: Sequence[Tensor]) -> None:
+    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.prepare``: nothing."""
+
+    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
         """As ``Link.send``; tensors of a GPU are copied to the host first."""
         hosted = [tensor.detach().cpu().contiguous() for tensor in tensors if tensor.numel()]
         if not hosted:
@@ -57,7 +61,7 @@ class GlooLink:
             return
         self._sender.run(lambda: self._deliver(header, hosted))
 
-    def _deliver(self, header: bytes, tensors: Sequence[Tensor]) -> None:
+    def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
         self._channel.send(header)
         for work in [self._group.send([tensor], RECEIVER, 0) for tensor in tensors]:
             work.wait(timedelta(seconds=WAIT_S))

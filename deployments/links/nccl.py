@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from deployments.channel import Channel
-from deployments.links.base import RECEIVER, SENDER, TensorHead, rooms
+from deployments.links.base import RECEIVER, SENDER, rooms
 from deployments.links.channel_store import ChannelStore
+from deployments.links.head import TensorHead
 
 BUILD_S = 60.0  # for both to build a communicator
 WAIT_S = 10.0  # for tensors that were announced
@@ -85,7 +86,10 @@ class NcclLink:
             raise EOFError(f"NCCL lost the neighbour: {error}") from error
         return event
 
-    def send(self, header: bytes, tensors: Sequence[Tensor]) -> None:
+    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.prepare``: nothing."""
+
+    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
         """As ``Link.send``; what computes the tensors must be over (the loop has synchronised)."""
         while self._sending and _is_over(self._sending[0][0]):
             self._sending.popleft()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from deployments.channel import Channel
-from deployments.links.base import TensorHead, rooms
+from deployments.links.base import rooms
+from deployments.links.head import TensorHead
 from deployments.links.sender import Sender
 
 CPU = torch.device("cpu")
@@ -30,11 +31,23 @@ class SocketLink:
         self._channel = channel
         self._device = device
         self._sender = Sender(channel.close)
+        self._prepared: tuple[bytes | bytearray, list[memoryview]] = (b"", [])
 
-    def send(self, header: bytes, tensors: Sequence[Tensor]) -> None:
-        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.prepare``; tensors of a GPU are copied to the host only when they are whole."""
+        if all(tensor.device == CPU for tensor in tensors):
+            self._prepared = (header, self._parts(header, tensors))
+
+    def _parts(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> list[memoryview]:
         parts = self._channel.frame(header)
-        parts += [_bytes_of(tensor.detach().cpu().contiguous()) for tensor in tensors if tensor.numel()]
+        return parts + [_bytes_of(tensor.detach().cpu().contiguous()) for tensor in tensors if tensor.numel()]
+
+    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+        prepared, parts = self._prepared
+        self._prepared = (b"", [])
+        if prepared is not header:
+            parts = self._parts(header, tensors)
         if self._sender.is_idle and sum(part.nbytes for part in parts) <= AT_ONCE:
             parts = self._channel.send_now(parts)
         if parts:

@@ -24,8 +24,10 @@ from torch import Tensor
 from engine.attention.hook import PackedStep
 from engine.model.empty import empty_model
 from engine.model.partition import ModelParts
-from engine.model.quantized import check_quantization, is_quantized, put_int8, quantize
-from engine.model.shard import LayerRange, ModelShard
+from engine.model.quantization import check_quantization
+from engine.model.quantized import is_quantized, put_int8, quantize
+from engine.model.ranges import LayerRange
+from engine.model.shard import ModelShard
 from engine.model.sizes import one_layer_config
 from engine.model.spec import ModelSpec, read_spec
 from engine.protocol import Needs

@@ -8,37 +8,20 @@ from typing import Any
 
 import torch
 from accelerate.utils import set_module_tensor_to_device
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig
 
-from engine.errors import ConfigError, UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.model.empty import empty_model
-from engine.model.quantized import check_quantization, is_quantized, put_int8
-from engine.model.shard import LayerRange, ModelShard
+from engine.model.quantization import check_quantization
+from engine.model.quantized import is_quantized, put_int8
+from engine.model.ranges import LayerRange
+from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.tensors import INDEX, SINGLE, CheckpointTensors
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-
-
-def resolve(model: str) -> Path:
-    """A local directory as it is; anything else is a hub id, downloaded (or taken from the hub's cache).
-
-    Raises:
-        ConfigError: there is neither such a directory nor such a repository.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer*"]))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"model {model!r} is neither a directory nor a repository that could be fetched: {error}"
-        ) from error
 
 
 def load_spec(path: Path) -> ModelSpec:

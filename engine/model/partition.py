@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from engine.errors import ConfigError
-from engine.model.shard import LayerRange
+from engine.model.ranges import LayerRange
 
 GIB = 1 << 30
 _Worth = Callable[[int, int, int], float]  # (stage, first layer, layer behind the last) -> what it takes

@@ -8,18 +8,11 @@ are taken out: every row gets, to rounding, what bitsandbytes gives it in a batc
 
 from __future__ import annotations
 
-import logging
-import warnings
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.quantization import THRESHOLD, bitsandbytes
 
-INT8 = "int8"
-THRESHOLD = 6.0  # bitsandbytes' default: activations from here on are outliers
 AT_ONCE = 1 << 20  # weights that are quantised together
 SCALES = "SCB"  # what bitsandbytes calls the scales, in checkpoints too
 
@@ -88,62 +81,3 @@ def put_int8(model: nn.Module, parameter: str, weight: Tensor, scales: Tensor, t
     owner = parameter.rpartition(".")[0]
     bias = model.get_submodule(owner).bias
     model.set_submodule(owner, Int8Linear(weight, scales, bias, threshold))  # type: ignore[arg-type]
-
-
-def check_quantization(name: str | None, config: Any) -> float | None:
-    """The outlier threshold if a model's decoder layers are, or are to be made, int8; None if they stay as they are.
-
-    Args:
-        name: what the user asked for.
-        config: the checkpoint's Hugging Face config.
-
-    Raises:
-        ConfigError: ``name`` is unknown, or the package is missing.
-        UnsupportedModelError: the checkpoint is quantised in another way.
-    """
-    if name not in (None, INT8):
-        raise ConfigError(f"quantization is {name!r}; it must be {INT8} or left out")
-    stored = stored_int8(config)
-    if name is None and stored is None:
-        return None
-    bitsandbytes()
-    return THRESHOLD if stored is None else float(stored.get("llm_int8_threshold", THRESHOLD))
-
-
-def stored_int8(config: Any) -> dict[str, Any] | None:
-    """How bitsandbytes quantised a checkpoint; None: it is not quantised.
-
-    Raises:
-        UnsupportedModelError: something else quantised it, or not to int8.
-    """
-    given = getattr(config, "quantization_config", None)
-    if not given:
-        return None
-    values: dict[str, Any] = given if isinstance(given, dict) else given.to_dict()
-    method = str(getattr(values.get("quant_method"), "value", values.get("quant_method", "bitsandbytes")))
-    if method != "bitsandbytes" or not (values.get("load_in_8bit") or values.get("_load_in_8bit")):
-        raise UnsupportedModelError(
-            f"quantization_config says {method} ({values}): only weights in full precision, which can be made int8 "
-            f"(quantization int8), and bitsandbytes' int8 (load_in_8bit) are read"
-        )
-    return values
-
-
-@cache
-def bitsandbytes() -> Any:
-    """The package, which registers its kernels when it is imported.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    chatter = logging.getLogger("bitsandbytes.backends.cpu.ops")  # about 4-bit kernels, which nobody asked for
-    chatter.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it uses torch.jit
-            import bitsandbytes as package
-    except ImportError as error:
-        raise ConfigError(
-            "int8 weights need the package bitsandbytes, which is not installed: pip install 'spectra-serve[int8]'"
-        ) from error
-    return package

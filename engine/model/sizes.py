@@ -11,8 +11,9 @@ import torch
 
 from engine.model.empty import empty_model
 from engine.model.partition import ModelParts
-from engine.model.quantized import check_quantization, is_quantized
-from engine.model.shard import LayerRange
+from engine.model.quantization import check_quantization
+from engine.model.quantized import is_quantized
+from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 
 _SCALE = 4  # bytes of the float32 scale that each output of an int8 matrix has

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from engine.errors import UnsupportedModelError
-from engine.model.quantized import stored_int8
+from engine.model.quantization import stored_int8
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 # Tables of cos and sin by position are exact only where the frequencies do not depend on the sequence's length.
@@ -34,7 +32,7 @@ class ModelSpec:
     max_positions: int  # tokens, prompt + output
     layer_types: tuple[str, ...]  # [n_layers], "full_attention" or "sliding_attention"
     eos_ids: tuple[int, ...]
-    dtype: torch.dtype  # the checkpoint's
+    dtype: str  # the checkpoint's, as torch names it: "bfloat16"
     logit_softcap: float | None
 
     @property
@@ -83,9 +81,8 @@ def _as_tuple(eos: int | list[int] | None) -> tuple[int, ...]:
     return (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def _dtype(config: Any) -> torch.dtype:
-    dtype = getattr(config, "dtype", None) or torch.float32
-    return dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype))
+def _dtype(config: Any) -> str:
+    return str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
 
 
 def _check_rope(config: Any) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.activations import Activations
 from engine.artefacts import AttentionRows, CapturedStep
 from engine.events import TokenLogprob
 from engine.kv.table import BlockTable
@@ -20,7 +21,6 @@ from engine.simulated.answers import Answer, Answers
 from engine.simulated.deadline import DeadlineSleep, Lateness
 from engine.simulated.link import Link
 from engine.simulated.profile import PipelineProfile
-from engine.stage import Activations
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
 from engine.verify.following import follow
@@ -57,6 +57,7 @@ class SimulatedStage:
         self._admitted: Step | None = None  # the last
         self._sleep = DeadlineSleep()
         self._link = Link(profile)
+        self._due = 0.0  # ``time.perf_counter`` when the step is over
         self.busy_s = 0.0  # seconds slept by the profile, over all steps
 
     @property
@@ -89,9 +90,9 @@ class SimulatedStage:
                 self._sequences[work.seq].table.extend(work.new_blocks)
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Take the step's time, from now or from when the link would have delivered it; what is returned is tiny.
+        """Begin the step's time, now or when the link would have delivered it; what is returned is tiny.
 
-        All there is to do is done before the sleep, within the step's time.
+        All there is to do is done at once, within the step's time, as a processor does its part beside a GPU.
         """
         began = self._link.arrival(incoming, time.perf_counter())
         self.admit(step)
@@ -101,12 +102,17 @@ class SimulatedStage:
             self._results = [self._answer(work) for work in step.work]
         seconds = self._profile.work_seconds(step.work, self._answers is not None)
         outgoing = self._link.departure(began + seconds, sum(len(row_tokens(work)) for work in step.work))
-        self._sleep.until(began + seconds)
+        self._due = began + seconds
         self.busy_s += seconds
         return outgoing
 
+    def wait(self) -> None:
+        """Sleep until the step's time is over."""
+        self._sleep.until(self._due)
+
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage, after ``forward``: what became of every tree, walked along its answer."""
+        self.wait()
         return self._results
 
     def captured(self) -> CapturedStep | None:

@@ -24,7 +24,8 @@ from engine.loop import Job
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import GIB, LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import GIB, TargetOptions
 from speculators.pool import SpeculatorPool
 from speculators.registry import AVAILABLE, SpeculatorOptions
 

@@ -44,12 +44,15 @@ def test_haproxy_does_not_splice_and_dies_with_its_parent_even_if_that_is_killed
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
-def test_the_script_ends_with_haproxy(haproxy: str) -> None:
+def test_haproxy_lives_through_a_term_signal_and_the_script_ends_with_it(haproxy: str) -> None:
     with subprocess.Popen([haproxy]) as child:
         deadline = time.monotonic() + 10
         while not (watchers := psutil.Process(child.pid).children()) and time.monotonic() < deadline:
             time.sleep(0.01)
         child.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.5)
+        child.kill()
     assert psutil.wait_procs(watchers, timeout=10)[1] == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from app.cli import main
 from app.config import ServeConfig
 from app.step_costs import way
-from engine.target import GIB
+from engine.target_options import GIB
 
 
 @pytest.mark.parametrize(

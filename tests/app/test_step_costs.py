@@ -23,7 +23,8 @@ from app.step_costs import costs_file, offline_costs, router_options
 from engine.errors import ConfigError
 from engine.step_cost import StepCosts, read_costs
 from engine.step_timing import GRID
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 from speculators.auto import AutoConfig
 from speculators.combined import CombinationConfig
 from speculators.successors import SuccessorConfig

@@ -28,11 +28,13 @@ from engine.errors import TargetLostError
 from engine.events import StepEvent
 from engine.loop import Completion, Engine, Job
 from engine.model.loader import load_shard, load_spec
-from engine.model.shard import split_layers
+from engine.model.ranges import split_layers
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
 from engine.stage import Stage
-from engine.target import LocalTarget, TargetInfo, TargetOptions, plan_cache, positions
+from engine.target import LocalTarget, plan_cache
+from engine.target_info import TargetInfo, positions
+from engine.target_options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 CPU = torch.device("cpu")

@@ -13,10 +13,11 @@ import pytest
 
 from deployments.drafters import InlineDrafter
 from deployments.options import RouterOptions
+from engine.activations import Activations
 from engine.errors import StepFailedError
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import Step
 from speculators.pld_plus import PldPlusConfig
 from speculators.pool import SpeculatorPool

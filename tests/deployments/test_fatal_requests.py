@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine.activations import Activations
 from engine.errors import StepFailedError
 from engine.loop import Completion, Job
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import Step
 
 POISON = 311

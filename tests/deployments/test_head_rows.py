@@ -20,7 +20,9 @@ from engine.protocol import Branch, Outcome, RequestView, Speculator
 from engine.sampling.params import SamplingParams
 from engine.stage import Stage
 from engine.step import StepResult, WorkResult, encode
-from engine.target import LocalTarget, TargetInfo, TargetOptions
+from engine.target import LocalTarget
+from engine.target_info import TargetInfo
+from engine.target_options import TargetOptions
 from speculators.pld_plus import PldPlusConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions, create

@@ -12,8 +12,9 @@ import pytest
 
 from deployments.options import RouterOptions
 from deployments.step_watch import CALM_ANSWERS, TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepWatch
+from engine.activations import Activations
 from engine.loop import Completion, Job
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import Step, Work
 from engine.step_cost import StepCosts
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from deployments.channel import Channel, listen
 from deployments.links import gloo, negotiation
-from deployments.links.base import Link, TensorHead
+from deployments.links.base import Link
 from deployments.links.channel_store import ChannelStore
+from deployments.links.head import TensorHead
 from deployments.links.nccl import build_within
 from deployments.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, kinds_of, offer_link
 
@@ -129,7 +130,7 @@ def test_links_are_independent_of_each_other_within_a_process(kind: str, peers: 
 NEIGHBOUR = """
 import sys, time, torch, msgspec
 from deployments.channel import Channel
-from deployments.links.base import TensorHead
+from deployments.links.head import TensorHead
 from deployments.links.negotiation import offer_link, accept_link
 side, address, transport = sys.argv[1:]
 channel = Channel.connect(address, b"s" * 32, "stage")

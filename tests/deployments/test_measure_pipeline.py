@@ -15,10 +15,11 @@ from deployments.drafters import InlineDrafter
 from deployments.options import RouterOptions
 from deployments.pipeline import MEASURE_ATTEMPTS, Pipeline, measure_pipeline, step_costs
 from deployments.router import Router
+from engine.activations import Activations
 from engine.errors import TargetLostError
 from engine.loop import Completion, Job
 from engine.scheduler import SchedulerOptions
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import Step
 from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.step_timing import GRID

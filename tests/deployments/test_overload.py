@@ -19,7 +19,7 @@ from engine.scheduler import SchedulerOptions
 from engine.sequence import Sequence
 from engine.stats import StatsCounter
 from engine.step import Step, Work
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 from tests.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")

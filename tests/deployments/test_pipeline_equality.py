@@ -18,7 +18,7 @@ from deployments.drafters import InlineDrafter
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 from retrieval_store.library import FixedLibrary
 from retrieval_store.memory import MemoryIndex
 from speculators.draft_model import DraftModelConfig

@@ -20,10 +20,12 @@ from deployments.pipeline import Endpoints, Pipeline
 from deployments.places import Place, Reach, end_here, started_at
 from deployments.socket_folder import SocketFolder
 from deployments.stage_actor import SOCKETS, StageActor
-from engine.errors import UnsupportedModelError
-from engine.model.shard import LayerRange
+from deployments.stage_plan import StagePlan
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.ranges import LayerRange
 from engine.step import Step
-from engine.target import TargetInfo, TargetOptions
+from engine.target_info import TargetInfo
+from engine.target_options import TargetOptions
 
 
 @pytest.fixture
@@ -85,13 +87,17 @@ def test_the_folder_of_a_killed_stage_is_cleared_away_by_the_next_and_a_living_o
         assert list(Path(folder).iterdir()) == []
 
 
+def whole(info: TargetInfo) -> StagePlan:
+    """All layers in one stage."""
+    return StagePlan(info, (LayerRange(0, info.spec.n_layers, info.spec.n_layers),))
+
+
 @pytest.fixture
-def local_actor(tiny_checkpoint: Path, info: TargetInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageActor]:
+def local_actor(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageActor]:
     """A stage actor's plain class in this process, with both kinds of address."""
     here = Place("a", "127.0.0.1", os.getpid(), started_at(os.getpid()))
     monkeypatch.setattr(Place, "here", classmethod(lambda cls: here))
-    options, whole = TargetOptions(str(tiny_checkpoint)), LayerRange(0, info.spec.n_layers, info.spec.n_layers)
-    actor = StageActor(options, str(tiny_checkpoint), whole, info, torch.get_num_threads(), "auto")
+    actor = StageActor(TargetOptions(str(tiny_checkpoint)), str(tiny_checkpoint), 0, torch.get_num_threads(), "auto")
     yield actor
     actor.leave()
 
@@ -99,7 +105,7 @@ def local_actor(tiny_checkpoint: Path, info: TargetInfo, monkeypatch: pytest.Mon
 async def test_a_stage_serves_at_both_its_addresses_and_keeps_its_socket_private(
     local_actor: StageActor, info: TargetInfo
 ) -> None:
-    assert local_actor.load().n_bytes > 0
+    assert local_actor.load(whole(info)).n_bytes > 0
     secret = b"s" * 32
     reach = local_actor.listen(secret)
     assert reach.node == "a"
@@ -120,18 +126,32 @@ async def test_a_stage_serves_at_both_its_addresses_and_keeps_its_socket_private
     assert "loop has ended" in local_actor.hold()
 
 
-def test_one_kind_of_address_alone_where_the_transport_says_so(local_actor: StageActor) -> None:
-    local_actor.load()
+def test_one_kind_of_address_alone_where_the_transport_says_so(local_actor: StageActor, info: TargetInfo) -> None:
+    local_actor.load(whole(info))
     local_actor._transport = "tcp"
     reach = local_actor.listen(b"s" * 32)
     assert (reach.unix, reach.tcp[:4]) == ("", "tcp:")
+
+
+def test_one_stage_plans_for_all(tiny_checkpoint: Path) -> None:
+    path = str(tiny_checkpoint)
+
+    def planned(split: str) -> StagePlan:
+        options = TargetOptions(path, stages=2, kv_bytes=1 << 22, block_size=16, split=split)
+        return StageActor(options, path, 1, torch.get_num_threads(), "auto").plan()
+
+    plan = planned("1,3")
+    assert plan.ranges == (LayerRange(0, 1, 4), LayerRange(1, 4, 4))
+    assert (plan.info.block_size, plan.info.spec.dtype) == (16, "float32")
+    assert [line.partition(":")[0] for line in plan.memory] == ["layers 0 to 0", "layers 1 to 3"]
+    with pytest.raises(ConfigError, match="layer_split is 1,2"):
+        planned("1,2")
 
 
 def test_a_file_cut_short_is_named(tiny_checkpoint: Path, info: TargetInfo, tmp_path: Path) -> None:
     for file in tiny_checkpoint.iterdir():
         content = file.read_bytes()
         (tmp_path / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
-    whole = LayerRange(0, info.spec.n_layers, info.spec.n_layers)
-    actor = StageActor(TargetOptions(str(tmp_path)), str(tmp_path), whole, info, torch.get_num_threads(), "auto")
+    actor = StageActor(TargetOptions(str(tmp_path)), str(tmp_path), 0, torch.get_num_threads(), "auto")
     with pytest.raises(UnsupportedModelError, match=f"{re.escape(str(tmp_path))} cannot be loaded"):
-        actor.load()
+        actor.load(whole(info))

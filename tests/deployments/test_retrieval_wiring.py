@@ -18,7 +18,7 @@ from deployments.retrieval_metrics import RetrievalMetrics
 from engine.errors import ConfigError
 from engine.loop import Job
 from engine.sequence import Sequence
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 from retrieval_store.service import service
 from retrieval_store.service.learner import LiveOptions
 from retrieval_store.service.sender import Sender

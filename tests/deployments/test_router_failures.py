@@ -14,11 +14,12 @@ from deployments.drafters import Drafts, InlineDrafter
 from deployments.options import RouterOptions
 from deployments.pipeline import Pipeline
 from deployments.router import Router
+from engine.activations import Activations
 from engine.drafting import Turn
 from engine.errors import StepFailedError, TargetLostError
 from engine.loop import Completion, Job
 from engine.protocol import Branch
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import Step, WorkResult
 from speculators.pool import SpeculatorPool
 from tests.slow_stage import Slow

@@ -77,6 +77,16 @@ def test_a_seed_gives_the_same_text_under_every_method_and_the_text_of_spectra_g
             assert ids == line["token_ids"], method
 
 
+def test_router_and_target_run_without_torch_and_stages_with_it(server: Server) -> None:
+    for name, has_torch in (
+        ("ServeReplica:spectra:Router", False),
+        ("ServeReplica:spectra:Target", False),
+        ("StageActor", True),
+    ):
+        mapped = server.process_of(name).memory_maps()
+        assert any("libtorch" in one.path for one in mapped) is has_torch, name
+
+
 def test_a_request_chooses_its_speculation_and_is_told_what_it_did(server: Server) -> None:
     fields: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "logit_bias": {"9": 100}}
     plain = server.complete(**fields, speculative={"enabled": False}).json()

@@ -19,15 +19,17 @@ from deployments.pipeline import Pipeline
 from deployments.places import Reach
 from deployments.stage_actor import Loaded, Pulse
 from deployments.stage_group import StageGroup
+from deployments.stage_plan import StagePlan
 from deployments.stage_worker import StageWorker
+from engine.activations import Activations
 from engine.errors import ConfigError, TargetLostError
 from engine.model.loader import load_shard
-from engine.model.shard import split_layers
+from engine.model.ranges import split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import SequenceStart, Step, StepResult, Work
-from engine.target import TargetInfo, positions
+from engine.target_info import TargetInfo, positions
 
 CPU = torch.device("cpu")
 
@@ -55,17 +57,28 @@ class Here:
 class ThreadStage:
     """What ``StageHandle`` offers, for a stage in this process."""
 
-    def __init__(self, number: int, folder: Path, load: Callable[[int], Stage]) -> None:
+    def __init__(self, number: int, folder: Path, plan: StagePlan, load: Callable[[int], Stage]) -> None:
         self.name = f"stage {number}"
         self.place: Any = None
         self.reach: Reach | None = None
         self.worker: StageWorker | None = None
         self.is_silent = False
         self.transport = "auto"
-        self._number, self._folder, self._load = number, folder, load
+        self.refusal = ""  # why there is no plan
+        self.is_dead = False
+        self._number, self._folder, self._plan, self._load = number, folder, plan, load
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def come_up(self, secret: bytes) -> Loaded:
+    async def arrive(self) -> None:
+        self.place = Here(id(self))
+
+    async def plan(self) -> StagePlan:
+        if self.refusal:
+            raise ConfigError(self.refusal)
+        return self._plan
+
+    async def come_up(self, secret: bytes, plan: StagePlan) -> Loaded:
+        assert plan is self._plan
         try:
             stage = await asyncio.to_thread(self._load, self._number)
         except OSError as error:
@@ -73,7 +86,7 @@ class ThreadStage:
         folder = tempfile.mkdtemp(dir=self._folder)
         self.worker = StageWorker(stage, CPU, f"unix:{folder}/s", secret, self.transport)
         self.reach = Reach("n", self.worker.address)
-        self.place = Here(id(self))
+        await self.arrive()
         return Loaded(0.0, 0)
 
     async def serve(self, next_address: str | None, rows_address: str) -> None:
@@ -106,6 +119,7 @@ class ThreadStage:
         self.kill()
 
     def kill(self) -> None:
+        self.is_dead = True
         if self.worker is not None:
             self.worker.close()
 
@@ -119,20 +133,22 @@ class Supervised:
         self.transports: dict[int, str] = {}  # of the stage that starts next
         self.started: list[int] = []
         self.stages: dict[int, ThreadStage] = {}  # the newest of each number
-        self._path, self._info, self._n, self._folder = path, info, n, folder
-        self.group = StageGroup(self._launch, n, info, limit)  # type: ignore[arg-type]
+        self._path, self._info, self._folder = path, info, folder
+        self._plan = StagePlan(info, tuple(split_layers(info.spec.n_layers, n)))
+        self.group = StageGroup(self._launch, n, limit)  # type: ignore[arg-type]
 
     def _launch(self, number: int) -> Any:
         self.started.append(number)
-        self.stages[number] = ThreadStage(number, self._folder, self._load)
+        self.stages[number] = ThreadStage(number, self._folder, self._plan, self._load)
         self.stages[number].transport = self.transports.get(number, "auto")
         return self.stages[number]
 
     def _load(self, number: int) -> Stage:
         if number in self.broken:
             raise OSError("model.safetensors is gone")
-        layers = split_layers(self._info.spec.n_layers, self._n)[number]
-        shard = load_shard(self._path, layers, dtype=torch.float32, device=CPU, n_positions=positions(self._info))
+        shard = load_shard(
+            self._path, self._plan.ranges[number], dtype=torch.float32, device=CPU, n_positions=positions(self._info)
+        )
         kinds = self.kinds.get(number, [])
         return (kinds.pop(0) if kinds else Stage)(shard, self._info.n_blocks, self._info.block_size)
 
@@ -291,6 +307,17 @@ async def test_a_start_that_fails_leaves_no_stage_running(
     with pytest.raises(TargetLostError, match=r"model\.safetensors is gone"):
         await them.group.start()
     assert not any(stage.worker is not None and stage.worker.is_alive for stage in them.stages.values())
+
+
+async def test_a_target_that_cannot_be_planned_fails_the_start_with_the_reason_and_leaves_no_stage(
+    tiny_checkpoint: Path, info: TargetInfo, tmp_path: Path
+) -> None:
+    them = Supervised(tiny_checkpoint, info, 3, tmp_path, 60.0)
+    them.stages[0].refusal = "layer_split is 1,2"
+    with pytest.raises(ConfigError, match="layer_split is 1,2"):
+        await them.group.start()
+    assert [stage.is_dead for stage in them.stages.values()] == [True, True, True]
+    assert all(stage.worker is None for stage in them.stages.values())
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])

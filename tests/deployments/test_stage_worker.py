@@ -18,18 +18,20 @@ import torch
 
 from deployments.channel import AsyncChannel, Channel, listen
 from deployments.frames import encode_frame
-from deployments.links.base import TensorHead
+from deployments.links.base import rooms
+from deployments.links.head import TensorHead
 from deployments.links.negotiation import Offer
 from deployments.pipeline import Endpoints, Pipeline
 from deployments.stage_worker import StageWorker
+from engine.activations import Activations
 from engine.loop import Completion, Job
 from engine.model.loader import load_shard
-from engine.model.shard import split_layers
+from engine.model.ranges import split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target import TargetInfo, positions
+from engine.target_info import TargetInfo, positions
 from tests import slow_stage
 
 CPU = torch.device("cpu")
@@ -174,10 +176,10 @@ async def test_routers_that_were_superseded_while_a_step_ran_are_skipped(
     async with serving(1, [Held]) as served:
         pipeline = await connected(served)
         (worker,) = served.stages.workers
+        pipeline.send(first_step())
+        assert await asyncio.to_thread(Held.entered.wait, 20)  # the reset for this connection is over
         resets, reset = [], worker._stage.reset
         monkeypatch.setattr(worker._stage, "reset", lambda: (resets.append(1), reset())[1])
-        pipeline.send(first_step())
-        assert await asyncio.to_thread(Held.entered.wait, 20)
         routers = [await served.connect() for _ in range(4)]
         Held.released.set()
         routers[-1].send(first_step())
@@ -262,7 +264,7 @@ def test_a_head_says_what_its_tensor_is() -> None:
     head = TensorHead.of(torch.ones(2, 3, dtype=torch.bfloat16))
     assert head == TensorHead("bfloat16", (2, 3))
     assert head.n_bytes == 12
-    assert head.empty(CPU).shape == (2, 3)
+    assert rooms([head], CPU)[0].shape == (2, 3)
 
 
 async def test_a_tcp_peer_that_vanishes_without_a_word_is_noticed_within_about_ten_seconds() -> None:

@@ -27,11 +27,13 @@ from transformers import (
 )
 
 from engine.loop import Completion, Engine, Job
-from engine.model.shard import ModelShard, split_layers
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts
-from engine.target import LocalTarget, TargetInfo
+from engine.target import LocalTarget
+from engine.target_info import TargetInfo
 from retrieval_store.library import FixedLibrary
 from retrieval_store.memory import MemoryIndex
 from speculators.auto import Auto

@@ -10,7 +10,7 @@ import torch
 
 from engine.model.empty import empty_model
 from engine.model.loader import load_config, load_shard
-from engine.model.shard import LayerRange
+from engine.model.ranges import LayerRange
 
 
 def test_parameters_have_shapes_only_and_buffers_are_computed(checkpoint: Callable[[str], Path]) -> None:

@@ -14,7 +14,8 @@ from engine.kv.blocks import BlockAllocator
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 METHODS = (

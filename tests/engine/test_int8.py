@@ -20,13 +20,16 @@ from engine.errors import ConfigError, UnsupportedModelError
 from engine.loop import Completion, Engine, Job
 from engine.model import quantized
 from engine.model.loader import load_shard, load_spec
-from engine.model.quantized import Int8Linear, bitsandbytes, quantize
-from engine.model.shard import LayerRange, ModelShard
+from engine.model.quantization import bitsandbytes
+from engine.model.quantized import Int8Linear, quantize
+from engine.model.ranges import LayerRange
+from engine.model.shard import ModelShard
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")

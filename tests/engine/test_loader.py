@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from engine.errors import ConfigError, UnsupportedModelError
 from engine.loop import Completion, Engine, Job
 from engine.model import loader
 from engine.model.loader import load_shard, load_spec
-from engine.model.shard import LayerRange, ModelShard, split_layers
+from engine.model.ranges import LayerRange, split_layers
+from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.sampling.params import SamplingParams
-from engine.target import LocalTarget, TargetInfo, TargetOptions, plan_cache, resolve_dtype
+from engine.target import LocalTarget, plan_cache, resolve_dtype
+from engine.target_info import TargetInfo
+from engine.target_options import TargetOptions
 
 CPU = torch.device("cpu")
 N_TOKENS = 10
@@ -231,7 +235,7 @@ def test_eos_ids_come_from_the_generation_config_first(editable: Callable[..., P
 def test_a_model_runs_in_the_dtype_asked_for(checkpoint: Checkpoint, model: Model) -> None:
     spec = read_spec(model("gemma3").config)
     assert resolve_dtype(None, spec, "cpu") is torch.float32
-    assert resolve_dtype(None, spec, "cuda") is spec.dtype
+    assert resolve_dtype(None, replace(spec, dtype="bfloat16"), "cuda") is torch.bfloat16
     with pytest.raises(ConfigError, match="int8"):
         resolve_dtype("int8", spec, "cpu")
     for name in ("float32", "bfloat16", "float16"):

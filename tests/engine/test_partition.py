@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.model.partition import GIB, ModelParts, check_ranges, partition
-from engine.model.shard import LayerRange, split_layers
+from engine.model.ranges import LayerRange, split_layers
 
 whole = st.integers(0, 9)
 

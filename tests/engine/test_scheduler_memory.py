@@ -14,7 +14,9 @@ from engine.loop import Completion, Engine, Job
 from engine.protocol import Branch, RequestView
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import MAX_TREE, LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_info import MAX_TREE
+from engine.target_options import TargetOptions
 from speculators.testing import AlwaysRight
 
 FAMILY = "qwen3"

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.model import tensors
 from engine.model.loader import EMBED, HEAD, load_shard
-from engine.model.shard import LayerRange, split_layers
+from engine.model.ranges import LayerRange, split_layers
 
 CPU = torch.device("cpu")
 
@@ -105,7 +105,7 @@ import sys
 from pathlib import Path
 import torch
 from engine.model.loader import load_shard
-from engine.model.shard import LayerRange
+from engine.model.ranges import LayerRange
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.activations import Activations
 from engine.errors import RequestError
 from engine.loop import Engine, Job
-from engine.model.shard import split_layers
+from engine.model.ranges import split_layers
+from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
 from engine.simulated.answers import Answers, pack_recordings
@@ -19,12 +21,12 @@ from engine.simulated.deadline import DeadlineSleep
 from engine.simulated.link import Link
 from engine.simulated.profile import SIMULATED, PipelineProfile, Simulation
 from engine.simulated.stage import SimulatedStage
-from engine.stage import Activations
 from engine.stage_like import StageLike
 from engine.stage_loading import describe_target, load_stage
-from engine.step import Step, StepResult
+from engine.step import SequenceStart, Step, StepResult, Work
 from engine.step_timing import measure
-from engine.target import TargetInfo, TargetOptions
+from engine.target_info import TargetInfo
+from engine.target_options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 QUICK = PipelineProfile(1e-5)
@@ -44,6 +46,7 @@ class Pipeline:
         activations: Activations | None = None
         for stage in self._stages:
             activations = stage.forward(step, activations)
+            stage.wait()
         assert activations is not None
         return StepResult(step.step_id, self._stages[-1].verify(activations), 0.0)
 
@@ -139,6 +142,16 @@ def test_its_step_times_can_be_measured(tiny_checkpoint: Path) -> None:
     costs = measure(_pipeline(tiny_checkpoint, profile=PipelineProfile(2e-4, flat_sequences=1)))
     assert 1 in costs.curves
     assert costs.seconds(1, [1])[0] >= 2e-4
+
+
+def test_a_step_takes_its_time_after_forward_has_returned() -> None:
+    stage = SimulatedStage(PipelineProfile(base_s=0.05, stages=2), None, 8, 16)
+    began = time.perf_counter()
+    stage.forward(Step(0, [Work(0, 0, [5, 6], new_blocks=[0])], [SequenceStart(0, SamplingParams(), 2, Needs())]), None)
+    assert stage.lateness.sleeps == 0
+    stage.wait()
+    assert stage.lateness.sleeps == 1
+    assert time.perf_counter() - began >= 0.05
 
 
 def test_a_sleep_never_ends_before_its_deadline_and_counts_how_late_it_ended() -> None:

@@ -18,7 +18,8 @@ from engine.sampling.params import SamplingParams
 from engine.step import Step
 from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.step_timing import GRID, PROMPT_ROWS, measure, measurement
-from engine.target import LocalTarget, TargetInfo
+from engine.target import LocalTarget
+from engine.target_info import TargetInfo
 
 MakeTarget = Callable[..., LocalTarget]
 

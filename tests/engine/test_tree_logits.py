@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.activations import Activations
 from engine.attention import segment
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage import Activations, Stage
+from engine.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import EMPTY_TREE, TokenTree
 

@@ -22,12 +22,13 @@ from msgspec import structs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.composer import compose
-from engine.model.shard import ModelShard, split_layers
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Branch, Outcome, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
-from engine.target import TargetInfo
+from engine.target_info import TargetInfo
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match, walk, walk_greedy
 from speculators.combined import Combined

@@ -17,13 +17,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
 from engine.loop import Engine, Job
-from engine.model.shard import ModelShard, split_layers
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Branch, Outcome, RequestView, TokenBuffer
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import History, process
-from engine.target import LocalTarget, TargetInfo
+from engine.target import LocalTarget
+from engine.target_info import TargetInfo
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.draft_model import DraftModel, DraftModelConfig
 from speculators.drafter import Drafter, Rows

@@ -18,7 +18,8 @@ from engine.loop import Engine, Job
 from engine.protocol import Branch, Outcome, RequestView, Speculator
 from engine.sampling.params import SamplingParams
 from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget, TargetOptions
+from engine.target import LocalTarget
+from engine.target_options import TargetOptions
 from speculators.pld_plus import PldPlusConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions, create

@@ -1,0 +1,59 @@
+"""Ray as a server starts and ends it: its processes outlive the signals that stop the server, but not the server."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from typing import Any
+
+ANSWER_S = 5.0  # Serve's controller answers within milliseconds if it is there; killed processes go as fast
+
+
+def init_ray(options: dict[str, Any]) -> None:
+    """Start or join Ray as ``ray.init(**options)`` does; all that it starts inherits that SIGTERM is blocked.
+    To be called in a thread that lives as long as Ray: its processes die with their parent thread.
+
+    What stops the server often reaches them too (systemd signals the control group, ``timeout`` and a terminal the
+    process group). They have to live on: running streams have their grace, and Serve takes itself down. Ray
+    itself blocks SIGINT likewise.
+    """
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ray.init(**options)
+
+
+def end_ray() -> None:
+    """Shut down the Ray that this process started, and wait until its processes have gone.
+
+    Ray would give each a second to heed the SIGTERM that it cannot hear, and its agents look for their cluster for a
+    while when their raylet was killed. Nothing runs in them any more: all are killed at once.
+    """
+    import psutil
+    import ray
+    from ray._private.services import ConsolePopen
+
+    family = psutil.Process().children(recursive=True)
+    ConsolePopen.terminate = ConsolePopen.kill
+    ray.shutdown()
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=ANSWER_S)
+
+
+def controller_answers() -> bool:
+    """Whether there is still a controller that could take Serve down; without one Serve would wait 30 s for it."""
+    from ray import serve
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # an answer as well
+            serve.status()
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    return not asking.is_alive()

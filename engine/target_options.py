@@ -1,0 +1,28 @@
+"""How to load and run a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.simulated.profile import Simulation
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """How to load and run a target."""
+
+    model: str  # directory or hub id
+    stages: int = 1
+    dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
+    device: str = "cpu"
+    kv_bytes: int = GIB  # over all stages
+    block_size: int = 64  # tokens
+    max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
+    reference: bool = False  # oracle attention
+    quantization: str | None = None  # "int8": the decoder layers' matrices, by bitsandbytes
+    split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
+    stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
+    cost_folder: str = ""  # where split "measured" keeps what it measured; "": nowhere
+    simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary

@@ -1,0 +1,93 @@
+"""Processes that compute nothing start without torch: a router, the replica of a target; so does the configuration."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.config import ServeConfig
+from deployments.pipeline import Endpoints
+from engine.stage_loading import describe_target
+
+LOADED = "import sys; print(*sorted({'torch', 'transformers', 'accelerate', 'safetensors'} & set(sys.modules)))"
+
+ROUTER = """
+import pickle, sys
+import deployments.router_deployment
+from deployments.frames import encode_frame
+from engine.sampling.params import SamplingParams
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.stats import StatsCounter
+from speculators.pool import SpeculatorPool
+
+options, speculators, placement, endpoints = pickle.loads(sys.stdin.buffer.read())
+pool = SpeculatorPool(speculators)
+scheduler = Scheduler(endpoints.info, options.scheduler)
+for seq, method in enumerate(("auto", "pld", "anpd", "lookahead", "spectra-core", "suffix", "token-recycling")):
+    params = SamplingParams(max_tokens=8)
+    pool.begin(seq, [5, 6, 7, 5, 6], params, method, endpoints.info.spec.vocab_size)
+    assert pool.advance([], {seq: 4}) is not None
+    pool.needs(method)
+scheduler.submit(Sequence(9, [5, 6, 7], 3, params, StatsCounter(3)))
+step = scheduler.next_step(1, 0)
+assert [work.tokens for work in step.work] == [[5, 6, 7]]
+assert encode_frame(step, None)
+"""
+
+TARGET = """
+import pickle, sys
+import deployments.target_deployment
+from engine.model.resolve import resolve
+
+target, pipeline = pickle.loads(sys.stdin.buffer.read())
+assert resolve(target.model).is_dir()
+assert deployments.target_deployment.replica_placement(pipeline, target.stages, 0.1)
+"""
+
+CONFIG = """
+from app.config import ServeConfig
+
+config = ServeConfig(model="demo", stages=2, layer_split="2,2", draft_model="demo", retrieval="builtin")
+assert config.target() and config.router() and config.speculators() and config.library and config.placement()
+"""
+
+
+def loaded_by(code: str, given: object = None) -> str:
+    """What of ``LOADED`` a fresh interpreter has loaded once it has run ``code`` with ``given`` on its input."""
+    done = subprocess.run(
+        [sys.executable, "-c", code + LOADED], input=pickle.dumps(given), capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint: Path) -> ServeConfig:
+    return ServeConfig(model=str(tiny_checkpoint), method="auto", kv_gib=0.01)
+
+
+def test_a_router_drafts_and_forms_steps_without_torch(config: ServeConfig) -> None:
+    info = describe_target(config.target(), Path(config.model_path))
+    endpoints = Endpoints("unix:/first", "unix:/last", b"secret", info)
+    given = (config.router(), config.speculators(), config.placement(), endpoints)
+    assert loaded_by(ROUTER, given) == ""
+
+
+def test_a_target_replica_owns_its_stages_without_torch(config: ServeConfig) -> None:
+    assert loaded_by(TARGET, (config.target(), config.pipeline())) == ""
+
+
+def test_the_configuration_is_read_without_torch() -> None:
+    assert loaded_by(CONFIG) == ""
+
+
+def test_the_model_of_a_stage_does_load_torch(config: ServeConfig) -> None:
+    code = (
+        f"from pathlib import Path\nfrom engine.model.loader import load_spec\nload_spec(Path({config.model_path!r}))\n"
+    )
+    assert loaded_by(code) == "accelerate safetensors torch transformers"
