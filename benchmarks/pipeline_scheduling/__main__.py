@@ -5,7 +5,7 @@
 2. With recorded answers: tokens per second of a method against autoregressive decoding, over its tokens per forward.
 
 No Ray, no HTTP, no model; stages are processes of their own behind Unix sockets. Leave the machine alone while it
-runs. Last line: one JSON document.
+runs. Last line: one JSON document. Exit status 1: something fell short of --goal.
 
     python -m benchmarks.pipeline_scheduling --answers ../shared/data/corpus/chat_alpacaeval.jsonl \\
         --source llama-2-7b-chat-hf --plot docs/images/pipeline-scheduling.png
@@ -118,7 +118,26 @@ def report(
     }
 
 
-def main() -> None:
+def misses(found: dict[str, Any], goal: float) -> list[str]:
+    """What falls short of the goal, in words."""
+    short = [
+        f"P={one['stages']}, {one['streams']} streams: {one['efficiency']:.3f} of the ideal"
+        for one in found["throughput"]
+        if one["streams"] > 1 and one["efficiency"] < goal
+    ]
+    short += [
+        f"P={n}, one stream: a step takes {ratio:.3f} times its stages"
+        for n, ratio in found["one_stream_step_over_sum"].items()
+        if ratio > 2 - goal
+    ]
+    return short + [
+        f"{one['method']}, {one['streams']} streams: {one['share']:.3f} of its tokens per forward"
+        for one in found["speculation"]
+        if one["share"] < goal
+    ]
+
+
+def main() -> int:
     """Measure and print."""
     uvloop.install()  # Serve's replicas run on it
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -131,6 +150,7 @@ def main() -> None:
     parser.add_argument("--method-stages", type=int, default=4)
     parser.add_argument("--answers", type=Path, help="JSON lines of conversations; else the demo model writes some")
     parser.add_argument("--source", help="only lines of --answers of which 'source' is this")
+    parser.add_argument("--goal", type=float, default=0.95, help="share below which the exit status is 1 (0.95)")
     parser.add_argument("--plot", type=Path, help="PNG file")
     arguments = parser.parse_args()
     profile = profile_at(arguments.profile)
@@ -148,8 +168,12 @@ def main() -> None:
         )
     if arguments.plot:
         draw(profile, plain, with_drafts, arguments.plot)
-    print(json.dumps(report(profile, plain, with_drafts)))
+    found = report(profile, plain, with_drafts)
+    for miss in (short := misses(found, arguments.goal)):
+        print(f"below the goal of {arguments.goal:g}: {miss}")
+    print(json.dumps(found))
+    return 1 if short else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

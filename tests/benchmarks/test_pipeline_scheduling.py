@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pipeline_scheduling.__main__ import ideal
+from benchmarks.pipeline_scheduling.__main__ import ideal, misses
 from benchmarks.pipeline_scheduling.measurement import per_second
 from engine.simulated.profile import PROFILES
 
@@ -28,3 +28,20 @@ def test_a_single_burst_is_no_rate() -> None:
 )
 def test_the_ideal_is_the_issues(stages: int, streams: int, wanted: float) -> None:
     assert ideal(PROFILES["flat10"], stages, streams) == pytest.approx(wanted)
+
+
+def test_what_falls_short_of_the_goal_is_named() -> None:
+    found = {
+        "throughput": [
+            {"stages": 4, "streams": 1, "efficiency": 0.5},  # of one stream the next line tells
+            {"stages": 4, "streams": 2, "efficiency": 0.95},
+            {"stages": 4, "streams": 5, "efficiency": 0.94},
+        ],
+        "one_stream_step_over_sum": {2: 1.05, 4: 1.06},
+        "speculation": [{"method": "pld", "streams": 8, "share": 0.9}, {"method": "pld", "streams": 1, "share": 1.0}],
+    }
+    assert misses(found, 0.95) == [
+        "P=4, 5 streams: 0.940 of the ideal",
+        "P=4, one stream: a step takes 1.060 times its stages",
+        "pld, 8 streams: 0.900 of its tokens per forward",
+    ]
