@@ -35,9 +35,10 @@ def draw(
         right.plot([one.streams for one in found], taus, color=f"C{i}", linewidth=1, linestyle=":")
     right.set_xscale("log", base=2)
     right.set_xlabel("streams")
-    right.set_ylabel("tokens/s over autoregressive (dotted: tokens per forward)")
+    right.set_ylabel("tokens/s over autoregressive\n(dotted: tokens per forward)")
     for axes in (left, right):
         axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
