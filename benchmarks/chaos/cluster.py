@@ -8,6 +8,9 @@ from typing import Any
 
 APP, TARGET = "spectra", "Target"
 
+# Before anything imports Ray: as the server's own Ray has them, or this process would look for it by another address.
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
 
 class Cluster:
     """Joined from the first question on; the server must run."""
@@ -30,7 +33,6 @@ class Cluster:
         return pids
 
     def _join(self) -> None:
-        os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         import ray
 
         ray.init("auto", log_to_driver=False, configure_logging=False)
