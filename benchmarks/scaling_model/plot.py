@@ -32,7 +32,7 @@ def draw(found: Sequence[Checked], path: Path) -> None:
         right.plot(streams, drafted, color=f"C{i}", label=f"{stages} H100, best tree")
         right.plot(streams, [cluster.decoding(n).tokens_per_s for n in streams], ":", color=f"C{i}")
     right.set_xlabel("streams (memory for their caches not considered)")
-    right.set_ylabel("tokens per second, 70B FP16, predicted (dotted: no drafts)")
+    right.set_ylabel("tokens per second, 70B FP16, predicted\n(dotted: no drafts)")
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_yscale("log")
