@@ -58,7 +58,7 @@ class Server:
         answer: dict[str, Any] = self.http.get("/health").json()
         return answer
 
-    def settled(self, within: float = 10.0) -> dict[str, Any]:
+    def settled(self, within: float = 30.0) -> dict[str, Any]:
         """Health once nothing runs any more; fails if something is left over."""
         deadline = time.monotonic() + within
         while (health := self.health())["sessions"] + health["running"] and time.monotonic() < deadline:
@@ -126,7 +126,7 @@ class Stream:
                     self.token_ids += chunk["choices"][0]["token_ids"] if chunk.get("choices") else []
 
     def until(self, n_tokens: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(self.token_ids) < n_tokens:
             assert time.monotonic() < deadline, f"only {len(self.token_ids)} tokens came"
             time.sleep(0.005)
