@@ -144,8 +144,7 @@ class ActorDrafter:
         except RayError as error:
             logger.warning("speculator %d is away: %s", home, error)
             answer = {}
-            # Ray keeps calls until it has started it again; only this one waits for that, no draft does.
-            self._wait_for(home, asyncio.ensure_future(_answer(self._actors[home].n_live.remote())))
+            self._forget(home)
         self._known.difference_update(budgets.keys() - answer.keys())  # a restarted actor knows none of them
         return answer
 
