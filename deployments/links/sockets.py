@@ -31,7 +31,7 @@ class SocketLink:
         self._channel = channel
         self._device = device
         self._sender = Sender(channel.close)
-        self._prepared: tuple[bytes | bytearray, list[memoryview]] = (b"", [])
+        self._prepared: tuple[bytearray | None, list[memoryview]] = (None, [])
 
     def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
         """As ``Link.prepare``; tensors of a GPU are copied to the host only when they are whole."""
@@ -45,7 +45,7 @@ class SocketLink:
     def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
         """As ``Link.send``; tensors of a GPU are copied to the host first."""
         prepared, parts = self._prepared
-        self._prepared = (b"", [])
+        self._prepared = (None, [])
         if prepared is not header:
             parts = self._parts(header, tensors)
         if self._sender.is_idle and sum(part.nbytes for part in parts) <= AT_ONCE:
