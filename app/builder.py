@@ -7,17 +7,17 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from app.config import ServeConfig
-from app.drafter import check_served_drafter
-from app.edge import EdgeOptions, make_edge
-from app.heads import serve_speculators
-from app.retrieval_service import retrieval_options
-from app.step_costs import router_options
+from app.config.serve import ServeConfig
+from app.serving.edge import EdgeOptions, make_edge
+from app.serving.retrieval_service import retrieval_options
+from app.speculation.drafter import check_served_drafter
+from app.speculation.heads import serve_speculators
+from app.speculation.step_costs import router_options
 from app.version import VERSION
-from deployments.ingress import Ingress
-from deployments.retrieval_deployment import RetrievalDeployment
-from deployments.router_deployment import RouterDeployment
-from deployments.target_deployment import TargetDeployment, replica_placement
+from deployments.ingress.deployment import Ingress
+from deployments.retrieval.deployment import RetrievalDeployment
+from deployments.router.deployment import RouterDeployment
+from deployments.target.deployment import TargetDeployment, replica_placement
 
 UNLIMITED = 100_000  # max_ongoing_requests: admission is the scheduler's business (Serve's default is 5)
 HUNG_S = 3.0  # that an event loop may take to say that it is alive

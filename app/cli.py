@@ -24,7 +24,12 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from app import bench_command, corpus_command, generate_command, heads_command, load_command, serve_command
+    from app.commands import bench as bench_command
+    from app.commands import corpus as corpus_command
+    from app.commands import generate as generate_command
+    from app.commands import heads as heads_command
+    from app.commands import load as load_command
+    from app.commands import serve as serve_command
 
     top = argparse.ArgumentParser(
         prog="spectra", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from app.builder import build_app
-from app.config import ServeConfig
+from app.config.serve import ServeConfig
 
 app = build_app(ServeConfig())

@@ -23,19 +23,19 @@ from tqdm import tqdm
 
 from app.bench.loops import loop_start, steps_before
 from app.demo.paths import DEMO_TARGET
-from app.libraries import library_at
-from app.prompts import Question, encode_chat
-from app.retrieval import index_of
-from app.tokenizers import load_tokenizer
+from app.inputs.libraries import library_at
+from app.inputs.prompts import Question, encode_chat
+from app.inputs.text_index import index_of
+from app.inputs.tokenizers import load_tokenizer
 from benchmarks.acceptance_rows import Row, draft_rows, retrieval_rows, rows
 from benchmarks.prompt_sets import questions
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
-from retrieval_store.corpus import read_documents
-from retrieval_store.library import FixedLibrary, Library
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
+from retrieval_store.index.library import FixedLibrary, Library
+from retrieval_store.snapshots.corpus import read_documents
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 

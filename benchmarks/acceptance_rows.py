@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrieval_store.library import Library
-from speculators.anpd import AnpdConfig
-from speculators.draft_model import DraftModelConfig
-from speculators.lookahead import LookaheadConfig
+from retrieval_store.index.library import Library
+from speculators.corpus.rest import RestConfig
+from speculators.draft_model.speculator import DraftModelConfig
+from speculators.ngrams.anpd import AnpdConfig
+from speculators.ngrams.lookahead import LookaheadConfig
+from speculators.ngrams.suffix import SuffixConfig
 from speculators.registry import SpeculatorOptions
-from speculators.rest import RestConfig
-from speculators.spectra import SpectraConfig
-from speculators.spectra_core import SpectraCoreConfig
-from speculators.spectra_retrieval import SpectraRetrievalConfig
-from speculators.suffix import SuffixConfig
-from speculators.token_recycling import TokenRecyclingConfig
+from speculators.spectra.core import SpectraCoreConfig
+from speculators.spectra.retrieval import SpectraRetrievalConfig
+from speculators.spectra.speculator import SpectraConfig
+from speculators.successors.token_recycling import TokenRecyclingConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ import torch
 from app.demo.paths import DEMO_TARGET
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence, State
-from engine.stats import StatsCounter
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.stats import StatsCounter
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
 from engine.tree import TokenTree
-from speculators.pld_plus import PldPlusConfig, paper_layer
+from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 
 
 def decode_step(target: LocalTarget, prompt: list[int], draft: list[int], needs: Needs) -> Callable[[], object]:

@@ -31,16 +31,16 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from app.prompts import encode_chat
-from app.tokenizers import load_tokenizer
+from app.inputs.prompts import encode_chat
+from app.inputs.tokenizers import load_tokenizer
 from benchmarks.prompt_sets import questions
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
-from speculators.draft_model import DraftModelConfig
-from speculators.pld import PldConfig
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
+from speculators.draft_model.speculator import DraftModelConfig
+from speculators.ngrams.pld import PldConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 

@@ -19,10 +19,10 @@ from engine.composer import compose
 from engine.protocol import Outcome, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
-from retrieval_store.library import FixedLibrary, Library
-from retrieval_store.snapshot import Description
-from retrieval_store.snapshot_index import open_snapshot
-from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.index.library import FixedLibrary, Library
+from retrieval_store.index.snapshot_index import open_snapshot
+from retrieval_store.snapshots.snapshot import Description
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from speculators.registry import STANDALONE, SpeculatorOptions, create
 from speculators.testing_target import HashTarget
 

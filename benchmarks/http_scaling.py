@@ -16,14 +16,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from app.config.simulation import profile_at
 from app.demo.paths import DEMO_TARGET
-from app.simulation import profile_at
 from benchmarks.http_speed import Served, at_concurrency
 from benchmarks.pipeline_scheduling.measurement import router_on
 from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
-from deployments.messages import SubmitRequest
-from deployments.router import Router
+from deployments.router.router import Router
+from deployments.submission.messages import SubmitRequest
 from engine.sampling.params import SamplingParams
 from engine.simulated.profile import PipelineProfile
 

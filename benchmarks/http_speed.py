@@ -29,15 +29,15 @@ import torch
 from tqdm import tqdm
 
 from app.demo.paths import DEMO_TARGET
-from app.environment import free_port
-from app.prompts import encode_chat
-from app.tokenizers import load_tokenizer
+from app.inputs.prompts import encode_chat
+from app.inputs.tokenizers import load_tokenizer
+from app.serving.environment import free_port
 from benchmarks.prompt_sets import questions
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 PARTS = {"Ingress": "ingress", "Router": "router", "StageActor": "stage", "haproxy": "proxy"}

@@ -20,10 +20,10 @@ from typing import Any
 import httpx
 import uvloop
 
-from app.environment import free_port
 from app.load.attempt import Attempt
 from app.load.client import Client, Endpoint, Watcher, open_session
 from app.load.records import Record
+from app.serving.environment import free_port
 
 PERIODS_S = (0.01, 0.0)  # between two chunks of a stream; 0: as fast as the server can
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -33,17 +33,17 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO_TARGET
 from benchmarks.step_time import random_tree
-from deployments.pipeline import Endpoints, Pipeline
-from deployments.stage_worker import StageWorker
+from deployments.pipeline.connection import Endpoints, Pipeline
+from deployments.stage.worker import StageWorker
 from engine.model.loader import load_spec
 from engine.model.ranges import LayerRange, split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage_loading import load_stage
 from engine.step import SequenceStart, Step, Work
-from engine.target import LocalTarget, plan_cache
-from engine.target_info import TargetInfo
-from engine.target_options import TargetOptions
+from engine.target.info import TargetInfo
+from engine.target.loading import load_stage
+from engine.target.local import LocalTarget, plan_cache
+from engine.target.options import TargetOptions
 
 TRANSPORT = {"socket": "auto", "gloo": "gloo"}
 WARM_UP = 20  # steps of each kind

@@ -15,19 +15,19 @@ from pathlib import Path
 
 import torch
 
-from app.cache import model_hash
 from app.demo.paths import DEMO_TARGET
-from app.heads import encoded, find, longest_prompt
-from app.heads_prompts import PROMPTS
-from app.prompts import read_questions
+from app.inputs.cache import model_hash
+from app.inputs.prompts import read_questions
+from app.speculation.calibration_prompts import PROMPTS
+from app.speculation.heads import encoded, find, longest_prompt
 from benchmarks.acceptance import report
 from benchmarks.acceptance_rows import Row
 from benchmarks.prompt_sets import questions
 from engine.sampling.params import SamplingParams
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
-from speculators.induction_heads import Heads
-from speculators.pld_plus import PldPlusConfig, paper_layer
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
+from speculators.pld_plus.induction_heads import Heads
+from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 from speculators.registry import SpeculatorOptions
 
 

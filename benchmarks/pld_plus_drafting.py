@@ -16,7 +16,7 @@ import numpy as np
 from engine.protocol import Artefacts, Outcome, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
-from speculators.pld_plus import PldPlusConfig
+from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.registry import SpeculatorOptions, create
 
 CHUNK = 512  # prompt tokens per outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.prompts import Question, read_questions
+from app.inputs.prompts import Question, read_questions
 
 FILES = {"chat": "spec_bench.jsonl", "math": "gsm8k.jsonl", "code": "humaneval.jsonl"}
 CHAT_CATEGORIES = ("writing", "roleplay", "reasoning", "stem", "humanities", "qa")

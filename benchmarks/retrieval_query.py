@@ -26,12 +26,12 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from app.demo.paths import DEMO_TARGET
-from retrieval_store.corpus import read_documents
-from retrieval_store.index import Limits, Tokens
+from retrieval_store.index.index import Limits, Tokens
+from retrieval_store.index.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.service.cache import read_through
-from retrieval_store.snapshot import Description
-from retrieval_store.snapshot_index import SnapshotIndex, open_snapshot
-from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.snapshots.corpus import read_documents
+from retrieval_store.snapshots.snapshot import Description
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 EVERY = 37  # tokens between two questions
 QUERIES = 5000
@@ -66,8 +66,8 @@ def main() -> None:
 
 def tokenise(inputs: Iterable[Path], tokenizer_path: Path, path: Path, enough: int) -> int:
     """Write the ids of all texts, -1 behind each, to ``path``; returns the tokens to be indexed."""
-    from app.retrieval import as_text  # here: the readers' memory is to be theirs, not that of transformers
-    from app.tokenizers import load_tokenizer
+    from app.inputs.text_index import as_text  # here: the readers' memory is to be theirs, not that of transformers
+    from app.inputs.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_path)
     texts = (as_text(document, tokenizer) for path in inputs for document in read_documents(path))

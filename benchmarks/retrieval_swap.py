@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from engine.sampling.params import SamplingParams
-from retrieval_store.service.offers import Answer, Known, Offer, Part, Status
+from retrieval_store.service.manifest_feed import Answer, Known, Offer, Part, Status
 from retrieval_store.service.reader import Reader
-from retrieval_store.snapshot import Description, read_manifest
-from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.snapshots.snapshot import Description, read_manifest
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 

@@ -22,11 +22,11 @@ from app.demo.paths import DEMO_TARGET
 from benchmarks.timing import interleaved
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence, State
-from engine.stats import StatsCounter
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.stats import StatsCounter
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE, TokenTree
 
 

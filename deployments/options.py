@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.drafting import AUTOREGRESSIVE
-from engine.scheduler import SchedulerOptions
+from engine.scheduling.drafting import AUTOREGRESSIVE
+from engine.scheduling.scheduler import SchedulerOptions
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import LiveOptions
 

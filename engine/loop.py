@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from engine.drafting import AUTOREGRESSIVE, apply_drafts, take_turn
 from engine.events import RequestStats, StepEvent, TokenLogprob
 from engine.protocol import DraftPool, Needs
 from engine.sampling.params import SamplingParams
-from engine.scheduler import Scheduler, SchedulerOptions
-from engine.sequence import Sequence
-from engine.stats import StatsCounter
-from engine.target_info import Target
+from engine.scheduling.drafting import AUTOREGRESSIVE, apply_drafts, take_turn
+from engine.scheduling.scheduler import Scheduler, SchedulerOptions
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.stats import StatsCounter
+from engine.target.info import Target
 
 
 @dataclass(frozen=True, slots=True)

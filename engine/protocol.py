@@ -69,8 +69,8 @@ class Branch:
     accepted: the target's top ids behind its last node are read back. ``q`` ``[n, vocab]`` is the distribution each
     token was *independently sampled* from; leave it out for anything chosen by rank, score or rule. ``scores`` ``[n]``
     are the source's own estimates of the probability that the target writes a node's token once its parent was
-    accepted: combinations spend their nodes by them (``speculators.combined``). ``proposers`` ``[n]`` name the sources
-    of each node, its owner first, in a branch that several made together; else all nodes are ``source``'s.
+    accepted: combinations spend their nodes by them (``speculators.mixing.combined``). ``proposers`` ``[n]`` name the
+    sources of each node, its owner first, in a branch that several made together; else all nodes are ``source``'s.
     """
 
     tokens: Sequence[int]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
 from engine.sampling.params import SamplingParams
-from speculators.guarded import Guarded
+from speculators.mixing.fault_isolation import Guarded
 from speculators.registry import Factory, SpeculatorOptions, create
 
 

@@ -9,22 +9,22 @@ from types import MappingProxyType
 from engine.errors import UnknownMethodError
 from engine.protocol import Speculator
 from engine.step_cost import StepCosts
-from retrieval_store.library import Library
-from speculators.anpd import Anpd, AnpdConfig
-from speculators.auto import Auto, AutoConfig
+from retrieval_store.index.library import Library
 from speculators.autoregressive import Autoregressive
-from speculators.combined import CombinationConfig, Combined
-from speculators.draft_model import DraftModel, DraftModelConfig
-from speculators.lookahead import Lookahead, LookaheadConfig
-from speculators.pld import PldConfig, PromptLookup
-from speculators.pld_plus import PldPlusAttention, PldPlusConfig, PldPlusHidden
-from speculators.rest import Rest, RestConfig
-from speculators.spectra import Spectra, SpectraConfig
-from speculators.spectra_core import SpectraCore, SpectraCoreConfig
-from speculators.spectra_retrieval import SpectraRetrieval, SpectraRetrievalConfig
-from speculators.successors import TARGET, TEXT, SuccessorConfig, Successors
-from speculators.suffix import SuffixConfig, SuffixDecoding
-from speculators.token_recycling import TokenRecycling, TokenRecyclingConfig
+from speculators.corpus.rest import Rest, RestConfig
+from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.mixing.auto import Auto, AutoConfig
+from speculators.mixing.combined import CombinationConfig, Combined
+from speculators.ngrams.anpd import Anpd, AnpdConfig
+from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
+from speculators.ngrams.pld import PldConfig, PromptLookup
+from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
+from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
+from speculators.spectra.core import SpectraCore, SpectraCoreConfig
+from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
+from speculators.spectra.speculator import Spectra, SpectraConfig
+from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig, Successors
+from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
 
 METHODS = (
     "autoregressive",
@@ -57,7 +57,7 @@ class SpeculatorOptions:
     anpd: AnpdConfig = field(default_factory=AnpdConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     pld: PldConfig = field(default_factory=PldConfig)
-    pld_plus: PldPlusConfig = field(default_factory=PldPlusConfig)  # its layer and heads are the model's: see app.heads
+    pld_plus: PldPlusConfig = field(default_factory=PldPlusConfig)  # layer and heads are the model's
     rest: RestConfig = field(default_factory=RestConfig)
     retrieval: Callable[[], Library] | None = None  # makes or finds the corpus; called once per process or more
     spectra_core: SpectraCoreConfig = field(default_factory=SpectraCoreConfig)

@@ -11,16 +11,16 @@ from uuid import uuid4
 
 import numpy as np
 
-from retrieval_store.index import Index, Limits
+from retrieval_store.index.index import Index, Limits
 from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import LiveOptions
-from retrieval_store.service.offers import Answer, Known
+from retrieval_store.service.manifest_feed import Answer, Known
+from retrieval_store.service.namespace_worker import Surroundings
 from retrieval_store.service.reader import Reader
 from retrieval_store.service.service import RetrievalService
-from retrieval_store.service.tenant import Surroundings
-from retrieval_store.snapshot import Description
-from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.snapshots.snapshot import Description
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.options import StoreOptions

@@ -18,7 +18,7 @@ import httpx
 import openai
 import psutil
 
-from app.environment import free_port
+from app.serving.environment import free_port
 
 READY_S, STOP_S = 180, 30  # seconds; generous, for machines that do other things as well
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")

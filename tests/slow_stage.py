@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from engine.activations import Activations
-from engine.stage import Stage
+from engine.stage.activations import Activations
+from engine.stage.stage import Stage
 from engine.step import Step
 
 

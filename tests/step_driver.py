@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.drafting import Turn, apply_drafts, take_turn
 from engine.loop import Engine, Job
-from engine.progress import Progress
-from engine.sequence import Sequence as Request
-from engine.sequence import State
+from engine.scheduling.commit import Progress
+from engine.scheduling.drafting import Turn, apply_drafts, take_turn
+from engine.scheduling.sequence import Sequence as Request
+from engine.scheduling.sequence import State
 from engine.step import Step, StepResult
-from engine.target import LocalTarget
+from engine.target.local import LocalTarget
 from engine.tree import IntArray
 
 

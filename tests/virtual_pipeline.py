@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
-from engine.scheduler import Scheduler, SchedulerOptions
-from engine.sequence import Sequence as Request
-from engine.sequence import State
-from engine.stats import StatsCounter
+from engine.scheduling.scheduler import Scheduler, SchedulerOptions
+from engine.scheduling.sequence import Sequence as Request
+from engine.scheduling.sequence import State
+from engine.scheduling.stats import StatsCounter
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
-from engine.target_info import TargetInfo
+from engine.target.info import TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 
 SPEC = ModelSpec("llama", 4, 4, 2, 8, 32, 320, 1 << 20, ("full_attention",) * 4, (2,), "float32", None)

@@ -13,7 +13,7 @@ import msgspec
 from app.api.messages import Message
 from app.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from app.api.service import Settings
-from deployments.messages import ModelCard
+from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.sampling.params import SamplingParams
 

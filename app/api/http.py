@@ -29,7 +29,7 @@ from app.api.responses import Envelope, StreamWriter, whole_response
 from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
-from deployments.messages import Health
+from deployments.submission.messages import Health
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

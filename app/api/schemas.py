@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from app.api.messages import Message, Strict, refuse
-from retrieval_store.service.offers import is_namespace
+from retrieval_store.service.manifest_feed import is_namespace
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from deployments.messages import Health, ModelCard
+from deployments.submission.messages import Health, ModelCard
 from engine.events import StepEvent
 from engine.sampling.params import SamplingParams
 

@@ -13,13 +13,13 @@ from tqdm import tqdm
 from app.bench.records import Record, RecordFile, Setting, fingerprint
 from app.bench.runs import Bench, Plan
 from app.bench.settings import run_settings
-from app.libraries import LibraryAt
-from app.offline import check_flags, load_target, model_path, sampling
-from app.prompts import Question, read_questions
-from app.speculation import speculator_options
-from app.tokenizers import load_tokenizer
+from app.inputs.libraries import LibraryAt
+from app.inputs.prompts import Question, read_questions
+from app.inputs.tokenizers import load_tokenizer
+from app.offline.setup import check_flags, load_target, model_path, sampling
+from app.speculation.flags import speculator_options
 from engine.errors import ConfigError
-from engine.target import LocalTarget, resolve_dtype
+from engine.target.local import LocalTarget, resolve_dtype
 from speculators.pool import SpeculatorPool
 
 WARM = "warm"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from engine.events import StepEvent
 from engine.loop import Engine, Job
 from engine.protocol import DraftPool
-from engine.scheduler import SchedulerOptions
+from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
-from engine.target_info import Target
-from speculators import guarded
+from engine.target.info import Target
+from speculators.mixing import fault_isolation as guarded
 
 
 @dataclass(slots=True)

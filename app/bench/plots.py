@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from app.bench.figures import Figures, Row, step_curve
 from app.bench.records import Record, Setting
-from engine.drafting import AUTOREGRESSIVE
+from engine.scheduling.drafting import AUTOREGRESSIVE
 
 Report = Mapping[Setting, Sequence[Row]]
 ALL = "all"

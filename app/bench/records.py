@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.drafting import AUTOREGRESSIVE
 from engine.errors import ConfigError
 from engine.events import RequestStats, SourceCounts
+from engine.scheduling.drafting import AUTOREGRESSIVE
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 COUNTS = SourceCounts._fields

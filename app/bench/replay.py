@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import count
 
 from app.bench.records import Key, Record, RecordFile, Setting, source_counts
-from app.bench.replay_logs import Recorded
 from app.bench.replay_target import ReplayTarget
+from app.inputs.recordings import Recorded
 from engine.errors import UnknownMethodError
 from engine.loop import Engine, Job
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
+from engine.scheduling.scheduler import SchedulerOptions
 from speculators.pool import SpeculatorPool
 
 REFUSED = {

@@ -1,6 +1,6 @@
 """A target without a model: it writes recorded answers, whatever is drafted.
 
-The engine, its scheduler and the speculators run as on any target; ``engine.verify.following`` verifies.
+The engine, its scheduler and the speculators run as on any target; ``engine.verify.known_text`` verifies.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from engine.model.spec import ModelSpec
 from engine.step import Step, StepResult, Work, WorkResult
-from engine.target_info import MAX_TREE, TargetInfo
-from engine.verify.following import follow
+from engine.target.info import MAX_TREE, TargetInfo
+from engine.verify.known_text import follow
 
 BLOCK = 64  # tokens; blocks are counted by the scheduler and hold nothing
 
@@ -27,7 +27,7 @@ class _Sequence:
 
 
 class ReplayTarget:
-    """Implements ``engine.target_info.Target``.
+    """Implements ``engine.target.info.Target``.
 
     Args:
         vocab_size: of the tokenizer.

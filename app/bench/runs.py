@@ -11,13 +11,13 @@ from transformers import PreTrainedTokenizerFast
 
 from app.bench.meter import FailureCount, MeteredEngine, Times
 from app.bench.records import Key, Record, RecordFile, Setting, source_counts
-from app.generate import Answer, Generator
-from app.prompts import Conversation, Question, encode_chat, encode_raw
-from engine.admission import check_needs
+from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
+from app.offline.generator import Answer, Generator
 from engine.errors import ConfigError
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
-from engine.target_info import Target
+from engine.scheduling.request_validation import check_needs
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.info import Target
 from speculators.pool import SpeculatorPool
 
 WARM_UP_TOKENS = 16

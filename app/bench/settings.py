@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import torch
 
-from app.cache import model_hash
-from app.prompts import Question
+from app.inputs.cache import model_hash
+from app.inputs.prompts import Question
 from app.version import VERSION
 
 NO_SETTINGS = frozenset(

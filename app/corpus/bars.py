@@ -59,7 +59,7 @@ class SnapshotBar:
         self._bar: Any = None
 
     def __call__(self, phase: str, done: int, total: int) -> None:
-        """See ``retrieval_store.snapshot_writer.Progress``."""
+        """See ``retrieval_store.snapshots.snapshot_writer.Progress``."""
         if phase != self._phase:
             self.close()
             self._phase, self._bar = phase, bar(f"snapshot: {phase}", total or None, "")

@@ -25,8 +25,8 @@ from engine.errors import ConfigError
 from retrieval_store.refine.scores import ScoreFile, Scores, score
 from retrieval_store.refine.selection import Numbers, first, first_of_each, likeliest, shuffled
 from retrieval_store.refine.texts import Texts, read_state
-from retrieval_store.snapshot import Description, Manifest, Source
-from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.snapshots.snapshot import Description, Manifest, Source
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 FORMAT = 1  # of the files in the work folder
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from app.commands.corpus_store import publish_snapshot
 from app.corpus.settings import BuildSettings
-from app.corpus.store_commands import publish_snapshot
-from app.stores import DEFAULT_NAMESPACE, named_errors, open_store_at
+from app.inputs.stores import DEFAULT_NAMESPACE, named_errors, open_store_at
 from retrieval_store.stores.base import Store
 
 FLAG = "--redis"

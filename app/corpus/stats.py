@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from retrieval_store.snapshot import Manifest
+from retrieval_store.snapshots.snapshot import Manifest
 from retrieval_store.stores.base import Published
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB")

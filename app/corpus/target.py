@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from app.cache import model_hash, tokenizer_hash
 from app.corpus.settings import PIECE, BuildSettings
-from app.offline import model_path
-from app.tokenizers import load_tokenizer
+from app.inputs.cache import model_hash, tokenizer_hash
+from app.inputs.tokenizers import load_tokenizer
+from app.offline.setup import model_path
 from engine.errors import ConfigError, SpectraError
 from engine.model.loader import load_spec
 from engine.model.spec import ModelSpec
-from engine.perplexity import Perplexity
-from engine.target import resolve_dtype
+from engine.target.local import resolve_dtype
+from engine.target.perplexity import Perplexity
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The demo models that ship with the package, and the scripts that trained them."""
+"""The demo models that ship with the package."""

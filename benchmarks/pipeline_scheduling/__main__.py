@@ -22,12 +22,12 @@ from typing import Any
 
 import uvloop
 
-from app.simulation import profile_at
+from app.config.simulation import profile_at
 from benchmarks.pipeline_scheduling.measurement import Asked, Rates, rates, router_on
 from benchmarks.pipeline_scheduling.plot import draw
 from benchmarks.pipeline_scheduling.requests import made_up, recorded, sampled
 from benchmarks.pipeline_scheduling.stages import Stages
-from engine.drafting import AUTOREGRESSIVE
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.answers import pack_recordings
 from engine.simulated.profile import PipelineProfile
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.pipeline_scheduling.stages import StageReport, Stages
-from deployments.drafters import InlineDrafter
-from deployments.messages import SubmitRequest
 from deployments.options import RouterOptions
-from deployments.pipeline import Pipeline, measure_pipeline
-from deployments.router import Router
+from deployments.pipeline.connection import Pipeline, measure_pipeline
+from deployments.router.draft_client import InlineDrafter
+from deployments.router.router import Router
+from deployments.submission.messages import SubmitRequest
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
+from engine.scheduling.scheduler import SchedulerOptions
 from speculators.pool import SpeculatorPool
 from speculators.registry import Factory, SpeculatorOptions
 

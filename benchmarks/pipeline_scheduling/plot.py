@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.pipeline_scheduling.measurement import Rates
-from engine.drafting import AUTOREGRESSIVE
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.profile import PipelineProfile
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from app.bench.replay_logs import Recorded, encode, read_logs
 from app.demo.paths import DEMO_TARGET
-from app.heads_prompts import PROMPTS
-from app.prompts import encode_chat
-from app.tokenizers import load_tokenizer
+from app.inputs.prompts import encode_chat
+from app.inputs.recordings import Recorded, encode, read_logs
+from app.inputs.tokenizers import load_tokenizer
+from app.speculation.calibration_prompts import PROMPTS
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 LEAST_ANSWER = 300  # tokens; shorter ones would measure prefills

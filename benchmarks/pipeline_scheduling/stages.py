@@ -13,14 +13,14 @@ from types import TracebackType
 import torch
 
 from app.demo.paths import DEMO_TARGET
-from deployments.pipeline import Endpoints
-from deployments.stage_worker import StageWorker
+from deployments.pipeline.connection import Endpoints
+from deployments.stage.worker import StageWorker
 from engine.model.ranges import split_layers
 from engine.simulated.deadline import Lateness
 from engine.simulated.profile import PipelineProfile, Simulation
 from engine.simulated.stage import SimulatedStage
-from engine.stage_loading import describe_target, load_stage
-from engine.target_options import GIB, TargetOptions
+from engine.target.loading import describe_target, load_stage
+from engine.target.options import GIB, TargetOptions
 
 SECRET = b"s" * 32
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrieval_store.snapshot import Description
-from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.snapshots.snapshot import Description
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 FOREIGN = "f" * 32  # hash of a tokenizer that nobody has
 SKIPPED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings"}
@@ -27,8 +27,8 @@ class Snapshots:
 
 def build_snapshots(model: Path, folder: Path, small: int, large: int) -> Snapshots:
     """Snapshots ``A`` (``small`` tokens of the standard library), ``B`` (``large``), ``damaged`` and ``foreign``."""
-    from app.cache import tokenizer_hash
-    from app.tokenizers import load_tokenizer
+    from app.inputs.cache import tokenizer_hash
+    from app.inputs.tokenizers import load_tokenizer
 
     tokenizer, key = load_tokenizer(model), tokenizer_hash(model)
     texts = list(_tokenised(tokenizer, large))

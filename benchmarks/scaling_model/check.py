@@ -10,8 +10,8 @@ from benchmarks.pipeline_scheduling.measurement import rates, router_on
 from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
 from benchmarks.scaling_model.model import Cluster
-from engine.drafting import AUTOREGRESSIVE
 from engine.sampling.params import SamplingParams
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.answers import Answers
 from engine.simulated.profile import PROFILES, PipelineProfile
 from speculators.testing import AlwaysWrong

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocksError
-from engine.kv.kept import KeptTexts
+from engine.kv.cached_prefixes import KeptTexts
 
 
 class BlockAllocator:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig
 
 from engine.errors import UnsupportedModelError
-from engine.model.empty import empty_model
+from engine.model.meta_model import empty_model
 from engine.model.quantization import check_quantization
 from engine.model.quantized import is_quantized, put_int8
 from engine.model.ranges import LayerRange

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.model.empty import empty_model
+from engine.model.meta_model import empty_model
 from engine.model.partition import ModelParts
 from engine.model.quantization import check_quantization
 from engine.model.quantized import is_quantized

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.activations import Activations
 from engine.simulated.profile import PipelineProfile
+from engine.stage.activations import Activations
 
 LONGEST_S = 60.0  # a moment further away is another machine's clock
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.activations import Activations
-from engine.artefacts import AttentionRows, CapturedStep
 from engine.events import TokenLogprob
 from engine.kv.table import BlockTable
-from engine.packing import compaction, copies, row_tokens
 from engine.simulated.answers import Answer, Answers
 from engine.simulated.deadline import DeadlineSleep, Lateness
 from engine.simulated.link import Link
 from engine.simulated.profile import PipelineProfile
+from engine.stage.activations import Activations
+from engine.stage.artefacts import AttentionRows, CapturedStep
+from engine.stage.packing import compaction, copies, row_tokens
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
-from engine.verify.following import follow
+from engine.verify.known_text import follow
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Sequence:
 
 
 class SimulatedStage:
-    """Implements ``engine.stage_like.StageLike``.
+    """Implements ``engine.stage.base.StageLike``.
 
     It reads nothing back but tokens: methods that need more are refused at admission, and get nothing here.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.index import Tokens
+from retrieval_store.index.index import Tokens
 
 SLACK = 4  # a piece may end a quarter of its length early
 

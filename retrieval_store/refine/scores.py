@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.index import Tokens
+from retrieval_store.index.index import Tokens
 from retrieval_store.refine.selection import Numbers
 from retrieval_store.refine.texts import Texts
 

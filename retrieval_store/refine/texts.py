@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.index import Tokens
+from retrieval_store.index.index import Tokens
 
 ROW = np.dtype([("offset", "<u8"), ("hash", "<u8"), ("length", "<u4"), ("document", "<u4"), ("source", "<u2")])
 Rows = npt.NDArray[np.void]

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from retrieval_store.errors import ConflictError, StoreError
-from retrieval_store.service.attempt import IDLE_SHARE, Attempt
+from retrieval_store.service.backoff import IDLE_SHARE, Attempt
 from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.compaction import Compactor, Target, log
 from retrieval_store.service.live_texts import Pending, Texts
-from retrieval_store.service.offers import Part
+from retrieval_store.service.manifest_feed import Part
 from retrieval_store.service.watcher import Served
-from retrieval_store.snapshot import Description
-from retrieval_store.snapshot_writer import write_snapshot
+from retrieval_store.snapshots.snapshot import Description
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from threading import Lock
 
 import numpy as np
 
-from retrieval_store.index import Tokens
+from retrieval_store.index.index import Tokens
 
 SHORTEST = 3  # tokens; a shorter text continues nothing
 MOST_PENDING = 1024  # texts that wait for the store

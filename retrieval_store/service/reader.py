@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrieval_store.index import Index
-from retrieval_store.library import SHARED
-from retrieval_store.service.attempt import pause_after
+from retrieval_store.index.index import Index
+from retrieval_store.index.library import SHARED
+from retrieval_store.index.snapshot_index import open_snapshot
+from retrieval_store.service.backoff import pause_after
 from retrieval_store.service.cache import NamespaceFolder, folder_at
-from retrieval_store.service.offers import Offer, Part, Source, Status
+from retrieval_store.service.interest import Wanted
+from retrieval_store.service.manifest_feed import Offer, Part, Source, Status
 from retrieval_store.service.transfer import bring
-from retrieval_store.service.wanted import Wanted
-from retrieval_store.snapshot_index import open_snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from retrieval_store.service.live_texts import SHORTEST, Pending
-from retrieval_store.service.offers import Source
+from retrieval_store.service.manifest_feed import Source
 
 logger = logging.getLogger(__name__)
 

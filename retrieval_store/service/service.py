@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from retrieval_store.service.misses import Misses
-from retrieval_store.service.offers import CHUNK, Answer, Known, Offer, Status, is_namespace
-from retrieval_store.service.tenant import Surroundings, Tenant
-from retrieval_store.snapshot import is_file_name
+from retrieval_store.service.manifest_feed import CHUNK, Answer, Known, Offer, Status, is_namespace
+from retrieval_store.service.namespace_worker import Surroundings, Tenant
+from retrieval_store.service.negative_cache import Misses
+from retrieval_store.snapshots.snapshot import is_file_name
 
 logger = logging.getLogger(__name__)
 

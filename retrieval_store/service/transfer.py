@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.service.cache import NamespaceFolder
-from retrieval_store.service.offers import CHUNK, Part
-from retrieval_store.snapshot import MANIFEST, decode_manifest, verify
+from retrieval_store.service.manifest_feed import CHUNK, Part
+from retrieval_store.snapshots.snapshot import MANIFEST, decode_manifest, verify
 from retrieval_store.stores.transfer import write_blocks
 
 Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``Source.read``

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from retrieval_store.snapshot import Manifest
+from retrieval_store.snapshots.snapshot import Manifest
 
 
 @dataclass(frozen=True, slots=True)

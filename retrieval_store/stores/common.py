@@ -17,7 +17,7 @@ from retrieval_store.errors import (
     StoreUnavailableError,
     UnknownVersionError,
 )
-from retrieval_store.snapshot import MANIFEST, FileEntry, Manifest, check_tokenizer, decode_manifest, verify
+from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry, Manifest, check_tokenizer, decode_manifest, verify
 from retrieval_store.stores.base import Current, Published
 from retrieval_store.stores.names import check_version
 from retrieval_store.stores.options import StoreOptions

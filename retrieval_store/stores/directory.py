@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Event
 
 from retrieval_store.errors import StoreUnavailableError
-from retrieval_store.snapshot import MANIFEST, FileEntry
+from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry
 from retrieval_store.stores.base import LiveText, Move, Published
 from retrieval_store.stores.common import CommonStore
 from retrieval_store.stores.directory_log import DirectoryLog

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from retrieval_store.snapshot import FileEntry
+from retrieval_store.snapshots.snapshot import FileEntry
 from retrieval_store.stores.base import LiveText, Move, Published
 from retrieval_store.stores.common import CommonStore
 from retrieval_store.stores.live_text import check_limit, decode_tokens, encode_tokens, next_id, parse_id

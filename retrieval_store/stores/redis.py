@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from retrieval_store.errors import StoreError
-from retrieval_store.snapshot import FileEntry
+from retrieval_store.snapshots.snapshot import FileEntry
 from retrieval_store.stores import redis_scripts
 from retrieval_store.stores.base import LiveText, Move, Published
 from retrieval_store.stores.common import CommonStore

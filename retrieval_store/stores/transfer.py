@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from retrieval_store.errors import DamagedSnapshotError, SnapshotError, StoreError
-from retrieval_store.snapshot import MANIFEST, FileEntry, Manifest, check_sizes, read_manifest
+from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry, Manifest, check_sizes, read_manifest
 
 READ = 1 << 20  # bytes of a file read at a time
 _LEFT = re.compile(r"\.[0-9a-f]{16}\.[0-9a-f]{32}")  # what ``receive`` and ``discard`` call folders

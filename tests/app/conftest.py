@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from app.api.http import create_app
 from app.api.service import Settings
-from deployments.messages import Health, ModelCard
+from deployments.submission.messages import Health, ModelCard
 from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
 from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
 from engine.sampling.params import SamplingParams

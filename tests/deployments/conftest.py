@@ -16,25 +16,25 @@ from typing import Any
 import pytest
 import torch
 
-from app import environment
-from deployments.drafters import Drafter, InlineDrafter
-from deployments.lane_host import Home
-from deployments.messages import SubmitRequest
+from app.serving import environment
 from deployments.options import RouterOptions
-from deployments.pipeline import Endpoints, Pipeline
-from deployments.router import Router
-from deployments.stage_worker import StageWorker
+from deployments.pipeline.connection import Endpoints, Pipeline
+from deployments.router.draft_client import Drafter, InlineDrafter
+from deployments.router.lane_observer import Home
+from deployments.router.router import Router
+from deployments.stage.worker import StageWorker
+from deployments.submission.messages import SubmitRequest
 from engine.errors import TargetLostError
 from engine.events import StepEvent
 from engine.loop import Completion, Engine, Job
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import split_layers
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
-from engine.stage import Stage
-from engine.target import LocalTarget, plan_cache
-from engine.target_info import TargetInfo, positions
-from engine.target_options import TargetOptions
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.stage.stage import Stage
+from engine.target.info import TargetInfo, positions
+from engine.target.local import LocalTarget, plan_cache
+from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
 
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deployments.messages import SubmitRequest
-from deployments.submission import BEAT_S, Attachment
-from deployments.submission_channel import SubmissionChannel
-from deployments.submission_ingress import RunRequest
-from deployments.submission_server import SubmissionServer
+from deployments.submission.client import SubmissionChannel
+from deployments.submission.ingress_session import RunRequest
+from deployments.submission.messages import SubmitRequest
+from deployments.submission.protocol import BEAT_S, Attachment
+from deployments.submission.server import SubmissionServer
 from engine.errors import TargetLostError
 from engine.events import RequestStats, SourceCounts, StepEvent
 

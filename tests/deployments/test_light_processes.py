@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from app.config import ServeConfig
-from deployments.pipeline import Endpoints
-from engine.stage_loading import describe_target
+from app.config.serve import ServeConfig
+from deployments.pipeline.connection import Endpoints
+from engine.target.loading import describe_target
 
 LOADED = "import sys; print(*sorted({'torch', 'transformers', 'accelerate', 'safetensors'} & set(sys.modules)))"
 
 ROUTER = """
 import pickle, sys
-import deployments.router_deployment
-from deployments.frames import encode_frame
+import deployments.router.deployment
+from deployments.pipeline.frames import encode_frame
 from engine.sampling.params import SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.stats import StatsCounter
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.stats import StatsCounter
 from speculators.pool import SpeculatorPool
 
 options, speculators, placement, endpoints = pickle.loads(sys.stdin.buffer.read())
@@ -41,16 +41,16 @@ assert encode_frame(step, None)
 
 TARGET = """
 import pickle, sys
-import deployments.target_deployment
+import deployments.target.deployment
 from engine.model.resolve import resolve
 
 target, pipeline = pickle.loads(sys.stdin.buffer.read())
 assert resolve(target.model).is_dir()
-assert deployments.target_deployment.replica_placement(pipeline, target.stages, 0.1)
+assert deployments.target.deployment.replica_placement(pipeline, target.stages, 0.1)
 """
 
 CONFIG = """
-from app.config import ServeConfig
+from app.config.serve import ServeConfig
 
 config = ServeConfig(model="demo", stages=2, layer_split="2,2", draft_model="demo", retrieval="builtin")
 assert config.target() and config.router() and config.speculators() and config.library and config.placement()

@@ -30,22 +30,22 @@ from engine.loop import Completion, Engine, Job
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
-from engine.scheduler import SchedulerOptions
+from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts
-from engine.target import LocalTarget
-from engine.target_info import TargetInfo
-from retrieval_store.library import FixedLibrary
-from retrieval_store.memory import MemoryIndex
-from speculators.auto import Auto
-from speculators.draft_model import DraftModel, DraftModelConfig
-from speculators.drafter import Drafter
-from speculators.pld_plus import PldPlusAttention, PldPlusConfig, PldPlusHidden
+from engine.target.info import TargetInfo
+from engine.target.local import LocalTarget
+from retrieval_store.index.library import FixedLibrary
+from retrieval_store.index.memory import MemoryIndex
+from speculators.corpus.rest import Rest
+from speculators.draft_model.drafter import Drafter
+from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.mixing.auto import Auto
+from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.pool import SpeculatorPool
 from speculators.registry import Factory
-from speculators.rest import Rest
-from speculators.spectra import Spectra
-from speculators.spectra_retrieval import SpectraRetrieval
-from speculators.successors import Successors
+from speculators.spectra.retrieval import SpectraRetrieval
+from speculators.spectra.speculator import Spectra
+from speculators.successors.speculator import Successors
 from speculators.testing import AlwaysRight, AlwaysWrong
 
 torch.set_num_threads(1)
@@ -230,13 +230,13 @@ def complete_all(engine: Engine, jobs: Sequence[Job], batch_size: int = 8) -> li
 
 def check_idle(engine: Engine) -> None:
     """Assert that no block, no stage state and no speculator state is left behind."""
-    blocks = engine.scheduler.blocks
+    blocks = engine.scheduling.scheduler.blocks
     blocks.check_integrity()
     assert blocks.n_free == blocks.n_blocks
-    assert isinstance(engine.target, LocalTarget)
-    assert engine.target.n_sequences == 0
+    assert isinstance(engine.target.local, LocalTarget)
+    assert engine.target.local.n_sequences == 0
     assert engine.pool.n_live == 0
-    assert (engine.scheduler.n_running, engine.scheduler.n_waiting) == (0, 0)
+    assert (engine.scheduling.scheduler.n_running, engine.scheduling.scheduler.n_waiting) == (0, 0)
 
 
 @pytest.fixture(scope="session")

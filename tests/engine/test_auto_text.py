@@ -11,12 +11,12 @@ from engine.loop import Completion, Engine, Job
 from engine.protocol import Branch, RequestView
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
-from engine.step_timing import measure
-from engine.target import LocalTarget
-from speculators.auto import Auto
-from speculators.pld import PromptLookup
-from speculators.spectra_core import SpectraCore
-from speculators.successors import Successors
+from engine.target.local import LocalTarget
+from engine.target.step_timing import measure
+from speculators.mixing.auto import Auto
+from speculators.ngrams.pld import PromptLookup
+from speculators.spectra.core import SpectraCore
+from speculators.successors.speculator import Successors
 
 MakeTarget = Callable[..., LocalTarget]
 MakeEngine = Callable[..., Engine]

@@ -13,9 +13,9 @@ from engine.events import LENGTH, STOP
 from engine.kv.blocks import BlockAllocator
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget
-from engine.target_options import TargetOptions
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 METHODS = (

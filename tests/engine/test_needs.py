@@ -10,10 +10,10 @@ import torch
 
 from engine.errors import ConfigError
 from engine.loop import Job
-from engine.projection import project
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.stage.projection import project
 
 
 class Listener:

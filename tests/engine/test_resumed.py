@@ -12,9 +12,9 @@ from engine.events import LENGTH, STOP
 from engine.loop import Completion, Engine, Job
 from engine.protocol import Outcome, RequestView
 from engine.sampling.params import SamplingParams
-from engine.scheduler import SchedulerOptions
-from engine.target import LocalTarget
-from speculators.pld_plus import PldPlusConfig, PldPlusHidden
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.local import LocalTarget
+from speculators.pld_plus.speculator import PldPlusConfig, PldPlusHidden
 
 FAMILY = "qwen3"
 METHODS = ("autoregressive", "always-wrong", "always-right", "spectra", "token-recycling", "pld-plus-h", "pld-plus-a")

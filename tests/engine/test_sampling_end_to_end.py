@@ -12,8 +12,8 @@ import torch
 from engine.events import STOP
 from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
-from engine.target import LocalTarget
-from speculators.successors import SuccessorConfig, Successors
+from engine.target.local import LocalTarget
+from speculators.successors.speculator import SuccessorConfig, Successors
 
 METHODS = (
     "pld",

@@ -17,9 +17,9 @@ from engine.loop import Completion, Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.step import Step
 from engine.step_cost import StepCosts, read_costs, write_costs
-from engine.step_timing import GRID, PROMPT_ROWS, measure, measurement
-from engine.target import LocalTarget
-from engine.target_info import TargetInfo
+from engine.target.info import TargetInfo
+from engine.target.local import LocalTarget
+from engine.target.step_timing import GRID, PROMPT_ROWS, measure, measurement
 
 MakeTarget = Callable[..., LocalTarget]
 

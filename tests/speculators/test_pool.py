@@ -7,7 +7,7 @@ from engine.errors import UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
-from speculators.combined import CombinationConfig, Combined
+from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.pool import SpeculatorPool
 from speculators.registry import STANDALONE, SpeculatorOptions
 from speculators.testing_target import HashTarget

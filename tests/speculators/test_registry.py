@@ -7,10 +7,10 @@ import pytest
 import speculators
 from engine.errors import UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
-from speculators.combined import Combined
-from speculators.pld import PldConfig
+from speculators.mixing.combined import Combined
+from speculators.ngrams.pld import PldConfig
 from speculators.registry import AVAILABLE, METHODS, NEEDS_INPUT, STANDALONE, SpeculatorOptions, create
-from speculators.spectra_core import SpectraCoreConfig
+from speculators.spectra.core import SpectraCoreConfig
 from speculators.testing import AlwaysRight, AlwaysWrong
 from speculators.testing_target import HashTarget
 

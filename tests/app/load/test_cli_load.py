@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.load_command import KEY_VARIABLE
+from app.commands.load import KEY_VARIABLE
 from tests.app.conftest import ScriptedBackend
 from tests.app.load.conftest import TEXT, Script, answer
 from tests.app.said import Said, said_by

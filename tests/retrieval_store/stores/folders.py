@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-from retrieval_store.snapshot import MANIFEST, Description, Manifest, encode_manifest, entry_of, version_of
+from retrieval_store.snapshots.snapshot import MANIFEST, Description, Manifest, encode_manifest, entry_of, version_of
 
 TOKENIZER = "tokenizer-of-the-target"
 FILES = ("tokens.bin", "index.bin", "empty.bin")

@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from retrieval_store.snapshot import MANIFEST
+from retrieval_store.snapshots.snapshot import MANIFEST
 from retrieval_store.stores.base import Store
 from retrieval_store.stores.directory_log import LOG
 from retrieval_store.stores.live_text import encode_tokens

@@ -17,7 +17,7 @@ from retrieval_store.errors import (
     StoreError,
     UnknownVersionError,
 )
-from retrieval_store.snapshot import MANIFEST, read_manifest, verify
+from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest, verify
 from retrieval_store.stores.base import Current, Store
 from tests.redis_server import wait_until
 from tests.retrieval_store.stores.folders import FILES, TOKENIZER, contents, make_snapshot

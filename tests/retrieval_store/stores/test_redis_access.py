@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from retrieval_store.errors import StoreError, StoreUnavailableError
-from retrieval_store.snapshot import read_manifest
+from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.stores.base import Current, Store
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.options import StoreOptions

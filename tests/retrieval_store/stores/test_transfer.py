@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_store.snapshot import MANIFEST
+from retrieval_store.snapshots.snapshot import MANIFEST
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.names import folder_segment, segment
 from retrieval_store.stores.options import StoreOptions

@@ -1,0 +1,117 @@
+"""``spectra heads find``: which attention heads of a model copy, for ``pld-plus-a``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.commands.generate import add_model
+
+if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
+    from speculators.pld_plus.induction_heads import HeadsFile
+
+DESCRIPTION = """\
+Find the induction heads of a model: for every token it writes that occurs in the text before, the heads that looked
+most at the occurrence it was copied from. The best are written to --out, for 'spectra generate|bench|serve --heads'.
+Without a prompt file, built-in prompts are used: summaries, questions, edits, code. A heat map (PNG) lies beside --out.
+"""
+SHOWN = 10  # heads in the printed table
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand."""
+    heads = commands.add_parser("heads", help="find the attention heads that pld-plus-a reads")
+    actions = heads.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser = actions.add_parser(
+        "find",
+        help="count which heads copy, and write the best to a file",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model(parser)
+    parser.add_argument("--prompts", type=Path, metavar="F.jsonl", help="questions, one JSON object per line")
+    parser.add_argument("--limit", type=int, metavar="K", help="only the first K questions")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default: 64)")
+    parser.add_argument(
+        "--keep", type=int, metavar="K", help="heads to keep (default: 50, or a sixth of all if that is less)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the heads file to write")
+    # Not asked for here, but checked with the flags of the other offline commands.
+    parser.set_defaults(run=run, temperature=0.0, top_p=1.0, top_k=0, max_nodes=0)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Find, write, report."""
+    import torch
+    from tqdm import tqdm
+
+    from app.inputs.cache import model_hash
+    from app.inputs.prompts import read_questions
+    from app.offline.setup import check_flags, load_target, model_path
+    from app.speculation.calibration_prompts import PROMPTS
+    from app.speculation.heads import encoded, find, longest_prompt
+    from engine.errors import ConfigError
+    from speculators.pld_plus.induction_heads import write_heads
+
+    check_flags(arguments)
+    if arguments.keep is not None and arguments.keep < 1:
+        raise ConfigError(f"--keep is {arguments.keep}; it must be at least 1")
+    torch.set_num_threads(arguments.threads)
+    texts: list[str] | tuple[str, ...] = PROMPTS[: arguments.limit]
+    if arguments.prompts is not None:
+        texts = [question.turns[0] for question in read_questions(arguments.prompts, arguments.limit)]
+    path, size = model_path(arguments.model), arguments.batch_size
+    target = load_target(arguments)
+    prompts = encoded(path, texts, longest_prompt(target, arguments.max_new_tokens))
+    with tqdm(total=len(prompts), unit="prompt", file=sys.stderr, disable=len(prompts) < 2) as bar:
+        found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_new_tokens, size, bar.update)
+    write_heads(arguments.out, found)
+    print(report(found))
+    print(f"{len(found.heads)} heads: {arguments.out}")
+    picture = arguments.out.with_suffix(".png")
+    if draw(found, picture):
+        print(f"heat map: {picture}")
+    return 0
+
+
+def report(found: HeadsFile) -> str:
+    """The best heads as a table."""
+    total = found.n_layers * found.n_heads
+    hit = sum(hits > 0 for layer in found.hits for hits in layer)
+    lines = [
+        f"{found.n_tokens} tokens counted; {hit} of {total} heads hit at least once",
+        "layer  head  hits per token",
+        *(f"{one.layer:5d} {one.head:5d} {one.rate:15.3f}" for one in found.heads[:SHOWN]),
+    ]
+    if len(found.heads) > SHOWN:
+        lines.append(f"... and {len(found.heads) - SHOWN} more, down to {found.heads[-1].rate:.3f}")
+    return "\n".join(lines)
+
+
+def draw(found: HeadsFile, path: Path) -> bool:
+    """Write the heat map, layer by head; False where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError:
+        return False
+    figure = Figure(
+        figsize=(max(5, 2.5 + 0.22 * found.n_heads), max(4, 2 + 0.18 * found.n_layers)), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    rates = [[hits / found.n_tokens for hits in layer] for layer in found.hits]
+    image = axes.imshow(rates, aspect="auto", origin="lower", cmap="viridis", vmin=0)
+    for one in found.heads:
+        axes.plot(one.head, one.layer, marker="s", markersize=3, markerfacecolor="none", markeredgecolor="white")
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    axes.set_title("Induction heads (kept ones marked)")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, label="hits per token")
+    figure.savefig(path, dpi=120)
+    return True

@@ -1,0 +1,63 @@
+"""``spectra serve --simulate``: from flags to what simulated stages are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app.inputs.recordings import encode, read_logs
+from app.inputs.tokenizers import load_tokenizer
+from engine.errors import ConfigError
+from engine.model.resolve import resolve
+from engine.simulated.answers import pack_recordings
+from engine.simulated.profile import PROFILES, PipelineProfile, Simulation, profile_of
+
+TEXT_SOURCES = ["suffix"]  # what auto chooses from on a simulated target unless told otherwise
+
+
+def profile_at(name: str) -> PipelineProfile:
+    """The profile of a name, or of a JSON file.
+
+    Raises:
+        ConfigError: it is neither, or a field of the file is wrong.
+    """
+    if name in PROFILES:
+        return PROFILES[name]
+    path = Path(name).expanduser()
+    if path.suffix != ".json" or not path.is_file():
+        known = ", ".join(PROFILES)
+        raise ConfigError(f"--simulate is {name!r}: neither a profile ({known}) nor a JSON file (.json) with one")
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--simulate {path} cannot be read: {error}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"--simulate {path}: no JSON object")
+    try:
+        return profile_of(given)
+    except ConfigError as error:
+        raise ConfigError(f"--simulate {path}: {error}") from error
+
+
+def simulation_of(profile: str, answers: str | None, model: str) -> Simulation:
+    """What simulated stages are told; recorded answers become tokens of ``model``'s tokenizer.
+
+    Raises:
+        ConfigError: the profile or the recorded answers cannot be used.
+    """
+    if answers is None:
+        return Simulation(profile_at(profile))
+    flag = "--simulate-answers"
+    turns = encode(load_tokenizer(resolve(model)), read_logs([Path(answers).expanduser()], None, flag), flag)
+    return Simulation(profile_at(profile), pack_recordings((turn.prompt, turn.answer) for turn in turns))
+
+
+def simulated_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """A configuration's fields, with those that follow from ``simulate`` unless they are given."""
+    name = given.get("simulate")
+    if not isinstance(name, str):
+        return given
+    auto = given.get("auto")
+    sources = {"sources": TEXT_SOURCES} if auto is None or isinstance(auto, dict) else {}
+    return {"stages": profile_at(name).stages, **given, "auto": sources | auto if isinstance(auto, dict) else sources}

@@ -1,0 +1,123 @@
+"""Offline generation: questions in, answers with their figures out. No Ray, no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
+from engine.events import STOP, RequestStats, StepEvent
+from engine.loop import Engine, Job
+from engine.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answered turn."""
+
+    index: int  # of the question
+    turn: int
+    text: str
+    token_ids: list[int]  # a terminating EOS included
+    finish_reason: str
+    stats: RequestStats
+
+    def as_json(self) -> dict[str, Any]:
+        """The line ``spectra generate --json`` prints."""
+        stats = self.stats
+        return {
+            "index": self.index,
+            "turn": self.turn,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": stats.prompt_tokens,
+            "target_forwards": stats.target_forwards,
+            "drafted_tokens": stats.drafted_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+            "tokens_per_forward": round(tokens_per_forward([stats]), 4),
+            "seconds": round(stats.seconds, 6),
+            "step_tokens": stats.step_tokens,
+            "max_nodes_used": stats.max_nodes_used,
+            "by_source": {name: counts.named for name, counts in stats.by_source.items()},
+        }
+
+
+def tokens_per_forward(stats: Sequence[RequestStats]) -> float:
+    """Tokens that decode forwards committed, per forward; the prefill and its token do not count. 0 without any."""
+    forwards = sum(one.target_forwards for one in stats)
+    return sum(sum(one.step_tokens) for one in stats) / forwards if forwards else 0.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn in progress."""
+
+    index: int
+    conversation: Conversation
+    token_ids: list[int] = field(default_factory=list)
+
+
+class Generator:
+    """Answers questions on an engine, several at a time.
+
+    Args:
+        engine: runs the jobs.
+        tokenizer: of its target.
+        params: for every turn.
+        method: speculation.
+        max_nodes: drafted nodes per step.
+        raw: first turns only, without the chat template.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerFast,
+        params: SamplingParams,
+        method: str,
+        max_nodes: int,
+        raw: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._params = params
+        self._method = method
+        self._max_nodes = max_nodes
+        self._raw = raw
+
+    def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[Answer]:
+        """Every turn's answer, as it is complete; turns of one question in order."""
+        todo = [_Turn(i, Conversation(q, [])) for i, q in enumerate(questions)][::-1]
+        running: dict[int, _Turn] = {}
+        while todo or running:
+            while todo and len(running) < batch_size:
+                turn = todo.pop()
+                running[self._submit(turn.conversation)] = turn
+            for seq, event in self._engine.step():
+                turn = running[seq]
+                turn.token_ids += event.token_ids
+                if event.finish_reason is not None:
+                    del running[seq]
+                    yield self._finish(turn, event, todo)
+
+    def _submit(self, conversation: Conversation) -> int:
+        if self._raw:
+            prompt = encode_raw(self._tokenizer, conversation.question.turns[0])
+        else:
+            prompt = encode_chat(self._tokenizer, conversation.ask())
+        return self._engine.submit(Job(prompt, self._params, self._method, self._max_nodes))
+
+    def _finish(self, turn: _Turn, event: StepEvent, todo: list[_Turn]) -> Answer:
+        assert event.finish_reason is not None
+        assert event.stats is not None
+        shown = turn.token_ids[:-1] if event.finish_reason == STOP else turn.token_ids
+        text = self._tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        answer = Answer(turn.index, turn.conversation.turn, str(text), turn.token_ids, event.finish_reason, event.stats)
+        turn.conversation.answer(answer.text)
+        if not self._raw and not turn.conversation.is_over:
+            todo.append(_Turn(turn.index, turn.conversation))
+        return answer

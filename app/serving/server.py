@@ -1,0 +1,226 @@
+"""``spectra serve``: one command from nothing to a server, on this machine's own Ray or on a running cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.config.serve import ServeConfig
+from app.serving.environment import check_port, folder_for_sockets, local_environment, serve_environment
+from app.serving.ray_session import controller_answers, end_ray, init_ray
+from engine.errors import ConfigError
+
+READY_S = 600.0  # a large model may load for minutes
+APP_NAME = "spectra"
+
+
+class Server:
+    """A running application; ``with Server(...) as server: server.wait()``."""
+
+    def __init__(self, config: ServeConfig, host: str, port: int, address: str | None = None) -> None:
+        self.config = config
+        self.host = host
+        self.port = port
+        self._address = address
+        self._scratch = tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets())
+        self._stop = threading.Event()
+        self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
+        self._has_ray = False  # imported, and perhaps started
+
+    @property
+    def _base(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Base of the OpenAI API."""
+        return f"{self._base}/v1"
+
+    def start(self) -> None:
+        """Start Ray (or join ``address``), deploy, and return once a request would succeed.
+
+        Raises:
+            ConfigError: the port is taken, an option is wrong, or the application does not come up.
+            UnsupportedModelError: the model or its tokenizer cannot be loaded.
+        """
+        check_port(self.host, self.port)
+        self._check_model()
+        local = local_environment() if self._address is None else {}
+        for name, value in (serve_environment(self._scratch.name) | local).items():
+            os.environ.setdefault(name, value)
+        self._start_ray()
+        if not self.stopping:
+            self._deploy()
+            self._wait_until_ready()
+
+    def _start_ray(self) -> None:
+        """In a thread of its own, while this one keeps the signals: Ray puts its handlers in place as it starts, and
+        they would end the process at once and leave Ray's behind."""
+        options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "configure_logging": False}
+        if self._address is None:
+            options |= {
+                "address": "local",  # never some other cluster that happens to run here
+                "num_cpus": self._cpus(),
+                "include_dashboard": False,
+                "object_store_memory": 128 << 20,
+            }
+        self._has_ray = True
+        starting = self._ray_thread.submit(init_ray, options)
+        while wait((starting,), timeout=0.02).not_done:
+            self.install_signals()
+        self.install_signals()
+        starting.result()
+
+    def _deploy(self) -> None:
+        from ray import serve
+        from ray.serve.api import RunTarget, run_many
+        from ray.serve.config import HTTPOptions
+
+        from app.builder import build_app
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(http_options=HTTPOptions(host=self.host, port=self.port))
+        target = RunTarget(build_app(self.config), APP_NAME)
+        # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
+        run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+    def _cpus(self) -> int:
+        """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
+        pipeline = self.config.stages * max(self.config.stage_cpus, 0.001) + 0.1
+        others = 2 + self.config.speculator_actors + self.config.ingress_replicas
+        others += self.config.watched_store is not None  # the retrieval service
+        return max(1, math.ceil(self.config.replicas * pipeline + 0.1 * others))
+
+    def _check_model(self) -> None:
+        """Fail here, with a clear message, not in a replica that Serve restarts three times."""
+        from app.inputs.libraries import prepare
+        from app.inputs.tokenizers import load_tokenizer
+        from app.offline.setup import check_stages
+        from app.speculation.drafter import check_served_drafter
+        from app.speculation.heads import serve_speculators
+        from engine.model.resolve import resolve
+        from engine.model.tensors import check_files
+        from engine.scheduling.request_validation import check_needs
+        from engine.target.loading import describe_target, target_spec
+        from speculators.registry import create
+
+        target = self.config.target()
+        path = resolve(target.model)
+        spec = target_spec(target, path)
+        check_stages(spec, target.stages)
+        describe_target(target, path)
+        if self._address is None and target.simulation is None:  # else other nodes read it
+            check_files(path)
+        prepare(self.config.library)
+        check_needs(create(self.config.method, serve_speculators(self.config)).needs, spec)
+        load_tokenizer(path)
+        check_served_drafter(self.config)
+
+    def _wait_until_ready(self) -> None:
+        body = {"model": self.config.served_name, "prompt": [1], "max_tokens": 1, "temperature": 0}
+        deadline = time.monotonic() + READY_S
+        with httpx.Client(timeout=30.0) as client:
+            while time.monotonic() < deadline and not self._stop.is_set():
+                # Asking any earlier would hold us up: the proxy keeps a request until a replica can take it.
+                if self._is_running():
+                    with contextlib.suppress(httpx.HTTPError):
+                        if client.post(f"{self.url}/completions", json=body).status_code == httpx.codes.OK:
+                            return
+                self._stop.wait(0.1)
+        if not self._stop.is_set():
+            raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {_log_folder()}")
+
+    def _is_running(self) -> bool:
+        from ray import serve
+
+        application = serve.status().applications[APP_NAME]
+        if application.status == "DEPLOY_FAILED":
+            raise ConfigError(f"the application did not start: {_why(application)}; see {_log_folder()}")
+        return bool(application.status == "RUNNING")
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal came."""
+        return self._stop.is_set()
+
+    def wait(self) -> None:
+        """Block until SIGINT or SIGTERM."""
+        self._stop.wait()
+
+    def install_signals(self) -> None:
+        """Stop on SIGINT and SIGTERM, also where a shell started us with SIGINT ignored."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._stop.set())
+
+    def stop(self) -> None:
+        """Let running requests end, for the grace period at most; then take down what was started, and no more."""
+        if self._has_ray:
+            import ray
+
+            if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
+                self._drain()
+                if controller_answers():
+                    self._undeploy()
+            if self._address is None:
+                end_ray()
+            else:
+                ray.shutdown()
+        self._ray_thread.shutdown()
+        self._scratch.cleanup()
+
+    def _undeploy(self) -> None:
+        from ray import serve
+
+        with contextlib.suppress(Exception):  # on the way out: nothing may keep us here
+            if self._address is None:
+                serve.shutdown()
+            else:
+                serve.delete(APP_NAME)
+
+    def _drain(self) -> None:
+        """Wait for running requests: Serve takes the stages down first, and would break their streams off."""
+        deadline = time.monotonic() + self.config.grace
+        with contextlib.suppress(httpx.HTTPError, ValueError), httpx.Client(timeout=1.0) as client:
+            while time.monotonic() < deadline and client.get(f"{self._base}/health").json().get("sessions"):
+                time.sleep(0.05)
+
+
+def _why(application: Any) -> str:
+    """What Serve says of an application that failed, and the last line of what the deployments say that failed it."""
+    failed = [one.message for one in application.deployments.values() if one.status == "DEPLOY_FAILED"]
+    last = [message.strip().splitlines()[-1].strip() for message in failed if message.strip()]
+    return " ".join([application.message.strip(), *last])
+
+
+def _log_folder() -> str:
+    return str(Path(tempfile.gettempdir()) / "ray" / "session_latest" / "logs" / "serve")
+
+
+def run(config: ServeConfig, host: str, port: int, address: str | None) -> int:
+    """Serve until told to stop; returns the exit status."""
+    server = Server(config, host, port, address)
+    print(f"Starting {config.served_name} (speculation: {config.method}) ...", file=sys.stderr, flush=True)
+    server.install_signals()
+    ours = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # Ray writes to stdout when a worker dies; there only "Ready" belongs
+        try:
+            server.start()
+            if not server.stopping:
+                print(f"Ready: {server.url}", file=ours, flush=True)
+            server.wait()
+            print("Stopping ...", file=sys.stderr, flush=True)
+        finally:
+            server.stop()
+    return 0

@@ -1,0 +1,85 @@
+"""The model of ``draft-model``: where it is, and whether it speaks the target's tokens."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.config.drafter_path import drafter_path
+from app.inputs.tokenizers import load_tokenizer
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.loader import load_spec
+from engine.model.resolve import resolve
+from engine.model.spec import ModelSpec
+from speculators.draft_model.speculator import DraftModelConfig
+
+if TYPE_CHECKING:
+    from app.config.serve import ServeConfig
+
+
+def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) -> DraftModelConfig:
+    """Settings of ``draft-model`` for the target in directory ``path``, from flags; dtype and device are the target's.
+
+    Raises:
+        ConfigError: there is no such model, or it has another tokenizer than the target.
+        UnsupportedModelError: it cannot be run.
+    """
+    if arguments.draft_tokens < 1:
+        raise ConfigError(f"--draft-tokens is {arguments.draft_tokens}; it must be at least 1")
+    if arguments.draft_nodes < 0:
+        raise ConfigError(f"--draft-nodes is {arguments.draft_nodes}; it must be 0 (a chain) or more")
+    config = DraftModelConfig(
+        path=None if arguments.draft_model is None else drafter_path(arguments.draft_model),
+        draft_tokens=arguments.draft_tokens,
+        tree_nodes=arguments.draft_nodes,
+        dtype=arguments.dtype,
+        device=arguments.device,
+    )
+    check_drafter(config, path, spec)
+    return config
+
+
+def check_served_drafter(config: ServeConfig) -> None:
+    """The same check for a server.
+
+    Raises:
+        ConfigError: there is no such model, or it has another tokenizer than the target.
+        UnsupportedModelError: a model cannot be run.
+    """
+    if config.draft_model is not None:
+        path = resolve(config.model_path)
+        check_drafter(config.speculators().draft_model, path, load_spec(path))
+
+
+def check_drafter(config: DraftModelConfig, path: Path, spec: ModelSpec) -> None:
+    """Refuse a drafter whose token ids mean something else than those of the target in directory ``path``.
+
+    Raises:
+        ConfigError: the vocabularies differ; the message says how.
+        UnsupportedModelError: the drafter cannot be run.
+    """
+    if config.path is None:
+        return
+    try:
+        found = resolve(config.path)
+        n_ids = load_spec(found).vocab_size
+        theirs = load_tokenizer(found)
+    except (ConfigError, UnsupportedModelError) as error:
+        raise type(error)(f"--draft-model: {error}") from error
+    if n_ids != spec.vocab_size:
+        raise ConfigError(
+            f"--draft-model {config.path} has a vocabulary of {n_ids} token ids, the target one of "
+            f"{spec.vocab_size}: a drafter must have the target's tokenizer"
+        )
+    if vocabulary_hash(theirs.get_vocab()) != vocabulary_hash(load_tokenizer(path).get_vocab()):
+        raise ConfigError(
+            f"--draft-model {config.path} has another tokenizer than the target: the same ids stand for other tokens"
+        )
+
+
+def vocabulary_hash(vocabulary: dict[str, int]) -> str:
+    """Of which token every id stands for; how text is cut into tokens does not matter to a drafter, which sees ids."""
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()

@@ -1,0 +1,201 @@
+"""Induction heads of a target: from a file, from the cache, or found now; and what PLD+ is told of the model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.inputs.cache import cache_folder, model_hash
+from app.inputs.prompts import encode_chat, encode_raw
+from app.inputs.tokenizers import load_tokenizer
+from app.speculation.calibration_prompts import PROMPTS
+from engine.errors import ConfigError
+from engine.loop import Engine, Job
+from engine.model.loader import load_spec
+from engine.model.resolve import resolve
+from engine.model.spec import ModelSpec
+from engine.sampling.params import SamplingParams
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.local import LocalTarget
+from speculators.pld_plus.induction_heads import HeadCounter, Heads, HeadsFile, best_heads, read_heads, write_heads
+from speculators.pld_plus.speculator import paper_layer
+from speculators.pool import SpeculatorPool
+
+if TYPE_CHECKING:
+    from app.config.serve import ServeConfig
+    from speculators.registry import SpeculatorOptions
+
+METHOD = "pld-plus-a"  # the one that needs heads
+KEEP = 50  # heads at most: the published number, of a model with 1024
+SHARE = 6  # and at most one in so many: in a small model the rest would only add noise
+MAX_NEW_TOKENS = 64  # per prompt
+TEMPERATURE = 0.8  # a small model's greedy text repeats itself, and would be all that is counted
+
+Prompts = Sequence[Sequence[int]]
+
+
+def find(
+    target: LocalTarget,
+    model: str,
+    prompts: Prompts,
+    keep: int | None = None,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    batch_size: int = 1,
+    on_prompt: Callable[[], object] = lambda: None,
+) -> HeadsFile:
+    """Let the target write behind ``prompts`` and count, for every head, how often it looked where a token came from.
+
+    Args:
+        target: all of it, in this process.
+        model: its hash.
+        prompts: token ids.
+        keep: heads at most; by default the published 50, but a sixth of all in a small model.
+        max_new_tokens: per prompt.
+        batch_size: prompts side by side; changes the time only.
+        on_prompt: called as each prompt is done.
+
+    Raises:
+        ConfigError: no token that was written occurs in the text before it.
+    """
+    spec = target.info.spec
+    counter = HeadCounter(spec.n_layers, spec.n_heads)
+    pool = SpeculatorPool(extra={counter.name: lambda _: counter})
+    # Every head's queries of a chunk are kept for a moment: a small chunk bounds that.
+    engine = Engine(target, pool, SchedulerOptions(prefill_chunk=128))
+    params = SamplingParams(
+        max_tokens=max_new_tokens,
+        min_tokens=max_new_tokens // 4,  # a model that says nothing would tell nothing
+        temperature=TEMPERATURE,
+        stop_ids=spec.eos_ids,
+    )
+    for _ in engine.run([Job(list(prompt), params, counter.name, 0) for prompt in prompts], batch_size):
+        on_prompt()
+    if not counter.n_tokens:
+        raise ConfigError(
+            f"no induction head was found in {len(prompts)} prompts: no token the model wrote occurs in the text "
+            "before it; give more --prompts, of which the answers repeat something"
+        )
+    return HeadsFile(
+        model=model,
+        n_layers=spec.n_layers,
+        n_heads=spec.n_heads,
+        n_tokens=counter.n_tokens,
+        heads=best_heads(counter, keep or min(KEEP, max(4, spec.n_layers * spec.n_heads // SHARE))),
+        hits=counter.hits.tolist(),
+    )
+
+
+def encoded(path: Path, texts: Sequence[str], longest: int) -> list[list[int]]:
+    """Prompts of the model in directory ``path``, as a chat if it is a chat model; the last ``longest`` tokens."""
+    tokenizer = load_tokenizer(path)
+    if not tokenizer.chat_template:
+        return [encode_raw(tokenizer, text)[-longest:] for text in texts]
+    return [encode_chat(tokenizer, [{"role": "user", "content": text}])[-longest:] for text in texts]
+
+
+def longest_prompt(target: LocalTarget, max_new_tokens: int = MAX_NEW_TOKENS) -> int:
+    """Tokens of the longest prompt that leaves room for an answer.
+
+    Raises:
+        ConfigError: there is no room for both.
+    """
+    longest = target.info.max_model_len - max_new_tokens
+    if longest < 1:
+        raise ConfigError(f"a context of {target.info.max_model_len} tokens has no room for {max_new_tokens} new ones")
+    return longest
+
+
+def known_heads(path: Path, spec: ModelSpec, file: Path | None) -> Heads:
+    """Heads that need no search: those of ``file``, else cached ones, else none.
+
+    Raises:
+        ConfigError: ``file`` is broken or belongs to another model.
+    """
+    if file is not None:
+        return read_heads(file, model_hash(path), spec.n_layers, spec.n_heads).pairs
+    model = model_hash(path)
+    cached = _cached(model)
+    if not cached.exists():
+        return ()
+    try:
+        return read_heads(cached, model, spec.n_layers, spec.n_heads).pairs
+    except ConfigError as error:  # an older version's, or half a disk: found again, and written over
+        print(f"spectra: {error}", file=sys.stderr)
+        return ()
+
+
+def ensure_heads(path: Path, spec: ModelSpec, file: Path | None, load: Callable[[], LocalTarget]) -> Heads:
+    """Heads of the model in directory ``path``; found on the built-in prompts, and cached, if they are not known.
+
+    Raises:
+        ConfigError: ``file`` is broken or belongs to another model, or none can be found.
+    """
+    heads = known_heads(path, spec, file)
+    if heads:
+        return heads
+    from tqdm import tqdm
+
+    model = model_hash(path)
+    target = load()
+    prompts = encoded(path, PROMPTS, longest_prompt(target))
+    with tqdm(total=len(prompts), unit="prompt", desc="finding induction heads", file=sys.stderr) as bar:
+        found = find(target, model, prompts, on_prompt=bar.update)
+    try:
+        write_heads(_cached(model), found)
+    except ConfigError as error:
+        print(f"spectra: {error}; they will be looked for again next time", file=sys.stderr)
+    return found.pairs
+
+
+def _cached(model: str) -> Path:
+    return cache_folder() / "heads" / f"{model}.json"
+
+
+def with_model(options: SpeculatorOptions, spec: ModelSpec, heads: Heads) -> SpeculatorOptions:
+    """Options whose PLD+ knows the model: the published relative depth unless a layer is set, and its heads."""
+    plus = options.pld_plus
+    layer = paper_layer(spec.n_layers) if plus.layer is None else plus.layer
+    return replace(options, pld_plus=replace(plus, layer=layer, heads=plus.heads or heads))
+
+
+def names_method(methods: str | Sequence[str]) -> bool:
+    """Whether any of ``methods``, each one name or several joined with ``+``, needs heads."""
+    listed = [methods] if isinstance(methods, str) else methods
+    return any(METHOD in (part.strip() for part in name.split("+")) for name in listed)
+
+
+def offline_heads(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> Heads:
+    """Heads for an offline command: those of ``--heads``; else, if a method of the command needs them, cached or found.
+
+    Raises:
+        ConfigError: the file is broken or belongs to another model, or no heads can be found.
+    """
+    spec = target.info.spec
+    if names_method(getattr(arguments, "methods", None) or arguments.method):
+        return ensure_heads(path, spec, arguments.heads, lambda: target)
+    return () if arguments.heads is None else known_heads(path, spec, arguments.heads)
+
+
+def serve_speculators(config: ServeConfig) -> SpeculatorOptions:
+    """Settings of the methods of a server, the model's part included; looks for heads if its own method needs them.
+
+    Raises:
+        ConfigError: the heads file is broken or of another model, or no heads can be found.
+        UnsupportedModelError: the model cannot be run.
+    """
+    options = config.speculators()
+    path = resolve(config.model_path)
+    spec = load_spec(path)
+    file = None if config.heads is None else Path(config.heads)
+    if options.pld_plus.heads:
+        return with_model(options, spec, ())
+    if names_method(config.method):
+        # One process and no pipeline: before the deployment there is nothing else.
+        heads = ensure_heads(path, spec, file, lambda: LocalTarget.load(replace(config.target(), stages=1), path))
+    else:
+        heads = known_heads(path, spec, file)
+    return with_model(options, spec, heads)

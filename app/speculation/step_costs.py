@@ -1,0 +1,64 @@
+"""Step times of a target for ``auto``: measured once per machine and model, then read from the user's cache."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+from app.config.serve import ServeConfig
+from app.config.simulation import profile_at
+from app.inputs.cache import cache_folder, model_hash
+from app.version import VERSION
+from deployments.options import RouterOptions
+from engine.model.resolve import resolve
+from engine.step_cost import StepCosts, read_costs, write_costs
+from engine.target.local import LocalTarget
+from engine.target.step_timing import measure
+
+AUTO = "auto"
+
+
+def costs_file(
+    path: Path, dtype: str | None, device: str, stages: int, threads: int, cache: float, place: str = "offline"
+) -> Path:
+    """Where the step times of a model are kept; another machine, version or way to run it has another file.
+
+    ``cache`` is its size: a small one has no room for the larger batches that a large one is measured with.
+    """
+    machine = f"{platform.node()}-{platform.machine()}-{os.cpu_count()}"
+    run = f"{place}-{dtype or 'default'}-{device.replace(':', '')}-{stages}x{threads}-{cache:g}"
+    return cache_folder() / "step-costs" / f"{model_hash(path)}-{run}-{VERSION}-{machine}.json"
+
+
+def way(dtype: str | None, quantization: str | None) -> str | None:
+    """The numbers a model runs in, as ``costs_file`` takes them."""
+    return dtype if quantization is None else f"{dtype or 'default'}-{quantization}"
+
+
+def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
+    """Costs for an offline command, if one of its methods is ``auto``; measuring takes about 260 steps."""
+    methods = getattr(arguments, "methods", None) or [arguments.method]
+    if not any(AUTO in (part.strip() for part in method.split("+")) for method in methods):
+        return None
+    numbers = way(arguments.dtype, arguments.quantization)
+    file = costs_file(path, numbers, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
+    costs = read_costs(file)
+    if costs is None:
+        costs = measure(target)
+        write_costs(file, costs)
+    return costs
+
+
+def router_options(config: ServeConfig) -> RouterOptions:
+    """The router's options, with the place where the step times of this server's target are kept."""
+    path = resolve(config.model_path)
+    place = "served"
+    if config.simulate is not None:  # another profile has other times
+        place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
+    numbers = way(config.dtype, config.quantization)
+    file = costs_file(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
+    return replace(config.router(), cost_file=str(file))

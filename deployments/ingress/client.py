@@ -1,0 +1,85 @@
+"""The ingress's end of the router: requests over a channel of their own, questions over a Serve handle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import ray
+from grpc.aio import AioRpcError
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deployments.submission.client import PATIENCE_S, SubmissionChannel
+from deployments.submission.messages import Health, ModelCard, SubmitRequest
+from deployments.submission.protocol import Attachment
+from engine.errors import TargetLostError
+from engine.events import StepEvent
+from engine.sampling.params import SamplingParams
+
+ANSWER_S = 5.0  # a router that does not answer so long is not healthy
+GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica shows, by calls of Ray and of gRPC
+
+
+class RouterClient:
+    """Implements the edge's backend.
+
+    Args:
+        router: handle of the router deployment.
+        card: of the served model.
+        patience: seconds a request waits for a router that is being replaced.
+    """
+
+    def __init__(self, router: DeploymentHandle, card: ModelCard, patience: float = PATIENCE_S) -> None:
+        self._router = router
+        self._card = card
+        self._node = ray.get_runtime_context().get_node_id()
+        self._channel = SubmissionChannel(self._attach, patience)
+
+    @property
+    def model_card(self) -> ModelCard:
+        """The served model."""
+        return self._card
+
+    async def submit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        method: str | None,
+        max_nodes: int | None,
+        priority: int,
+        request_id: str,
+        namespace: str = "",
+        tenant: str = "",
+    ) -> AsyncGenerator[StepEvent, None]:
+        """Start one choice; engine errors come from the stream's first item."""
+        return self._channel.stream(
+            SubmitRequest(request_id, prompt_ids, params, method, max_nodes, priority, namespace, tenant=tenant)
+        )
+
+    async def _attach(self) -> Attachment:
+        attachment: Attachment = await self._answer("attach", self._node)
+        return attachment
+
+    async def health(self) -> Health:
+        """The router's own word; not ready when it does not answer."""
+        with contextlib.suppress(TargetLostError):
+            health: Health = await self._answer("health")
+            return health
+        return Health(ok=False, reason="the router does not answer")
+
+    async def metrics_text(self) -> str:
+        """Prometheus exposition text of the router; raises TargetLostError when it does not answer."""
+        text: str = await self._answer("metrics")
+        return text
+
+    async def _answer(self, method: str, *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._router.options(method_name=method).remote(*arguments)
+        except (*GONE, TimeoutError) as error:
+            raise TargetLostError(f"the router does not answer: {type(error).__name__}") from error

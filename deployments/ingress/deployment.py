@@ -1,0 +1,59 @@
+"""The ingress as a Serve deployment: the HTTP edge over a router handle. What the edge is, ``app`` decides."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.ingress.client import RouterClient
+from deployments.submission.client import PATIENCE_S
+
+
+class Edge(Protocol):
+    """What an ingress replica hosts."""
+
+    app: Any  # the ASGI application
+
+    async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One request without HTTP: a request body in, a response body out."""
+
+    def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The same, chunk by chunk."""
+
+
+class Ingress:
+    """One HTTP replica; scales out, keeps no state of requests.
+
+    Args:
+        router: handle of the router deployment.
+        make_edge: builds the edge where it runs; must be importable by name.
+        options: handed to ``make_edge``.
+        patience: seconds a request waits for a router that is being replaced.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
+        self,
+        router: DeploymentHandle,
+        make_edge: Callable[[RouterClient, Any], Edge],
+        options: Any,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        card = await router.card.remote()
+        self._edge = make_edge(RouterClient(router, card, patience), options)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Serve asks for the ASGI application once the constructor is done."""
+        return self._edge.app
+
+    async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        """``serve.get_app_handle("spectra").generate.remote({...})``."""
+        return await self._edge.generate(body)
+
+    async def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """``handle.options(stream=True).generate_stream.remote({...})``."""
+        async with aclosing(self._edge.generate_stream(body)) as chunks:
+            async for chunk in chunks:
+                yield chunk

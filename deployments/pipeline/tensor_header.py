@@ -1,0 +1,34 @@
+"""What a frame announces of a tensor that follows it. Free of torch: a router writes and reads frames, too."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from deployments.transport.channel import MAX_FRAME
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
+MAX_DIMENSIONS = 4
+
+
+class TensorHead(msgspec.Struct, frozen=True, array_like=True):
+    """What a receiver has to know of a tensor that is about to come; whatever a peer writes, it is bounded."""
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FRAME)], ...], Meta(max_length=MAX_DIMENSIONS)]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorHead:
+        """The head of a tensor; a dtype that does not travel is refused by the receiver."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))  # type: ignore[arg-type]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.shape) * _SIZES[self.dtype]

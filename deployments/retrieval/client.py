@@ -1,0 +1,105 @@
+"""The retrieval service as other processes see it: a ``Source`` over a Serve handle, and one reader per process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ray.serve.handle import DeploymentHandle
+
+from retrieval_store.index.library import SHARED, Library
+from retrieval_store.service.manifest_feed import Answer, Known
+from retrieval_store.service.reader import Reader
+
+T = TypeVar("T")
+ANSWER_S = 10.0  # more than it was given to wait; a service that takes longer is away
+
+
+class ServiceClient:
+    """Implements ``Source``; thread-safe.
+
+    Calls run in an event loop of the client's own: a handle belongs to one loop (always so with Serve's
+    ``RAY_SERVE_THROUGHPUT_OPTIMIZED``), and the process's main one has steps to see to.
+    """
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="retrieval-client", daemon=True).start()
+
+    def changes(self, known: Known, timeout: float) -> Answer:
+        """See ``Source.changes``."""
+        answer: Answer = self._call("changes", timeout, dict(known), timeout)
+        return answer
+
+    def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
+        """See ``Source.read``."""
+        chunk: bytes = self._call("read", 0.0, namespace, version, file, offset)
+        return chunk
+
+    def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
+        """See ``Source.learn``."""
+        lost: int = self._call("learn", 0.0, namespace, list(texts))
+        return lost
+
+    def _call(self, method: str, patience: float, *arguments: Any) -> Any:
+        """Raises TimeoutError when there is no answer, and what Serve raises when the replica dies."""
+        return self._wait(self._ask(method, arguments, patience + ANSWER_S))
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _ask(self, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
+        response = self._handle.options(method_name=method).remote(*arguments)
+        try:
+            async with asyncio.timeout(timeout):
+                return await response
+        except BaseException:
+            response.cancel()  # a replica that comes up later need not answer it
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderFactory:
+    """Makes the process's reader at the first call; travels to where drafts are made."""
+
+    handle: DeploymentHandle
+    shared: str
+    tokenizer_hash: str
+    fixed: Callable[[], Library] | None = None  # everybody's for good, besides what the service has
+
+    def __call__(self) -> Reader:
+        """The reader, which follows the service from now on."""
+        return process_reader(self)
+
+    def make(self) -> Reader:
+        """A new reader that follows the service."""
+        fixed = () if self.fixed is None else self.fixed().of(SHARED)
+        reader = Reader(process_client(self.handle), self.shared, self.tokenizer_hash, fixed)
+        reader.start()
+        return reader
+
+
+# One of each is enough for a process: it drafts for one application.
+_clients: list[ServiceClient] = []
+_readers: list[Reader] = []
+_lock = threading.RLock()
+
+
+def process_client(handle: DeploymentHandle) -> ServiceClient:
+    """This process's client of the service."""
+    with _lock:
+        if not _clients:
+            _clients.append(ServiceClient(handle))
+        return _clients[0]
+
+
+def process_reader(factory: ReaderFactory) -> Reader:
+    """This process's reader."""
+    with _lock:
+        if not _readers:
+            _readers.append(factory.make())
+        return _readers[0]

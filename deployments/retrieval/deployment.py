@@ -1,0 +1,86 @@
+"""The retrieval service as a Serve deployment: one replica, whose threads watch the store while its loop answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from deployments.options import RetrievalOptions
+from retrieval_store.service.cache import NodeCache
+from retrieval_store.service.manifest_feed import Answer, Known
+from retrieval_store.service.namespace_worker import Surroundings
+from retrieval_store.service.service import RetrievalService
+from retrieval_store.stores.base import Store
+from retrieval_store.stores.open import open_store, shown
+from retrieval_store.stores.options import StoreOptions
+
+IN_MEMORY = "memory://retrieval"  # of a service without a store
+LONGEST_S = 30.0  # a question waits no longer, whatever it says
+
+
+class RetrievalDeployment:
+    """Wraps ``RetrievalService``; what it does when the store is away is written there.
+
+    Args:
+        options: see there.
+    """
+
+    async def __init__(self, options: RetrievalOptions) -> None:  # type: ignore[misc]  # Serve awaits async constructors
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._service = RetrievalService(_surroundings(options), options.namespace, options.live, self._on_change)
+        self._service.start()
+
+    def _on_change(self) -> None:
+        """From any thread: wake those who wait."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are shutting down
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def changes(self, known: Known, timeout: float) -> Answer:
+        """See ``Source.changes``."""
+        deadline = time.monotonic() + min(timeout, LONGEST_S)
+        while True:
+            news = self._news
+            answer = self._service.changes(known)
+            left = deadline - time.monotonic()
+            if answer.offers or left <= 0:
+                return answer
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), left)
+
+    async def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
+        """See ``Source.read``."""
+        return await asyncio.to_thread(self._service.read, namespace, version, file, offset)
+
+    async def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
+        """See ``Source.learn``."""
+        return self._service.learn(namespace, texts)
+
+    def __del__(self) -> None:
+        """Serve's way of saying that the replica stops."""
+        service: RetrievalService | None = getattr(self, "_service", None)
+        if service is not None:
+            service.stop()
+
+
+def _surroundings(options: RetrievalOptions) -> Surroundings:
+    store_options = replace(StoreOptions(), tokenizer_hash=options.target.tokenizer_hash)
+
+    def open_one(namespace: str) -> Store:
+        return open_store(options.store or IN_MEMORY, namespace, store_options)
+
+    return Surroundings(
+        open_store=open_one,
+        cache=NodeCache(Path(options.cache), shown(options.store) if options.store else ""),
+        target=options.target,
+        poll=options.poll,
+        live=options.learning,
+    )

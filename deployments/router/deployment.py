@@ -1,0 +1,124 @@
+"""The router as a Serve deployment: one replica, driven by its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ray
+from ray.serve.handle import DeploymentHandle
+
+from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
+from deployments.pipeline.connection import step_costs
+from deployments.retrieval.bridge import RouterRetrieval
+from deployments.router.draft_client import ActorDrafter, Drafter, InlineDrafter
+from deployments.router.router import Router
+from deployments.router.speculator_actor import start_speculators
+from deployments.router.target_client import TargetHome, first_endpoints
+from deployments.submission.messages import Health, ModelCard
+from deployments.submission.protocol import Attachment
+from deployments.submission.server import SubmissionServer
+from engine.scheduling.request_validation import check_needs
+from engine.target.info import TargetInfo
+from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+from speculators.successors.speculator import compile_kernels
+
+logger = logging.getLogger(__name__)
+
+
+class RouterDeployment:
+    """Wraps ``Router``; requests come over the channel of its ``SubmissionServer``.
+
+    Args:
+        targets: handles of the target deployments, one pipeline each.
+        options: of the router.
+        speculators: settings of the methods.
+        placement: where they run.
+        aliases: further model names.
+        retrieval: handle of the retrieval deployment; None: what the methods look up does not change.
+        retrieved: what that deployment was told.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
+        self,
+        targets: Sequence[DeploymentHandle],
+        options: RouterOptions,
+        speculators: SpeculatorOptions,
+        placement: SpeculatorPlacement,
+        aliases: tuple[str, ...] = (),
+        retrieval: DeploymentHandle | None = None,
+        retrieved: RetrievalOptions | None = None,
+    ) -> None:
+        self._retrieval: RouterRetrieval | None = None
+        if retrieval is not None and retrieved is not None:
+            self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
+            speculators = self._retrieval.speculators
+        homes = [TargetHome(target) for target in targets]
+        self._homes = homes
+        compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
+        first, endpoints = await first_endpoints(homes)
+        info = endpoints.info
+        self._aliases = aliases
+        self._created = int(time.time())
+        await compiling  # before steps are timed
+        costs = await step_costs(first.connect, options.cost_file, info, options.step_deadline, first.suspect)
+        drafter = _make_drafter(replace(speculators, step_costs=costs), placement, info)
+        check_needs(drafter.needs(options.method), info.spec)  # a default nobody could use must not come up
+        learn = None if self._retrieval is None else self._retrieval.learn
+        self._router = Router(options, info, drafter, [target.home() for target in homes], learn, costs)
+        self._router.start()
+        self._submissions = SubmissionServer(self._router.stream)
+        gc.collect()
+        gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
+
+    def __del__(self) -> None:
+        """Serve calls this when it stops the replica in good order: ingresses go on with the next router at once."""
+        submissions = getattr(self, "_submissions", None)  # missing when the constructor failed
+        if submissions is not None:
+            submissions.cut()
+
+    async def attach(self, node: str) -> Attachment:
+        """Where an ingress on the Ray node ``node`` (its id) connects to submit requests."""
+        is_here = node == ray.get_runtime_context().get_node_id()
+        return await self._submissions.attachment(None if is_here else ray.util.get_node_ip_address())
+
+    async def card(self) -> ModelCard:
+        """The served model."""
+        info, options = self._router.info, self._router.options
+        return ModelCard(
+            name=options.model,
+            max_model_len=info.max_model_len,
+            vocab_size=info.spec.vocab_size,
+            eos_ids=info.spec.eos_ids,
+            created=self._created,
+            fingerprint=f"{info.spec.family}-{info.spec.n_layers}x{info.spec.hidden_size}",
+            aliases=self._aliases,
+        )
+
+    async def health(self) -> Health:
+        """Ready while at least one pipeline is up."""
+        state = await self._router.state()
+        ready = self._router.is_ready
+        detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}
+        detail |= {name: value for name, value in state.items() if name != "ready"}
+        detail |= {} if self._retrieval is None else self._retrieval.detail()
+        trouble = "; ".join(home.trouble for home in self._homes if home.trouble)
+        return Health(ok=ready, reason="" if ready else trouble or "no pipeline is up", detail=detail)
+
+    async def metrics(self) -> str:
+        """Prometheus exposition text."""
+        return self._router.metrics_text() + ("" if self._retrieval is None else self._retrieval.metrics_text())
+
+
+def _make_drafter(speculators: SpeculatorOptions, placement: SpeculatorPlacement, info: TargetInfo) -> Drafter:
+    pool = SpeculatorPool(speculators)
+    if placement.actors == 0:
+        return InlineDrafter(pool, info.spec.vocab_size)
+    actors = start_speculators(placement.actors, speculators, gpus=placement.gpus)
+    return ActorDrafter(actors, pool, info.spec.vocab_size, placement.timeout)

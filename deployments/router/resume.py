@@ -1,0 +1,43 @@
+"""From a request to its sequence, also of one that goes on behind what a lost router has emitted."""
+
+from __future__ import annotations
+
+from deployments.submission.messages import SubmitRequest
+from engine.events import LENGTH, STOP, StepEvent
+from engine.protocol import Needs
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.stats import StatsCounter
+
+
+def sequence_of(request: SubmitRequest, seq: int, method: str, max_nodes: int, needs: Needs) -> Sequence:
+    """The sequence of a request: its text begins with the prompt and what was emitted already."""
+    return Sequence(
+        seq,
+        [*request.prompt, *request.emitted],
+        len(request.prompt),
+        request.params,
+        StatsCounter(len(request.prompt)),
+        method,
+        max_nodes,
+        request.priority,
+        needs,
+        namespace=request.namespace,
+        tenant=request.tenant,
+    )
+
+
+def finish_of(request: SubmitRequest) -> StepEvent | None:
+    """The end of a request whose emitted tokens already hold it: an event without tokens; None for all others."""
+    if not request.emitted:
+        return None
+    last, params = request.emitted[-1], request.params
+    stopped = last in params.stop_ids
+    if not stopped and len(request.emitted) < params.max_tokens:
+        return None
+    stats = StatsCounter(len(request.prompt)).freeze()
+    return StepEvent(
+        token_ids=[],
+        finish_reason=STOP if stopped else LENGTH,
+        stop_reason=last if stopped else None,
+        stats=stats,
+    )

@@ -1,0 +1,80 @@
+"""The router's end of every live request: a mailbox its stream reads from, and what metrics need to know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from deployments.router.lane import Lane
+from deployments.router.metrics import RouterMetrics
+from engine.errors import SpectraError
+from engine.events import StepEvent
+from engine.scheduling.commit import Progress
+from engine.scheduling.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One request: its sequence, its lane and the mailbox its stream reads from."""
+
+    sequence: Sequence
+    lane: Lane  # where it is now
+    mailbox: asyncio.Queue[StepEvent | SpectraError] = field(default_factory=asyncio.Queue)
+    last_event: float = field(default_factory=time.perf_counter)  # seconds
+    n_events: int = 0
+    is_over: bool = False  # its last event is in the mailbox
+    is_resumed: bool = False  # it goes on behind tokens that another router emitted
+
+
+class Sessions:
+    """All live requests, by the number of their sequence."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._metrics = metrics
+        self._live: dict[int, Session] = {}
+
+    def __len__(self) -> int:
+        """Requests whose stream somebody holds."""
+        return len(self._live)
+
+    def open(self, sequence: Sequence, lane: Lane) -> Session:
+        """A request was admitted."""
+        session = self._live[sequence.seq] = Session(sequence, lane, is_resumed=sequence.n_output > 0)
+        return session
+
+    def find(self, seq: int) -> Session | None:
+        """The session of a sequence, if its stream is not closed."""
+        return self._live.get(seq)
+
+    def close(self, session: Session) -> None:
+        """Its stream is over, for whatever reason."""
+        del self._live[session.sequence.seq]
+        if not session.is_over:
+            self._metrics.count_abort()
+
+    def deliver(self, progress: Iterable[Progress]) -> None:
+        """Put a step's events into the mailboxes."""
+        now = time.perf_counter()
+        for p in progress:
+            session = self._live.get(p.sequence.seq)
+            if session is None or p.event is None:
+                continue
+            prompted = p.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
+            self._metrics.count_event(p.event, now - session.last_event, prompted)
+            session.last_event = now
+            session.n_events += 1
+            session.is_over = p.event.finish_reason is not None
+            session.mailbox.put_nowait(p.event)
+
+    def fail(self, sequence: Sequence, error: SpectraError) -> None:
+        """Let the request's stream raise."""
+        session = self._live.get(sequence.seq)
+        if session is not None:
+            session.mailbox.put_nowait(error)
+
+    def fail_all(self, error: SpectraError) -> None:
+        """Let every stream raise."""
+        for session in self._live.values():
+            session.mailbox.put_nowait(error)

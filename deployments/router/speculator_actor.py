@@ -1,0 +1,54 @@
+"""A speculator pool in a Ray actor, for methods whose drafting is too heavy for the router's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from engine.protocol import Branch, Outcome
+from engine.sampling.params import SamplingParams
+from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+from speculators.successors.speculator import compile_kernels
+
+
+class SpeculatorActor:
+    """Forwards to its pool; Ray keeps the order of one caller's calls."""
+
+    def __init__(self, options: SpeculatorOptions) -> None:
+        compile_kernels()  # a request's first draft would time out over it
+        self._pool = SpeculatorPool(options)
+
+    def begin(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        method: str,
+        vocab_size: int,
+        namespace: str,
+    ) -> None:
+        """A request was admitted; one that begins again (after a restart of ours) starts from its text so far."""
+        self._pool.end(request_id)
+        self._pool.begin(request_id, prompt, params, method, vocab_size, namespace)
+
+    def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
+        """One step of all requests that live here."""
+        return self._pool.advance(outcomes, budgets)
+
+    def end(self, request_id: int) -> None:
+        """Drop a request."""
+        self._pool.end(request_id)
+
+    def n_live(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._pool.n_live
+
+
+def start_speculators(n: int, options: SpeculatorOptions, cpus: float = 0.1, gpus: float = 0.0) -> list[Any]:
+    """``n`` actors that Ray restarts when they die; their state then begins anew."""
+    remote = ray.remote(SpeculatorActor)
+    resources = {"num_cpus": cpus, "num_gpus": gpus}
+    return [remote.options(**resources, max_restarts=-1, max_task_retries=0).remote(options) for _ in range(n)]

@@ -1,0 +1,180 @@
+"""A stage in a Ray actor: loads its layers, then serves steps over its channel. Ray only starts and watches it.
+
+Its owner reads this file, too, and does no arithmetic: torch and the model's code are imported where an actor is made.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deployments.pipeline.endpoints import Place, Reach
+from deployments.pipeline.plan import StagePlan
+from deployments.transport.socket_folder import SocketFolder
+from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
+from engine.target.options import TargetOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from deployments.stage.worker import StageWorker
+    from engine.stage.base import StageLike
+
+LOOK_S = 0.1  # between two looks at the loop
+SOCKETS = "spectra-stage-"  # prefix of the folders
+ONLY_UNIX, ONLY_TCP = "unix", "tcp"  # values of ``transport``; any other allows both
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What loading took."""
+
+    seconds: float
+    n_bytes: int  # memory of the process, and of its GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a stage says of itself."""
+
+    n_sequences: int
+    busy: float  # seconds its loop has been inside one step
+
+
+class StageActor:
+    """Plain class; ``stage_handle`` wraps it in ``ray.remote``, with a few threads for its calls.
+
+    Args:
+        options: of the target.
+        path: checkpoint directory.
+        number: of this stage, from 0.
+        threads: intra-op.
+        transport: see ``PipelineOptions``.
+    """
+
+    def __init__(self, options: TargetOptions, path: str, number: int, threads: int, transport: str) -> None:
+        import torch
+
+        # All of it now, side by side with the other stages: later on, they wait for the first one.
+        from deployments.stage import planning, worker  # noqa: F401
+
+        torch.set_num_threads(threads)
+        self._options = options
+        self._path = Path(path)
+        self._number = number
+        self._transport = transport
+        self._device = torch.device(options.device)
+        self._stage: StageLike | None = None
+        self._worker: StageWorker | None = None
+        self._sockets: SocketFolder | None = None
+
+    def place(self) -> Place:
+        """Where it runs; nothing is loaded for that."""
+        return Place.here()
+
+    def plan(self) -> StagePlan:
+        """Describe and split the target; one stage does it for all.
+
+        Raises:
+            SpectraError: as ``plan_stages``.
+        """
+        from deployments.stage.planning import plan_stages
+
+        return plan_stages(self._options, self._path)
+
+    def load(self, plan: StagePlan) -> Loaded:
+        """Load the layers.
+
+        Raises:
+            SpectraError: as ``load_stage``, and for whatever else is wrong with the checkpoint: the message names it.
+        """
+        from engine.target.loading import load_stage
+
+        began = time.monotonic()
+        try:
+            self._stage = load_stage(self._options, self._path, plan.ranges[self._number], plan.info)
+        except SpectraError:
+            raise
+        except Exception as error:  # a file cut short, say: libraries do not name it
+            raise UnsupportedModelError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
+        return Loaded(time.monotonic() - began, _resident() + _allocated(self._device))
+
+    def listen(self, secret: bytes) -> Reach:
+        """Open the stage's channels; returns how peers reach them."""
+        from deployments.stage.worker import StageWorker
+
+        assert self._stage is not None, "load comes before listen"
+        place = Place.here()
+        wanted = []
+        if self._transport != ONLY_TCP:
+            self._sockets = SocketFolder(SOCKETS)
+            wanted.append(f"unix:{self._sockets.path}/s")
+        if self._transport != ONLY_UNIX:
+            wanted.append(f"tcp:{place.ip}:0")
+        self._worker = StageWorker(
+            self._stage, self._device, wanted[0], secret, self._transport, also="".join(wanted[1:])
+        )
+        reached = {address.partition(":")[0]: address for address in self._worker.addresses}
+        return Reach(place.node, reached.get("unix", ""), reached.get("tcp", ""))
+
+    def serve(self, next_address: str | None, rows_address: str) -> None:
+        """Start the loop, or tell it of new neighbours, as ``StageWorker.start``."""
+        assert self._worker is not None, "listen comes before serve"
+        self._worker.start(next_address, rows_address)
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: a full collection would stall a step for tens of milliseconds
+
+    def ping(self) -> Pulse:
+        """How it is; answers while the process lives.
+
+        Raises:
+            TargetLostError: the process lives, but its loop has ended.
+            ConfigError: it cannot be linked to a neighbour as ``transport`` says, now or later.
+        """
+        if self._stage is None or self._worker is None:
+            return Pulse(0, 0.0)
+        self._check_links()
+        if not self._worker.is_alive:
+            raise TargetLostError("the stage's loop has ended; its log says why")
+        since = self._worker.busy_since
+        return Pulse(self._stage.n_sequences, 0.0 if since is None else time.monotonic() - since)
+
+    def hold(self) -> str:
+        """Returns once the loop has ended; whoever waits for it hears of the process's death at once.
+
+        Raises:
+            ConfigError: like ``ping``.
+        """
+        pause = threading.Event()
+        while self._worker is None or self._worker.is_alive:
+            pause.wait(LOOK_S)
+            self._check_links()
+        return "its loop has ended; its log says why"
+
+    def _check_links(self) -> None:
+        if self._worker is not None and self._worker.fault:
+            raise ConfigError(self._worker.fault)
+
+    def leave(self) -> None:
+        """Stop listening and leave nothing behind."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._sockets is not None:
+            self._sockets.remove()
+
+
+def _resident() -> int:
+    """Bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes of memory on its GPU, if it has one."""
+    import torch
+
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,0 +1,136 @@
+"""Attention rows of heads that are not on the last stage: asked for once the last stage knows what was accepted.
+
+Which row of a tree is the last accepted one is known on the last stage only, and rows of all nodes would be megabytes a
+step. So a stage keeps what its rows are made from and writes its address on the frame; the last stage asks back, over
+a connection of its own, while the stage's loop goes on with the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from deployments.transport.channel import Channel, UnauthenticatedError
+from deployments.transport.roles import ROWS
+from engine.stage.artefacts import AttentionRows, CapturedStep
+from engine.step import StepResult, WorkResult, decode_result, encode
+from engine.target.local import attach_attention
+
+MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but some may fail and never be asked for
+
+logger = logging.getLogger(__name__)
+
+
+class PeerLostError(EOFError):
+    """A stage that had been asked for rows is gone: the pipeline is broken."""
+
+
+class _Rows(msgspec.Struct, frozen=True, array_like=True):
+    """An answer: fp32 rows by (sequence, place in its needs' heads)."""
+
+    rows: list[tuple[int, int, bytes]] = []
+    error: str = ""  # they could not be computed
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Rows)
+
+
+class RowKeeper:
+    """The asked side: one per stage. ``keep`` and ``clear`` belong to the stage's loop, ``serve`` to a thread."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, CapturedStep] = {}  # step id -> capture, oldest first
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Steps that nobody has asked for yet."""
+        return len(self._kept)
+
+    def keep(self, step_id: int, captured: CapturedStep) -> None:
+        """Remember a step until it is asked for."""
+        with self._lock:
+            self._kept[step_id] = captured
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        with self._lock:
+            self._kept.clear()
+
+    def serve(self, channel: Channel) -> None:
+        """Answer one peer until it goes."""
+        try:
+            while True:
+                channel.send(_ENCODER.encode(self._answer(channel.receive())))
+        except (EOFError, OSError, msgspec.DecodeError) as error:
+            logger.info("peer that asks for attention rows lost: %s", error)
+        finally:
+            channel.close()
+
+    def _answer(self, raw: bytes) -> _Rows:
+        asked = decode_result(raw)
+        with self._lock:
+            captured = self._kept.get(asked.step_id)
+            while captured is not None and next(iter(self._kept)) != asked.step_id:
+                del self._kept[next(iter(self._kept))]  # steps are answered in order: those before have failed
+            self._kept.pop(asked.step_id, None)
+        if captured is None:
+            return _Rows(error=f"step {asked.step_id} is not known here")
+        try:
+            rows = captured.rows(asked.results)
+        except Exception as failure:  # whatever it is, the last stage must not wait for ever
+            logger.exception("attention rows of step %d failed", asked.step_id)
+            return _Rows(error=f"{type(failure).__name__}: {failure}")
+        return _Rows([(seq, place, row.tobytes()) for (seq, place), row in rows.items()])
+
+
+class RowAsker:
+    """The asking side: on the last stage, used by its loop only."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._peers: dict[str, Channel] = {}
+
+    def attach(
+        self, step_id: int, results: Sequence[WorkResult], own: AttentionRows, addresses: Sequence[str]
+    ) -> list[WorkResult]:
+        """The step's results with the rows of this stage and of those at ``addresses``.
+
+        Raises:
+            PeerLostError: one of them is gone.
+            RuntimeError: one of them could not compute its rows.
+        """
+        rows = dict(own)
+        if addresses and any(result.tokens for result in results):
+            # Tokens and accepted nodes are all that the others have to know.
+            bare = [WorkResult(result.seq, result.tokens, result.accepted) for result in results]
+            rows |= self._ask(encode(StepResult(step_id, bare, 0.0)), addresses)
+        return [attach_attention(result, rows) for result in results] if rows else list(results)
+
+    def close(self) -> None:
+        """Drop all connections."""
+        for channel in self._peers.values():
+            channel.close()
+        self._peers.clear()
+
+    def _ask(self, question: bytes, addresses: Sequence[str]) -> AttentionRows:
+        rows: AttentionRows = {}
+        try:
+            for address in addresses:
+                if address not in self._peers:
+                    self._peers[address] = Channel.connect(address, self._secret, ROWS)
+                self._peers[address].send(question)
+            answers = [_DECODER.decode(self._peers[address].receive()) for address in addresses]
+        except (EOFError, OSError, UnauthenticatedError, msgspec.DecodeError) as error:
+            raise PeerLostError(f"a stage that holds attention heads is gone: {error}") from error
+        for answer in answers:
+            if answer.error:
+                raise RuntimeError(f"attention rows of an earlier stage: {answer.error}")
+            rows |= {(seq, place): np.frombuffer(raw, dtype="<f4") for seq, place, raw in answer.rows}
+        return rows

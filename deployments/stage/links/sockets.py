@@ -1,0 +1,76 @@
+"""Tensors through the authenticated channel itself, right behind their header: the link of one node without GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deployments.pipeline.tensor_header import TensorHead
+from deployments.stage.links.base import rooms
+from deployments.stage.links.sender import Sender
+from deployments.transport.channel import Channel
+
+CPU = torch.device("cpu")
+AT_ONCE = 1 << 18  # bytes: handing them to the kernel takes less than waking a thread for it
+
+
+class SocketLink:
+    """Headers and tensors share one connection; nothing is copied on the way but by the kernel.
+
+    Args:
+        channel: to the neighbour.
+        device: where tensors go.
+    """
+
+    kind = "socket"
+
+    def __init__(self, channel: Channel, device: torch.device) -> None:
+        self._channel = channel
+        self._device = device
+        self._sender = Sender(channel.close)
+        self._prepared: tuple[bytearray | None, list[memoryview]] = (None, [])
+
+    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.prepare``; tensors of a GPU are copied to the host only when they are whole."""
+        if all(tensor.device == CPU for tensor in tensors):
+            self._prepared = (header, self._parts(header, tensors))
+
+    def _parts(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> list[memoryview]:
+        parts = self._channel.frame(header)
+        return parts + [_bytes_of(tensor.detach().cpu().contiguous()) for tensor in tensors if tensor.numel()]
+
+    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+        prepared, parts = self._prepared
+        self._prepared = (None, [])
+        if prepared is not header:
+            parts = self._parts(header, tensors)
+        if self._sender.is_idle and sum(part.nbytes for part in parts) <= AT_ONCE:
+            parts = self._channel.send_now(parts)
+        if parts:
+            self._sender.run(partial(self._channel.send_all, parts))
+
+    def header(self) -> bytes:
+        """As ``Link.header``."""
+        return self._channel.receive()
+
+    def tensors(self, heads: Sequence[TensorHead]) -> list[Tensor]:
+        """As ``Link.tensors``."""
+        found = rooms(heads, CPU)
+        for tensor in found:
+            if tensor.numel():
+                self._channel.receive_into(_bytes_of(tensor))
+        return [tensor.to(self._device) for tensor in found]
+
+    def close(self) -> None:
+        """As ``Link.close``."""
+        self._channel.close()
+        self._sender.close()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The elements as they lie in memory (numpy has no bfloat16); the view keeps the tensor alive."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -1,0 +1,30 @@
+"""Plans a deployed pipeline where its stages run: layers are timed, if they are, on the device of a stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from deployments.pipeline.plan import StagePlan
+from engine.target.loading import describe_target
+from engine.target.local import memory_of_stages, stage_ranges
+from engine.target.options import TargetOptions
+
+
+def plan_stages(options: TargetOptions, path: Path) -> StagePlan:
+    """Describe the target and split it; with split ``measured`` for some seconds, in which the device must be idle.
+
+    Args:
+        options: of the target.
+        path: checkpoint directory, on every node.
+
+    Raises:
+        ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    info = describe_target(options, path)
+    ranges = stage_ranges(options, path, info)
+    if torch.device(options.device).type == "cuda":
+        torch.cuda.empty_cache()  # what a measurement held belongs to the stages from now on
+    return StagePlan(info, tuple(ranges), tuple(map(str, memory_of_stages(options, path, info, ranges))))

@@ -1,0 +1,114 @@
+"""The target as a Serve deployment: one replica with the stage actors of one pipeline in its own placement group.
+
+The replica never touches the step path. It starts the stages, says where they listen, and has a stage that dies or
+hangs replaced (``stage_group``); only when that fails does its health check, and Serve replaces the whole pipeline.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from deployments.options import PipelineOptions
+from deployments.pipeline.connection import Endpoints
+from deployments.pipeline.leadership import Fence
+from deployments.target.stage_handle import StageHandle
+from deployments.target.supervisor import StageGroup
+from engine.errors import ConfigError
+from engine.model.resolve import resolve
+from engine.target.options import TargetOptions
+
+LEAST_CPU = 0.001  # Ray refuses bundles of nothing
+
+
+def stage_environment(options: PipelineOptions) -> dict[str, str]:
+    """Environment of a stage process; spinning threads would steal the core that another stage needs."""
+    return {
+        "OMP_NUM_THREADS": str(options.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        **dict(options.environment),
+    }
+
+
+def replica_placement(pipeline: PipelineOptions, n_stages: int, replica_cpus: float) -> dict[str, Any]:
+    """Serve's options of a placement group with one bundle per stage; the replica shares the first one's."""
+    stage = {"CPU": max(pipeline.cpus, LEAST_CPU)} | ({"GPU": pipeline.gpus} if pipeline.gpus else {})
+    first = stage | {"CPU": stage["CPU"] + replica_cpus}
+    bundles = [first, *(dict(stage) for _ in range(n_stages - 1))]
+    return {"placement_group_bundles": bundles, "placement_group_strategy": pipeline.placement.upper()}
+
+
+class TargetDeployment:
+    """Pipeline owner.
+
+    Args:
+        target: what to load.
+        pipeline: resources and supervision of the stages.
+    """
+
+    async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
+        launch = partial(_launch, target, pipeline, str(resolve(target.model)), _own_placement(target.stages))
+        self._fence = Fence()
+        self._group = StageGroup(launch, target.stages, pipeline.replace_timeout)
+        await self._group.start()
+
+    def __del__(self) -> None:
+        """Serve calls this when it stops the replica in good order."""
+        group = getattr(self, "_group", None)  # missing when the constructor failed
+        if group is not None:
+            del self._group
+            group.close()
+
+    async def endpoints(self, node: str = "", router: str = "", ready: bool = False) -> Endpoints:
+        """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
+
+        ``router`` and ``ready`` are as in ``Fence.admit``.
+
+        Raises:
+            SupersededError: a router that came later has this pipeline.
+            TargetLostError: the replacement takes longer than a question can wait; ask again.
+            ConfigError: the option ``transport`` has no way to that node.
+        """
+        self._fence.admit(router, ready)
+        return await self._group.endpoints(node)
+
+    async def suspect(self, reason: str) -> None:
+        """Look whether a stage hangs, now and not at the next ping, and have it replaced."""
+        await self._group.suspect(reason)
+
+    async def stage_pids(self) -> list[int]:
+        """Process ids of the stages, first to last: for operators and for tests that kill them."""
+        return self._group.pids
+
+    async def state(self) -> dict[str, Any]:
+        """Places of the stages, and what became of the last one that was lost."""
+        return self._group.state()
+
+    async def check_health(self) -> None:
+        """Serve calls this periodically.
+
+        Raises:
+            TargetLostError: a stage was lost, and could not be replaced alone.
+        """
+        self._group.check()
+
+
+def _own_placement(n_stages: int) -> PlacementGroup:
+    placed = get_current_placement_group()
+    if placed is None or placed.bundle_count != n_stages:
+        raise ConfigError(f"placement_group_bundles: the target needs one bundle for each of its {n_stages} stages")
+    return placed
+
+
+def _launch(target: TargetOptions, pipeline: PipelineOptions, path: str, placed: PlacementGroup, i: int) -> StageHandle:
+    options = {
+        "num_cpus": pipeline.cpus,
+        "num_gpus": pipeline.gpus,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=i),
+        "runtime_env": {"env_vars": stage_environment(pipeline)},
+    }
+    return StageHandle.start(options, target, path, pipeline, i)

@@ -1,0 +1,225 @@
+"""One stage actor as its owner sees it, from its start until it is certainly dead; nothing of its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.options import PipelineOptions
+from deployments.pipeline.endpoints import Place, Reach, end_here
+from deployments.pipeline.plan import StagePlan
+from deployments.stage.actor import Loaded, Pulse, StageActor
+from engine.errors import ConfigError, SpectraError, TargetLostError
+from engine.target.options import TargetOptions
+
+PING_EVERY_S = 1.0
+LOADING_S = 60.0  # while it loads, a slow disk may keep it from answering for longer
+SERVE_S = 15.0  # it collects garbage of everything it has loaded first
+KILL_S = 10.0  # for a process of another node to be killed
+CALLS = 4  # threads of the actor: one waits for its end, one answers pings, and what is asked of it now
+SHOWN = 400  # characters of a reason
+
+
+class StageHandle:
+    """A stage actor.
+
+    Args:
+        actor: Ray's handle of a ``StageActor``.
+        number: of the stage, from 0.
+        n_stages: of the pipeline.
+        timeout: seconds a ping may stay unanswered.
+    """
+
+    def __init__(self, actor: Any, number: int, n_stages: int, timeout: float) -> None:
+        self.name = f"stage {number} of {n_stages}"  # in messages
+        self.place: Place | None = None  # known once it runs
+        self.reach: Reach | None = None  # known once it listens
+        self._actor = actor
+        self._number = number
+        self._timeout = timeout
+        self._condemned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    def start(
+        cls, options: dict[str, Any], target: TargetOptions, path: str, pipeline: PipelineOptions, number: int
+    ) -> StageHandle:
+        """Start the actor of stage ``number`` with Ray's ``options``; returns at once."""
+        remote = ray.remote(StageActor).options(max_restarts=0, max_concurrency=CALLS, **options)
+        actor = remote.remote(target, path, number, pipeline.threads, pipeline.transport)
+        return cls(actor, number, target.stages, pipeline.stage_timeout)
+
+    async def arrive(self) -> None:
+        """Wait until its process runs and has imported all it needs; raises TargetLostError when it died of it."""
+        if self.place is None:
+            try:
+                self.place = await _asked(self._actor.place.remote())
+            except RayError as error:
+                raise self._not_up(error) from error
+
+    async def plan(self) -> StagePlan:
+        """Let it describe and split the target for all stages.
+
+        Raises:
+            TargetLostError: it died or hangs.
+            SpectraError: as ``plan_stages``.
+        """
+        try:
+            plan: StagePlan = await self._awake(self._actor.plan.remote())
+        except RayTaskError as error:
+            if isinstance(error.cause, SpectraError):
+                raise error.cause from error
+            raise self._not_up(error) from error
+        except (RayError, TimeoutError) as error:
+            raise self._not_up(error) from error
+        return plan
+
+    async def come_up(self, secret: bytes, plan: StagePlan) -> Loaded:
+        """Let it load its part of the plan and listen.
+
+        Raises:
+            TargetLostError: it died, hangs, or could not load; the message says what was wrong.
+        """
+        layers = plan.ranges[self._number]
+        self.name = f"stage {self._number} of {len(plan.ranges)} (layers {layers.first} to {layers.last - 1})"
+        await self.arrive()
+        try:
+            loaded: Loaded = await self._awake(self._actor.load.remote(plan))
+            self.reach = await _asked(self._actor.listen.remote(secret))
+        except (RayError, TimeoutError) as error:
+            raise self._not_up(error) from error
+        return loaded
+
+    async def _awake(self, reference: Any) -> Any:
+        """An answer that may take minutes, from a process that answers pings meanwhile; raises like ``pulse``."""
+        answer = asyncio.ensure_future(_asked(reference))
+        try:
+            while not (await asyncio.wait((answer,), timeout=PING_EVERY_S))[0]:
+                await self.pulse(max(LOADING_S, self._timeout))
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    def _not_up(self, error: BaseException) -> TargetLostError:
+        return TargetLostError(f"{self.name} could not come up: {reason_of(error)}")
+
+    async def serve(self, next_address: str | None, rows_address: str) -> None:
+        """Let it run, or tell it of new neighbours; raises RayError or TimeoutError when it is lost."""
+        serving = _asked(self._actor.serve.remote(next_address, rows_address))
+        await asyncio.wait_for(serving, max(SERVE_S, self._timeout))
+
+    async def pulse(self, within: float | None = None) -> Pulse:
+        """How it is; raises RayError when it is dead or its loop has ended, TimeoutError when it does not answer,
+        ConfigError when it cannot be linked to its neighbours, and no other stage in its place could."""
+        try:
+            pulse: Pulse = await asyncio.wait_for(_asked(self._actor.ping.remote()), within or self._timeout)
+        except RayError as error:
+            _raise_if_fatal(error)
+            raise
+        return pulse
+
+    def condemn(self, reason: str) -> None:
+        """It counts as lost from now on."""
+        if not self._condemned.done():
+            self._condemned.set_result(reason)
+
+    async def lost(self) -> str:
+        """Wait until it dies, hangs, loses its loop or is condemned; returns which of these.
+
+        Raises:
+            ConfigError: like ``pulse``.
+        """
+        held = asyncio.ensure_future(_asked(self._actor.hold.remote()))
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    (held, self._condemned), timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self._condemned in done:
+                    return self._condemned.result()
+                if held in done:
+                    return await _reason(held)
+                if reason := await self._unwell():
+                    return reason
+        finally:
+            held.cancel()
+
+    async def _unwell(self) -> str:
+        """Why it is lost, if it is. A ping has two chances: the owner itself may have been held up."""
+        for within in (0.8 * self._timeout, 0.2 * self._timeout):
+            try:
+                await self.pulse(within)
+                return ""
+            except TimeoutError:
+                continue
+            except RayError as error:
+                return reason_of(error)
+        return f"it left pings unanswered for {self._timeout:g} s"
+
+    async def end(self) -> None:
+        """SIGKILL, which also ends stopped processes, where Ray alone would take five seconds; then let Ray know."""
+        if self.place is not None:
+            # On a lost node there is nobody left to be asked, and nothing to kill.
+            with contextlib.suppress(RayError, TimeoutError):
+                await asyncio.wait_for(_end(self.place), KILL_S)
+        ray.kill(self._actor)
+
+    def leave(self) -> Any:
+        """Ask it to leave nothing behind; returns Ray's reference of the answer."""
+        return self._actor.leave.remote()
+
+    def kill(self) -> None:
+        """End it as Ray does: silently, and a stopped process after five seconds only."""
+        ray.kill(self._actor)
+
+
+def reason_of(error: BaseException) -> str:
+    """What happened, in one line: what a call raised there, or how the process died."""
+    if isinstance(error, RayTaskError):
+        cause: Any = error.cause
+        text = str(cause) if isinstance(cause, SpectraError) else f"{type(cause).__name__}: {cause}"
+        return _line(text)
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return _line(f"{type(error).__name__}: {error}")
+
+
+def _line(text: str) -> str:
+    joined = " ".join(text.split())
+    return joined if len(joined) <= SHOWN else f"{joined[:SHOWN]} ..."
+
+
+async def _reason(held: asyncio.Future[Any]) -> str:
+    try:
+        return str(await held)
+    except RayError as error:
+        _raise_if_fatal(error)
+        return reason_of(error)
+
+
+def _raise_if_fatal(error: RayError) -> None:
+    """Raise what is wrong with the configuration as what it is; Ray may have wrapped it."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
+        raise ConfigError(str(error.cause)) from error
+
+
+async def _end(place: Place) -> None:
+    if place.node == ray.get_runtime_context().get_node_id():
+        end_here(place)
+        return
+    there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+    await _asked(ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(place))
+
+
+def _asked(reference: Any) -> Coroutine[Any, Any, Any]:
+    """A coroutine of Ray's reference, which is only awaitable."""
+
+    async def wait() -> Any:
+        return await reference
+
+    return wait()

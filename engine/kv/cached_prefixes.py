@@ -1,0 +1,119 @@
+"""Texts whose keys and values are still in blocks that nobody owns: for newcomers, until the blocks are needed.
+
+Knows block numbers and tokens, no tensors. A kept text owns nothing: its blocks are free, and whoever takes one cuts
+the text before it. So nothing has to be evicted to make room, and no block can leak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.kv.prompt_top_ids import PromptRows
+
+STRIDE = 256  # tokens compared at once
+
+
+@dataclass(slots=True, eq=False)
+class KeptText:
+    """Tokens from the beginning of a text, whose rows lie in ``blocks``."""
+
+    namespace: str  # tenant; what one wrote is never looked up for another
+    tokens: list[int]
+    blocks: list[int]
+    rows: PromptRows  # what was read back behind these tokens, if anything
+
+
+def common(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    """Tokens at the beginning, at most ``limit``, that two texts share."""
+    limit = min(limit, len(a), len(b))
+    n = 0
+    while n < limit and a[n : n + STRIDE] == b[n : n + STRIDE]:
+        n += STRIDE
+    while n < limit and a[n] == b[n]:
+        n += 1
+    return min(n, limit)
+
+
+class KeptTexts:
+    """All of one cache, the least recently used first to go.
+
+    Args:
+        n_blocks: blocks in the cache.
+        block_size: tokens per block; shorter texts are not worth a copy.
+    """
+
+    def __init__(self, n_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.mask = np.zeros(n_blocks, dtype=np.bool_)  # blocks that hold something
+        self._by_block: dict[int, KeptText] = {}
+        self._by_start: dict[tuple[str, tuple[int, ...]], dict[KeptText, None]] = {}
+        self._all: dict[KeptText, None] = {}  # in order of their last use
+
+    def __len__(self) -> int:
+        """Texts."""
+        return len(self._all)
+
+    def keep(self, text: KeptText) -> None:
+        """The blocks of a text have just become free."""
+        if len(text.tokens) < self.block_size:
+            return
+        self.mask[text.blocks] = True
+        self._by_block.update(dict.fromkeys(text.blocks, text))
+        self._by_start.setdefault(self._start(text.namespace, text.tokens), {})[text] = None
+        self._all[text] = None
+
+    def starting_as(self, namespace: str, tokens: list[int]) -> list[KeptText]:
+        """Those of a namespace that share at least a block with a text."""
+        return [*self._by_start.get(self._start(namespace, tokens), ())]
+
+    def use(self, text: KeptText) -> None:
+        """A text was of use: the others go first."""
+        del self._all[text]
+        self._all[text] = None
+
+    def take(self, block: int) -> None:
+        """Somebody owns a block from now on: what it held is lost, and what came behind it."""
+        text = self._by_block.get(block)
+        if text is not None:
+            self._cut(text, text.blocks.index(block))
+
+    def drop_oldest(self) -> None:
+        """Forget the text that was of no use for longest."""
+        self._cut(next(iter(self._all)), 0)
+
+    def clear(self) -> None:
+        """Forget all: the target's state is gone."""
+        self.mask[:] = False
+        self._by_block.clear()
+        self._by_start.clear()
+        self._all.clear()
+
+    def _cut(self, text: KeptText, n_blocks: int) -> None:
+        start = self._start(text.namespace, text.tokens)
+        for block in text.blocks[n_blocks:]:
+            self.mask[block] = False
+            del self._by_block[block]
+        del text.blocks[n_blocks:]
+        del text.tokens[n_blocks * self.block_size :]
+        if n_blocks == 0:
+            del self._all[text]
+            same = self._by_start[start]
+            del same[text]
+            if not same:
+                del self._by_start[start]
+
+    def _start(self, namespace: str, tokens: list[int]) -> tuple[str, tuple[int, ...]]:
+        return namespace, tuple(tokens[: self.block_size])
+
+    def check_integrity(self) -> None:
+        """Assert that every block belongs to the one text that it is listed for; for tests and debugging."""
+        blocks = [block for text in self._all for block in text.blocks]
+        assert len(blocks) == len(set(blocks)), "a block holds two texts"
+        assert set(blocks) == set(self._by_block) == set(np.flatnonzero(self.mask).tolist())
+        for text in self._all:
+            assert len(text.blocks) == -(-len(text.tokens) // self.block_size) > 0
+            assert text in self._by_start[self._start(text.namespace, text.tokens)]
+        assert sum(map(len, self._by_start.values())) == len(self._all)

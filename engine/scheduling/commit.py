@@ -1,0 +1,94 @@
+"""What a target's answer does to a sequence, and what the world and the speculator learn of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.events import LENGTH, STOP, SourceCounts, StepEvent
+from engine.protocol import Artefacts, Outcome
+from engine.scheduling.sequence import Sequence, State
+from engine.step import Work, WorkResult
+from engine.tree import EMPTY_TREE
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step did to one sequence."""
+
+    sequence: Sequence
+    event: StepEvent | None  # None: nothing was emitted (a prompt chunk that is not the last)
+    outcome: Outcome | None  # for its speculator; None when there is no news for it
+
+
+def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Progress:
+    """Commit one work's answer: tokens, cache position, accepted path, statistics, state."""
+    drafts = None
+    if work.tree is None:
+        sequence.n_cached = work.n_cached + len(work.tokens)
+        if answer.prompt_top_ids is not None:
+            sequence.rows.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
+        news = _chunk_outcome(sequence, work, answer)
+        sequence.state = State.DRAFTING if sequence.n_cached == sequence.n_prefill else State.PREFILLING
+    else:
+        news = _outcome(work, answer)
+        sequence.n_cached += 1 + len(answer.accepted)
+        sequence.n_told = sequence.n_cached
+        sequence.keep = [node + 1 for node in answer.accepted]
+        sequence.state = State.DRAFTING
+        drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
+    sequence.tokens.extend(answer.tokens)
+    return Progress(sequence, _event(sequence, answer, drafts) if answer.tokens else None, news)
+
+
+def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
+    last = answer.tokens[-1]
+    stopped = last in sequence.params.stop_ids
+    reason = STOP if stopped else LENGTH if sequence.max_new <= 0 else None
+    return StepEvent(
+        token_ids=answer.tokens,
+        finish_reason=reason,
+        stop_reason=last if stopped else None,
+        logprobs=answer.logprobs,
+        drafts=drafts,
+        stats=sequence.stats.freeze() if reason is not None else None,
+    )
+
+
+def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
+    """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption.
+
+    The chunks of a sequence that goes on behind tokens that somebody else emitted tell of these, too, and the first one
+    of what was found in the cache.
+    """
+    first, last = sequence.n_told, work.n_cached + len(work.tokens)
+    if first >= last and not answer.tokens:
+        return None
+    sequence.n_told = max(first, last)
+    ids, logprobs = sequence.rows.part(first, last)
+    return Outcome(
+        tokens=answer.tokens,
+        tree=EMPTY_TREE,
+        prompt_top_ids=ids,
+        prompt_top_logprobs=logprobs,
+        prompt_start=first,
+        artefacts=_artefacts(answer, max(0, first - work.n_cached)),
+    )
+
+
+def _outcome(work: Work, answer: WorkResult) -> Outcome:
+    """A tree's answer as speculators see it."""
+    assert work.tree is not None
+    return Outcome(
+        tokens=answer.tokens,
+        tree=work.tree,
+        accepted=answer.accepted,
+        top_ids=answer.top_ids,
+        artefacts=_artefacts(answer),
+    )
+
+
+def _artefacts(answer: WorkResult, known: int = 0) -> Artefacts | None:
+    """Inner states, without those of a chunk's first ``known`` positions."""
+    if answer.hidden is None and answer.attention is None:
+        return None
+    return Artefacts(None if answer.hidden is None else answer.hidden[known:], answer.attention)

@@ -1,0 +1,162 @@
+"""The order in which waiting sequences get their turn. Knows tenants and priorities, nothing of memory or steps.
+
+Within a priority tenants share what is served by *start-time fair queueing*: on a clock that counts tokens of work, a
+tenant's next sequence starts where its last one ended, but not before the present; the earliest start goes first.
+However many sequences one tenant queues, another one's waits for about one of them.
+
+The work of a sequence is the tokens still to be read and the most it may still write. Prompts alone would let short
+questions with endless answers pass for light; what an answer will really take nobody knows, and who asks for less is
+served sooner.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.scheduling.sequence import Sequence
+
+
+def work_of(sequence: Sequence) -> int:
+    """Tokens a waiting sequence has to have read and may have written."""
+    return sequence.n_prefill + sequence.max_new
+
+
+@dataclass(slots=True)
+class _Level:
+    """The sequences of one priority."""
+
+    front: list[Sequence] = field(default_factory=list)  # interrupted ones keep their place, by arrival
+    tenants: dict[str, deque[Sequence]] = field(default_factory=dict)  # no empty ones
+    starts: dict[str, int] = field(default_factory=dict)  # where the next sequence of a tenant starts
+    clock: int = 0  # start of the sequence that was served last
+
+    def start(self, tenant: str) -> int:
+        return max(self.starts.get(tenant, 0), self.clock) if tenant not in self.tenants else self.starts[tenant]
+
+    def next_tenant(self) -> str:
+        return min(self.tenants, key=lambda tenant: (self.starts[tenant], self.tenants[tenant][0].seq))
+
+    def in_order(self) -> list[tuple[int, int, Sequence]]:
+        """(start, number, sequence) of all tenants' sequences, as they would be served."""
+        found = []
+        for tenant, queue in self.tenants.items():
+            start = self.starts[tenant]
+            for sequence in queue:
+                found.append((start, sequence.seq, sequence))
+                start += work_of(sequence)
+        return sorted(found, key=lambda entry: entry[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The queue of one moment, in order: tells newcomers their places without walking through it."""
+
+    sequences: list[Sequence]
+    places: list[tuple[int, int, int]]  # (priority, start, number) of each; interrupted ones start before all
+    starts: dict[int, dict[str, int]]  # priority -> tenant -> where its next sequence would start
+    clocks: dict[int, int]  # priority -> start of the sequence that was served last
+
+    def n_ahead(self, newcomer: Sequence) -> int:
+        """Sequences that would be served before ``newcomer``."""
+        priority = newcomer.priority
+        start = max(self.starts.get(priority, {}).get(newcomer.tenant, 0), self.clocks.get(priority, 0))
+        return bisect_left(self.places, (priority, start, newcomer.seq))
+
+
+class FairQueue:
+    """Waiting sequences: first by priority (lower first), then interrupted ones, then the tenants in turns."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, _Level] = {}  # no empty ones
+        self._n = 0
+
+    def __len__(self) -> int:
+        """Sequences in the queue."""
+        return self._n
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In the order in which they would be served if nobody else came."""
+        for priority in sorted(self._levels):
+            level = self._levels[priority]
+            yield from level.front
+            yield from (sequence for _, _, sequence in level.in_order())
+
+    def push(self, sequence: Sequence) -> None:
+        """Queue a newcomer behind its tenant's others."""
+        level = self._levels.setdefault(sequence.priority, _Level())
+        level.starts[sequence.tenant] = level.start(sequence.tenant)
+        level.tenants.setdefault(sequence.tenant, deque()).append(sequence)
+        self._n += 1
+
+    def push_front(self, sequence: Sequence) -> None:
+        """Queue a sequence that had its turn already and was interrupted: before all newcomers of its priority."""
+        level = self._levels.setdefault(sequence.priority, _Level())
+        insort(level.front, sequence, key=lambda other: other.seq)
+        self._n += 1
+
+    def peek(self) -> Sequence | None:
+        """Whose turn it is; None when nobody waits."""
+        if not self._levels:
+            return None
+        level = self._levels[min(self._levels)]
+        return level.front[0] if level.front else level.tenants[level.next_tenant()][0]
+
+    def pop(self) -> Sequence:
+        """Take out the sequence whose turn it is; there must be one."""
+        priority = min(self._levels)
+        level = self._levels[priority]
+        self._n -= 1
+        if level.front:
+            sequence = level.front.pop(0)
+        else:
+            tenant = level.next_tenant()
+            sequence = level.tenants[tenant].popleft()
+            level.clock = level.starts[tenant]
+            level.starts[tenant] += work_of(sequence)
+        self._tidy(priority, sequence.tenant)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a sequence that will not be served; its tenant is not charged. Raises ValueError when it is not
+        here."""
+        level = self._levels.get(sequence.priority, _Level())
+        if sequence in level.front:
+            level.front.remove(sequence)
+        else:
+            level.tenants.get(sequence.tenant, deque()).remove(sequence)
+        self._n -= 1
+        self._tidy(sequence.priority, sequence.tenant)
+
+    def line(self) -> Line:
+        """The queue of this moment."""
+        line = Line([], [], {}, {})
+        for priority, level in sorted(self._levels.items()):
+            line.sequences.extend(level.front)
+            line.places.extend((priority, -1, sequence.seq) for sequence in level.front)
+            starts = dict(level.starts)
+            for start, seq, sequence in level.in_order():
+                line.sequences.append(sequence)
+                line.places.append((priority, start, seq))
+                starts[sequence.tenant] = start + work_of(sequence)
+            line.starts[priority], line.clocks[priority] = starts, level.clock
+        return line
+
+    def ahead_of(self, newcomer: Sequence) -> list[Sequence]:
+        """Those that would be served before ``newcomer`` if it were queued now."""
+        line = self.line()
+        return line.sequences[: line.n_ahead(newcomer)]
+
+    def _tidy(self, priority: int, tenant: str) -> None:
+        """Forget what makes no difference any more: memory is bounded by who waits."""
+        level = self._levels[priority]
+        if not level.tenants.get(tenant, True):
+            del level.tenants[tenant]
+        if not level.front and not level.tenants:
+            del self._levels[priority]
+        elif len(level.starts) > 2 * len(level.tenants) + 16:
+            level.starts = {
+                name: start for name, start in level.starts.items() if name in level.tenants or start > level.clock
+            }

@@ -1,0 +1,63 @@
+"""Which requests can ever be served."""
+
+from __future__ import annotations
+
+from engine.errors import ConfigError, PromptTooLongError, RequestError
+from engine.model.spec import ModelSpec
+from engine.protocol import Needs
+from engine.scheduling.sequence import Sequence
+from engine.simulated.profile import SIMULATED
+from engine.target.info import TargetInfo
+
+ONLY_TEXT = (
+    "a simulated target has no states to read; methods of text alone work: autoregressive, pld, anpd, suffix, rest, "
+    "spectra-retrieval, combinations of them, and auto with such sources"
+)
+
+
+def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
+    """Refuse a sequence that no queueing can help.
+
+    Raises:
+        PromptTooLongError: prompt and wanted tokens exceed the context.
+        RequestError: the prompt is empty, holds ids outside the vocabulary, no token is wanted, or a simulated target
+            is to read something back.
+        ConfigError: its method wants states that the model does not have.
+    """
+    if info.spec.family == SIMULATED and sequence.needs != Needs():
+        raise RequestError(f"method {sequence.method!r}: {ONLY_TEXT}", "method")
+    check_needs(sequence.needs, info.spec)
+    n, limit = sequence.n_prompt, info.max_model_len
+    if n == 0:
+        raise RequestError("the prompt is empty: give at least one token", "prompt")
+    if n + sequence.params.max_tokens > limit:
+        raise PromptTooLongError(
+            f"{n} prompt tokens and max_tokens {sequence.params.max_tokens} exceed the context of {limit} tokens",
+            "max_tokens" if n < limit else "prompt",
+        )
+    if sequence.params.max_tokens < 1:
+        raise RequestError(f"max_tokens is {sequence.params.max_tokens}; it must be at least 1", "max_tokens")
+    if sequence.max_new < 1:
+        raise RequestError(f"all of max_tokens {sequence.params.max_tokens} is written already", "max_tokens")
+    wrong = next((token for token in sequence.tokens if not 0 <= token < info.spec.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"token id {wrong} is outside the vocabulary of {info.spec.vocab_size}", "prompt")
+
+
+def check_needs(needs: Needs, spec: ModelSpec) -> None:
+    """Refuse what no stage could read back: it would be missing without a word.
+
+    Raises:
+        ConfigError: a layer or a head is out of the model's range, or the target is a simulated one.
+    """
+    if spec.family == SIMULATED and needs != Needs():
+        raise ConfigError(f"method: {ONLY_TEXT}")
+    layer = needs.hidden_layer
+    if layer is not None and not 0 <= layer < spec.n_layers:
+        raise ConfigError(f"hidden_layer is {layer}; this model has layers 0 to {spec.n_layers - 1}")
+    for place in needs.heads:
+        if not (0 <= place[0] < spec.n_layers and 0 <= place[1] < spec.n_heads):
+            raise ConfigError(
+                f"heads contains {tuple(place)}; this model has (layer, head) pairs from (0, 0) to "
+                f"({spec.n_layers - 1}, {spec.n_heads - 1})"
+            )

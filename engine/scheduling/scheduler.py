@@ -1,0 +1,194 @@
+"""Continuous batching: which sequences share the next step, and what a step's answer does to them.
+
+Pure bookkeeping: no tensors, no threads, no clock but for statistics. The offline loop and the router drive the same
+scheduler: ``submit`` / ``next_step`` / ``commit`` / ``set_tree`` / ``cancel``. Several steps may be in flight; a
+sequence is in one of them at most, or in several with one chunk of its text each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from engine.errors import OverloadedError
+from engine.kv.blocks import BlockAllocator
+from engine.kv.cached_prefixes import KeptTexts
+from engine.scheduling.batch_builder import StepFormer
+from engine.scheduling.commit import Progress, apply_answer
+from engine.scheduling.fair_queue import FairQueue, Line, work_of
+from engine.scheduling.options import SchedulerOptions
+from engine.scheduling.prefix_matcher import PrefixCache
+from engine.scheduling.request_validation import check_prompt
+from engine.scheduling.running_set import Residents
+from engine.scheduling.sequence import Sequence, State
+from engine.step import Step, StepResult, Work, WorkResult
+from engine.step_cost import StepCosts
+from engine.target.info import MAX_TREE, TargetInfo
+from engine.tree import EMPTY_TREE, TokenTree
+
+__all__ = ["Scheduler", "SchedulerOptions"]
+
+
+class Scheduler:
+    """Owns every live sequence and every KV block.
+
+    Args:
+        info: of the target.
+        options: limits.
+        costs: the target's step times, for the size of micro-batches; None: not measured.
+    """
+
+    def __init__(
+        self, info: TargetInfo, options: SchedulerOptions | None = None, costs: StepCosts | None = None
+    ) -> None:
+        self.info = info
+        self.options = options or SchedulerOptions()
+        kept = KeptTexts(info.n_blocks, info.block_size) if self.options.prefix_cache else None
+        self.blocks = BlockAllocator(info.n_blocks, info.block_size, kept)
+        self._waiting = FairQueue()
+        self._residents = Residents(self.blocks, PrefixCache(self.blocks, kept), self._waiting.push_front)
+        self._former = StepFormer(info, self.options, costs, self._waiting, self._residents)
+        self._live: dict[int, Sequence] = {}
+
+    # -- entering and leaving ------------------------------------------------------------------------------------
+
+    @property
+    def n_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Sequences that own blocks."""
+        return len(self._residents)
+
+    @property
+    def sequences(self) -> Collection[Sequence]:
+        """All that are not finished; for reading at once."""
+        return self._live.values()
+
+    @property
+    def running(self) -> Iterable[Sequence]:
+        """Those that own blocks; for reading at once."""
+        return self._residents
+
+    def line(self) -> Line:
+        """The queue of this moment; tells any number of newcomers their places."""
+        return self._waiting.line()
+
+    def ahead_of(self, sequence: Sequence) -> list[Sequence]:
+        """Those in the queue that a newcomer would wait for; ``queued_work`` tells how much they are."""
+        return self._waiting.ahead_of(sequence)
+
+    def queued_work(self, sequence: Sequence) -> int:
+        """Tokens that those in the queue before a newcomer have to have read, and may have written."""
+        return sum(map(work_of, self.ahead_of(sequence)))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is alive or the target has something to forget."""
+        return bool(self._live or self._residents.has_ends)
+
+    def find(self, seq: int) -> Sequence:
+        """A sequence that is not finished, by its number."""
+        return self._live[seq]
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence.
+
+        Raises:
+            PromptTooLongError: its text can never fit.
+            OverloadedError: the queue is full.
+            RequestError: the prompt is empty or holds ids outside the vocabulary.
+        """
+        check_prompt(sequence, self.info)
+        if len(self._waiting) >= self.options.max_waiting:
+            raise OverloadedError(f"{len(self._waiting)} requests are waiting already", retry_after=1.0)
+        sequence.max_nodes = min(sequence.max_nodes, MAX_TREE, self.options.max_step_rows - 1)
+        self.adopt(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forget a sequence; while steps with it are in flight, at the end of the last."""
+        if sequence.state is State.FINISHED:
+            return
+        sequence.cancelled = True
+        if not sequence.in_flight:
+            self._finish(sequence)
+
+    def fail(self, sequence: Sequence) -> None:
+        """A step could not be run: forget a sequence that was in it, once no other step with it is in flight.
+
+        What comes of its later chunks is worth nothing, but their rows are written to its blocks until then.
+        """
+        sequence.in_flight = max(0, sequence.in_flight - 1)
+        self.cancel(sequence)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Give a sequence that is in no step away, to another scheduler that will ``adopt`` it."""
+        assert not sequence.in_flight, "a step in flight holds the sequence"
+        self._finish(sequence)
+        sequence.state = State.WAITING
+        sequence.n_cached, sequence.keep, sequence.last_step, sequence.passed_over = 0, [], -1, -1
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Queue a sequence that another scheduler has withdrawn; it was admitted there and is not refused here."""
+        self._live[sequence.seq] = sequence
+        if sequence.n_output:  # it had its turn, here or with a router that is gone
+            self._waiting.push_front(sequence)
+        else:
+            self._waiting.push(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+        sequence.state = State.FINISHED
+        sequence.tree = EMPTY_TREE
+        self._live.pop(sequence.seq, None)
+        self._residents.leave(sequence)
+
+    def lose_target(self) -> None:
+        """The target's state is gone: every live sequence goes back to the queue and will be prefilled again."""
+        self._residents.forget_target()
+        for sequence in [*self._residents]:
+            if sequence.cancelled:
+                self._finish(sequence)
+            else:
+                self._residents.evict(sequence)
+
+    # -- forming a step ------------------------------------------------------------------------------------------
+
+    def next_step(self, step_id: int, n_in_flight: int = 0) -> Step | None:
+        """The next micro-batch, or None when nothing should be sent now.
+
+        Call it until it returns None, whenever an answer or a draft has come: it decides how many steps are in flight.
+
+        Args:
+            step_id: the step's number, larger than all before.
+            n_in_flight: steps sent and not answered.
+        """
+        return self._former.next_step(step_id, n_in_flight)
+
+    # -- a step's answer -----------------------------------------------------------------------------------------
+
+    def commit(self, step: Step, result: StepResult, sequences: Iterable[Sequence]) -> list[Progress]:
+        """Apply a step's answer; ``sequences`` are those of ``step.work``, in order."""
+        return [
+            self._commit_one(sequence, work, answer)
+            for sequence, work, answer in zip(sequences, step.work, result.results, strict=True)
+        ]
+
+    def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult) -> Progress:
+        sequence.in_flight -= 1
+        if sequence.cancelled:
+            if not sequence.in_flight:
+                self._finish(sequence)
+            return Progress(sequence, None, None)
+        progress = apply_answer(sequence, work, answer)
+        if progress.event is not None and progress.event.finish_reason is not None:
+            self._finish(sequence)
+        return progress
+
+    def set_tree(self, sequence: Sequence, tree: TokenTree) -> None:
+        """The speculator's draft is there: the sequence may join a step."""
+        if sequence.state is State.DRAFTING:
+            sequence.tree = tree
+            sequence.state = State.READY

@@ -1,0 +1,85 @@
+"""One request on its way through the scheduler."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine.kv.prompt_top_ids import PromptRows
+from engine.protocol import Needs
+from engine.sampling.params import SamplingParams
+from engine.scheduling.stats import StatsCounter
+from engine.tree import EMPTY_TREE, TokenTree
+
+
+class State(enum.Enum):
+    """Where a sequence stands between steps."""
+
+    WAITING = "waiting"  # in the queue, owns no blocks
+    PREFILLING = "prefilling"  # part of its text is not in the cache yet
+    DRAFTING = "drafting"  # its speculator has the floor
+    READY = "ready"  # its tree awaits a step
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens, state and statistics of one request; changed by the scheduler only."""
+
+    seq: int
+    tokens: list[int]  # prompt + output, which need not be empty at the start
+    n_prompt: int
+    params: SamplingParams
+    stats: StatsCounter
+    method: str = "autoregressive"
+    max_nodes: int = 64
+    priority: int = 0  # lower goes first
+    needs: Needs = field(default_factory=Needs)
+    state: State = State.WAITING
+    n_cached: int = 0  # committed tokens in the cache, as far as the target has answered
+    n_sent: int = 0  # tokens that chunks have been sent of, while it is prefilled
+    keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
+    tree: TokenTree = EMPTY_TREE
+    in_flight: int = 0  # steps it is in: chunks of its text, or one tree
+    cancelled: bool = False
+    known: bool = False  # the target holds state of it
+    last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
+    passed_over: int = -1  # the last step that took another one of those it last shared a step with
+    n_told: int = 0  # positions whose outcome its speculator has seen
+    namespace: str = ""  # tenant whose texts it may share the beginning of
+    rows: PromptRows = field(default_factory=PromptRows)  # read back behind its text as far as that was read
+    tenant: str = ""  # whose turn it is in the queue; tenants of one priority take turns
+
+    @property
+    def n_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_prefill(self) -> int:
+        """Tokens a prefill must bring into the cache.
+
+        A fresh sequence draws its first token behind the whole prompt; one that was preempted, or began with tokens
+        that were emitted elsewhere, already knows its last token, which becomes the root of its next tree.
+        """
+        return self.n_prompt if self.n_output == 0 else len(self.tokens) - 1
+
+    @property
+    def n_stable(self) -> int:
+        """Tokens whose rows in the cache are confirmed and stay where they are: up to the last tree's root."""
+        return self.n_cached - len(self.keep)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether some of its text is still to be sent."""
+        return self.state is State.PREFILLING and self.n_sent < self.n_prefill and not self.cancelled
+
+    @property
+    def max_new(self) -> int:
+        """Tokens it may still emit."""
+        return self.params.max_tokens - self.n_output
+
+    @property
+    def budget(self) -> int:
+        """Nodes its next tree may have; the last token of all needs no draft."""
+        return self.max_nodes if self.max_new > 1 else 0

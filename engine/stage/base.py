@@ -1,0 +1,48 @@
+"""What a pipeline stage offers to the loop that drives it (``deployments.stage.worker``).
+
+``engine.stage.stage.Stage`` is the real one; a simulated one sleeps instead of computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.stage.activations import Activations
+from engine.stage.artefacts import AttentionRows, CapturedStep
+from engine.step import Step, WorkResult
+
+
+class StageLike(Protocol):
+    """One layer range at work; one thread calls it."""
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences the stage holds state of."""
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+
+    def admit(self, step: Step) -> None:
+        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
+
+        All a step without work asks for, and all that must become of one that fails.
+        """
+
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        """Begin this stage's part of a step; ``incoming`` is None on the first stage. Admits the step first.
+
+        A device may still be at it: the activations have their shapes, and their values after ``wait``.
+        """
+
+    def wait(self) -> None:
+        """Until what ``forward`` began is done."""
+
+    def verify(self, activations: Activations) -> list[WorkResult]:
+        """Last stage, after ``forward``: answers in the order of the step's work. Needs no ``wait`` before it."""
+
+    def captured(self) -> CapturedStep | None:
+        """What attention rows of the step will be made from, for a stage that is not the last; None: nobody asks."""
+
+    def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
+        """Attention rows of this stage's heads, after ``verify``."""

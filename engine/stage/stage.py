@@ -1,0 +1,243 @@
+"""A pipeline stage: a shard of layers, its part of the KV cache, and on the last stage the verification.
+
+A stage obeys: block numbers, trees and accepted paths come with the step. It knows sequences by number only and
+frees them when told. One thread runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.kv.arena import KVArena
+from engine.kv.table import BlockTable
+from engine.model.shard import ModelShard
+from engine.sampling.processors import History
+from engine.stage.activations import Activations
+from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork
+from engine.stage.logit_readback import LogitRows, logit_rows, node_top, prompt_top
+from engine.stage.packing import Packed, compaction, copies, pack, row_tokens
+from engine.stage.projection import project
+from engine.step import SequenceStart, Step, Work, WorkResult
+from engine.tree import EMPTY_TREE
+from engine.verify.batch import Walk, WalkItem, verify
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What a stage remembers of a sequence."""
+
+    start: SequenceStart
+    text: list[int]  # what was copied and chunks so far, only until a history is made of them
+    history: History | None = None  # last stage only, and only if penalties or a minimum length need it
+
+
+@dataclass(slots=True)
+class _Running:
+    """The step between ``forward`` and ``attention``."""
+
+    packed: Packed | None = None
+    works: Sequence[Work] = field(default_factory=list)
+
+
+class Stage:
+    """One layer range at work.
+
+    Args:
+        shard: the layers.
+        n_blocks: KV blocks, the same number on every stage of a pipeline.
+        block_size: tokens per block.
+        reference: use the slow oracle attention.
+    """
+
+    def __init__(self, shard: ModelShard, n_blocks: int, block_size: int, reference: bool = False) -> None:
+        self._shard = shard
+        self._spec = shard.spec
+        self._reference = reference
+        self._arena = KVArena(
+            len(shard.range),
+            n_blocks,
+            block_size,
+            self._spec.n_kv_heads,
+            self._spec.head_dim,
+            shard.dtype,
+            shard.device,
+        )
+        self._tables: dict[int, BlockTable] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        self._running = _Running()
+        self._admitted: Step | None = None  # the last
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences the stage holds state of."""
+        return len(self._sequences)
+
+    def reset(self) -> None:
+        """Forget every sequence; the cache's contents become meaningless."""
+        self._tables.clear()
+        self._sequences.clear()
+        self._running = _Running()
+        self._admitted = None
+
+    @torch.inference_mode()
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        """Run this stage's layers over a step; ``incoming`` is None on the first stage."""
+        self.admit(step)
+        works = step.work
+        self._arena.copy(*copies(step.starts, self._tables, self._arena.block_size))
+        self._arena.move(*compaction(works, self._tables))
+        packed = pack(works, self._tables, self._arena, self._spec.groups, self._shard.device, self._reference)
+        packed.step.capture_heads = self._local_heads(works)
+        if incoming is None:
+            tokens = [token for work in works for token in row_tokens(work)]
+            incoming = Activations(self._shard.embed(torch.tensor(tokens, device=self._shard.device)))
+        tap = self._local_tap(works)
+        hidden, tapped = self._shard.run(incoming.hidden, packed.positions, packed.step, tap)
+        if tapped is not None:
+            tapped = project(tapped, self._tap_dims(works))
+        self._running = _Running(packed, works)
+        return Activations(hidden, tapped if tapped is not None else incoming.tapped)
+
+    def wait(self) -> None:
+        """Until a GPU has done what ``forward`` gave it: times are true then, and one that hangs or fails shows."""
+        if self._shard.device.type == "cuda":
+            torch.cuda.current_stream(self._shard.device).synchronize()
+
+    @torch.inference_mode()
+    def verify(self, activations: Activations) -> list[WorkResult]:
+        """Last stage: logits where they are needed, one walk over all trees, read-backs."""
+        packed, works = self._running.packed, self._running.works
+        assert packed is not None, "verify follows forward"
+        needed = [logit_rows(work, self._sequences[work.seq].start.needs) for work in works]
+        logits, firsts = self._logits(activations.hidden[0], packed, needed)
+        for work in works:
+            self._remember(work)
+        items = [self._walk_item(w, n, f) for w, n, f in zip(works, needed, firsts, strict=True) if w.draw]
+        walks = iter(verify(logits, items))
+        return [
+            self._result(
+                work, rows, logits[first : first + len(rows.rows)], next(walks) if work.draw else None, i, activations
+            )
+            for i, (work, rows, first) in enumerate(zip(works, needed, firsts, strict=True))
+        ]
+
+    @torch.inference_mode()
+    def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
+        """Attention rows of the wanted heads on this stage, once verification told the last accepted row.
+
+        Keyed by (sequence, place in its needs' heads); empty for sequences that need none.
+        """
+        captured = self.captured()
+        return {} if captured is None else captured.rows(results)
+
+    def captured(self) -> CapturedStep | None:
+        """What the attention rows of the step will be made from, for a stage that hears the results only later; None
+        when nobody wants any of this stage."""
+        packed, works = self._running.packed, self._running.works
+        if packed is None or not packed.step.captured:
+            return None
+        kept = [
+            CapturedWork(work, span, self._sequences[work.seq].start.needs.heads, self._tables[work.seq])
+            for work, span in zip(works, packed.spans, strict=True)
+        ]
+        return CapturedStep(packed.step, self._shard.range, kept)
+
+    def admit(self, step: Step) -> None:
+        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
+
+        All a step without work asks for, and all that must become of one that fails: later chunks of its sequences may
+        be on their way, in one step with others that must not suffer.
+        """
+        if step is self._admitted:
+            return
+        self._admitted = step
+        for seq in step.ends:
+            self._tables.pop(seq, None)
+            self._sequences.pop(seq, None)
+        for start in step.starts:
+            self._tables[start.seq] = BlockTable(self._arena.block_size)
+            self._sequences[start.seq] = _Sequence(start, [*start.text])
+        for work in step.work:
+            if work.seq in self._tables:
+                self._tables[work.seq].extend(work.new_blocks)
+
+    def _logits(self, hidden: Tensor, packed: Packed, needed: Sequence[LogitRows]) -> tuple[Tensor, list[int]]:
+        """Logits of all needed rows, and where each work's begin."""
+        picked: list[int] = []
+        firsts: list[int] = []
+        for span, rows in zip(packed.spans, needed, strict=True):
+            firsts.append(len(picked))
+            picked.extend(span.first + row for row in rows.rows)
+        if len(picked) != hidden.shape[0]:
+            hidden = hidden.index_select(0, torch.tensor(picked, dtype=torch.int64, device=hidden.device))
+        return self._shard.logits(hidden), firsts
+
+    def _remember(self, work: Work) -> None:
+        """Keep what penalties and a minimum length have to know; the walk itself adds what it commits."""
+        sequence = self._sequences[work.seq]
+        params = sequence.start.params
+        if sequence.history is not None or not (params.has_penalties or params.min_tokens):
+            return
+        sequence.text += work.tokens
+        if work.draw:
+            n = sequence.start.n_prompt
+            sequence.history = History(sequence.text[:n], sequence.text[n:])
+            sequence.text = []
+
+    def _walk_item(self, work: Work, rows: LogitRows, first: int) -> WalkItem:
+        sequence = self._sequences[work.seq]
+        if work.tree is None:
+            first, context, tree = first + len(rows.rows) - 1, work.n_cached + len(work.tokens), EMPTY_TREE
+        else:
+            context, tree = work.n_cached + 1, work.tree
+        return WalkItem(tree, first, sequence.start.params, sequence.history, context, work.max_new)
+
+    def _result(
+        self, work: Work, rows: LogitRows, logits: Tensor, walk: Walk | None, index: int, activations: Activations
+    ) -> WorkResult:
+        sequence = self._sequences[work.seq]
+        needs = sequence.start.needs
+        accepted = walk.accepted if walk is not None else []
+        hidden = None
+        if needs.hidden_layer is not None and activations.tapped is not None:
+            span = self._running.packed.spans[index]  # type: ignore[union-attr]
+            kept = range(span.n) if work.tree is None else [0, *(node + 1 for node in accepted)]
+            states = activations.tapped[0, [span.first + row for row in kept]].float()
+            hidden = project(states, needs.hidden_dims).cpu().numpy()
+        prompt_ids, prompt_logprobs = prompt_top(logits, needs) if work.tree is None else (None, None)
+        return WorkResult(
+            work.seq,
+            walk.tokens if walk is not None else [],
+            accepted,
+            walk.logprobs if walk is not None else None,
+            node_top(logits, rows, work, needs),
+            prompt_ids,
+            hidden,
+            prompt_top_logprobs=prompt_logprobs,
+        )
+
+    def _local_tap(self, works: Sequence[Work]) -> int | None:
+        """Local layer whose output is wanted by any sequence of the step (one layer per deployment)."""
+        for work in works:
+            layer = self._sequences[work.seq].start.needs.hidden_layer
+            if layer is not None and self._shard.range.first <= layer < self._shard.range.last:
+                return layer - self._shard.range.first
+        return None
+
+    def _tap_dims(self, works: Sequence[Work]) -> int:
+        """Dimensions the tapped states travel in: full ones (0) where sequences of one step do not agree."""
+        wanted = [self._sequences[work.seq].start.needs for work in works]
+        dims = {needs.hidden_dims for needs in wanted if needs.hidden_layer is not None}
+        return dims.pop() if len(dims) == 1 else 0
+
+    def _local_heads(self, works: Sequence[Work]) -> dict[int, list[int]]:
+        wanted: dict[int, set[int]] = {}
+        for work in works:
+            for layer, head in self._sequences[work.seq].start.needs.heads:
+                if self._shard.range.first <= layer < self._shard.range.last:
+                    wanted.setdefault(layer - self._shard.range.first, set()).add(head)
+        return {layer: sorted(heads) for layer, heads in wanted.items()}

@@ -1,0 +1,191 @@
+"""Seconds that a model's layers, embedding and head take on the device they will run on, by measuring one layer.
+
+One layer of each type is built with random weights of the right shapes and dtype, for speed does not depend on values:
+nothing but ``config.json`` is read, and no more than a layer, an embedding and a head is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.hook import PackedStep
+from engine.model.meta_model import empty_model
+from engine.model.partition import ModelParts
+from engine.model.quantization import check_quantization
+from engine.model.quantized import is_quantized, put_int8, quantize
+from engine.model.ranges import LayerRange
+from engine.model.shard import ModelShard
+from engine.model.sizes import one_layer_config
+from engine.model.spec import ModelSpec, read_spec
+from engine.protocol import Needs
+from engine.sampling.params import SamplingParams
+from engine.stage.stage import Stage
+from engine.step import SequenceStart, Step, Work
+from engine.tree import ROOT, TokenTree
+
+logger = logging.getLogger(__name__)
+
+CONTEXT = 256  # tokens before every tree, and of the prompt chunk
+MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
+REPEATS = 7  # of each, after one that finds memory and threads unprepared
+BLOCK = 64  # tokens
+VERSION = 1  # of the file
+
+
+class _TimedShard(ModelShard):
+    """A shard that knows how long it took."""
+
+    embed_seconds = 0.0
+    run_seconds = 0.0
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """As a shard does, timed."""
+        began = _now(self.device)
+        result = super().embed(tokens)
+        self.embed_seconds = _now(self.device) - began
+        return result
+
+    def run(
+        self, hidden: Tensor, positions: Tensor, packed: PackedStep, tap: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As a shard does, timed."""
+        began = _now(self.device)
+        result = super().run(hidden, positions, packed, tap)
+        self.run_seconds = _now(self.device) - began
+        return result
+
+
+def layer_costs(
+    config: Any, spec: ModelSpec, dtype: torch.dtype, device: torch.device, quantization: str | None, folder: str = ""
+) -> ModelParts:
+    """Seconds per step of every part, as measured now or before.
+
+    Args:
+        config: the checkpoint's Hugging Face config.
+        spec: of the model.
+        dtype: of activations, and of all weights that are not int8.
+        device: to measure on; its process must be the only one at work there.
+        quantization: as for ``load_shard``.
+        folder: where measurements are kept; "": nowhere.
+
+    Raises:
+        ConfigError: ``quantization`` is unknown, or its package is not installed.
+    """
+    file = Path(folder) / _file_name(config, dtype, device, quantization) if folder else None
+    found = _read(file) if file is not None else None
+    if found is None:
+        found = {kind: _measure(config, kind, dtype, device, quantization) for kind in sorted(set(spec.layer_types))}
+        if file is not None:
+            _write(file, found)
+    head = max(one[2] for one in found.values())  # the same part measured again for every type of layer
+    embed = max(one[0] for one in found.values())
+    return ModelParts(tuple(found[kind][1] for kind in spec.layer_types), embed, head)
+
+
+def _measure(
+    config: Any, kind: str, dtype: torch.dtype, device: torch.device, quantization: str | None
+) -> tuple[float, float, float]:
+    """Seconds of embedding, one layer, and norm + head + verification, weighted over ``MIX``."""
+    shard = _one_layer(one_layer_config(config, kind), dtype, device, quantization)
+    context = min(CONTEXT, shard.spec.max_positions // 2)
+    stage = Stage(shard, (context + 1 + 64) // BLOCK + 2, BLOCK)
+    embed = layer = head = 0.0
+    for share, steps in _steps(shard.spec, context):
+        taken = [_timed(stage, shard, step) for step in steps][1:]
+        embed += share * median(one[0] for one in taken)
+        layer += share * median(one[1] for one in taken)
+        head += share * median(one[2] for one in taken)
+    return embed, layer, head
+
+
+def _timed(stage: Stage, shard: _TimedShard, step: Step) -> tuple[float, float, float]:
+    activations = stage.forward(step, None)
+    began = _now(shard.device)
+    stage.verify(activations)
+    return shard.embed_seconds, shard.run_seconds, _now(shard.device) - began
+
+
+def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
+    """Per kind of step its share and its repetitions; the chunk comes first and leaves the context to the others."""
+    prompt = [place % spec.vocab_size for place in range(context)]
+    start = SequenceStart(0, SamplingParams(max_tokens=1 << 30), context, Needs())
+    for nodes, share in MIX:
+        steps = []
+        for turn in range(REPEATS + 1):
+            if nodes is None:
+                blocks = list(range((context + 1 + 64) // BLOCK + 1))
+                steps.append(Step(turn, [Work(0, 0, prompt, new_blocks=blocks)], [start], [0] if turn else []))
+            else:
+                tokens = [(11 * node + turn) % spec.vocab_size for node in range(nodes)]
+                tree = TokenTree(tokens, [ROOT if node == 0 else (node - 1) // 2 for node in range(nodes)])
+                steps.append(Step(turn, [Work(0, context, [turn], tree)]))
+        yield share, steps
+
+
+def _one_layer(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> _TimedShard:
+    """A model of one layer with random weights."""
+    threshold = check_quantization(quantization, config)
+    model = empty_model(config, dtype)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, own = name.rpartition(".")
+        weight = torch.empty(parameter.shape, dtype=dtype, device=device).normal_(0, 0.02)
+        if threshold is not None and is_quantized(model, name):
+            put_int8(model, name, *quantize(weight, device), threshold)
+        else:
+            setattr(model.get_submodule(owner), own, torch.nn.Parameter(weight, requires_grad=False))
+    model.tie_weights()
+    model.to(device)  # buffers
+    spec = read_spec(config, ())
+    return _TimedShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> str:
+    """Another config, dtype, device or number of threads has another file."""
+    if device.type == "cuda":
+        place = torch.cuda.get_device_name(device)
+    else:
+        place = f"{platform.node()}-{platform.machine()}-{os.cpu_count()}x{torch.get_num_threads()}"
+    values = {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "dtype")}
+    told = json.dumps([VERSION, values, str(dtype), quantization, place], sort_keys=True, default=str)
+    return f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
+
+
+def _read(file: Path) -> dict[str, tuple[float, float, float]] | None:
+    """What ``_write`` wrote; None when there is nothing, or nothing that makes sense."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {str(kind): (float(one[0]), float(one[1]), float(one[2])) for kind, one in found.items()} or None
+    except (OSError, ValueError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def _write(file: Path, found: dict[str, tuple[float, float, float]]) -> None:
+    """Keep a measurement; a folder that cannot be written is no error."""
+    waiting = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        waiting.write_text(json.dumps(found), encoding="utf-8")
+        waiting.replace(file)
+    except OSError as error:
+        logger.warning("layer costs were not kept: %s", error)
+        with contextlib.suppress(OSError):
+            waiting.unlink()

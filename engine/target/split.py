@@ -1,0 +1,65 @@
+"""From what the user asks for to the layers of every stage: auto, even, measured, or counts.
+
+``auto`` weighs every part by its parameters: a step multiplies by each of them once and does little else, so a large
+vocabulary head counts as the layers that it costs. ``measured`` takes seconds instead.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.model.loader import load_config
+from engine.model.partition import ModelParts, check_ranges, partition
+from engine.model.ranges import LayerRange, split_layers
+from engine.model.sizes import parameters, weight_bytes, with_kv
+from engine.model.spec import ModelSpec
+from engine.target.layer_cost import layer_costs
+from engine.target.split_options import AUTO, EVEN, MEASURED, SplitOptions, check_memory, check_split, layer_counts
+
+
+def choose_ranges(
+    path: Path,
+    spec: ModelSpec,
+    options: SplitOptions,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_per_layer: int,
+) -> list[LayerRange]:
+    """The layers of every stage; with split ``measured``, seconds on ``device`` unless measured before.
+
+    Raises:
+        ConfigError: an option is wrong, or the stages' memory does not hold what it has to.
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    check_split(options.split, spec.n_layers, options.n_stages)
+    limits = check_memory(options.memory, options.n_stages)
+    config = load_config(path)
+    weights = weight_bytes(config, spec, dtype, options.quantization)
+    memory = with_kv(weights, kv_per_layer)
+    if options.split in (AUTO, MEASURED):
+        costs = _work(config, spec)
+        if options.split == MEASURED and options.n_stages > 1:
+            costs = layer_costs(config, spec, dtype, device, options.quantization, options.cost_folder)
+        return partition(costs, memory, options.n_stages, limits)
+    ranges = _given(options.split, spec.n_layers, options.n_stages)
+    if limits is not None:
+        check_ranges(ranges, memory, limits)
+    return ranges
+
+
+def _work(config: Any, spec: ModelSpec) -> ModelParts:
+    """Work of a step in parameters: a lookup in the embedding is none, a tied head is as much as any other."""
+    sizes = parameters(config, spec)
+    return ModelParts(sizes.layers, 0, sizes.head)
+
+
+def _given(split: str, n_layers: int, n_stages: int) -> list[LayerRange]:
+    if split == EVEN:
+        return split_layers(n_layers, n_stages)
+    bounds = [0, *accumulate(layer_counts(split))]
+    return [LayerRange(first, last, n_layers) for first, last in pairwise(bounds)]

@@ -1,0 +1,166 @@
+"""Measures the step times of a target at start, for ``engine.step_cost``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+
+import numpy as np
+
+from engine.protocol import Needs
+from engine.sampling.params import SamplingParams
+from engine.step import SequenceStart, Step, StepResult, Work
+from engine.step_cost import Curve, StepCosts
+from engine.target.info import Target, TargetInfo
+from engine.tree import ROOT, TokenTree
+
+CONTEXT = 256  # tokens before every tree
+GRID = {  # batch size -> nodes per sequence
+    1: (0, 1, 2, 4, 8, 16, 32, 64, 128),
+    2: (0, 4, 32),
+    4: (0, 2, 8, 32),
+    8: (0, 2, 16),
+    16: (0, 1, 4, 16),
+}
+PROMPT_ROWS = (1, 64, 256, 512)  # rows of a chunk
+FAR = 2048  # tokens before a chunk that are many
+REPEATS = 8
+LONG_ENOUGH = 1.0  # seconds per curve: a slow target's steps are measured once, after one for nothing
+TOO_LONG = 2.0  # seconds: larger steps than one that takes so long are not measured
+READ_BACK = Needs(node_top_k=16, top_logprobs=True)
+READ_BACK_PROMPT = Needs(prompt_top_k=16, top_logprobs=True)
+FIRST_SEQ = 1 << 40  # numbers no request has
+
+
+def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step, float, StepCosts]:
+    """Yields the steps to run, wants the seconds each took, returns the costs.
+
+    Args:
+        info: of the target.
+        needs: what the sequences read back, which takes time too; by default what the sources of ``auto`` want.
+
+    Chunks of prompt are measured at the beginning of a text and far from it, where attention has more to look at; what
+    stands before them is of no account, so nothing is written there.
+
+    A generator, so that a target in this process and a pipeline behind channels are measured by the same code. Batches
+    that the cache cannot hold are left out. The target forgets all sequences with the last step.
+    """
+    curves: dict[int, Curve] = {}
+    prompts: dict[int, Curve] = {}
+    step_id = 0
+    for batch, grid in GRID.items():
+        nodes = [n for n in grid if _fits(info, batch, n)]
+        if not nodes:
+            continue
+        yield _prefill(info, step_id, batch, max(nodes), needs or READ_BACK)
+        step_id, curves[batch] = yield from _curve(
+            step_id + 1, {batch * (n + 1): partial(_decode, info, batch, n) for n in nodes}
+        )
+        yield Step(step_id, [], ends=[FIRST_SEQ + i for i in range(batch)])
+        step_id += 1
+    for context in _contexts(info):
+        rows = [n for n in PROMPT_ROWS if context + n <= _room(info)]
+        yield _begin(info, step_id, context, needs or READ_BACK_PROMPT)
+        step_id, prompts[context] = yield from _curve(step_id + 1, {n: partial(_chunk, info, context, n) for n in rows})
+        yield Step(step_id, [], ends=[FIRST_SEQ])
+        step_id += 1
+    return StepCosts(curves, prompts)
+
+
+def _curve(step_id: int, points: Mapping[int, Callable[[int], Step]]) -> Generator[Step, float, tuple[int, Curve]]:
+    """Times of steps by their rows, ascending; also returns the next step's number."""
+    best: dict[int, float] = {}
+    spent = 0.0
+    for turn in range(REPEATS + 1):  # in turns, so that a busy moment of the machine does not hit one point only
+        for rows, make in points.items():
+            if turn > 0 and rows not in best:
+                break
+            seconds = yield make(step_id)
+            step_id += 1
+            spent += seconds
+            # The first one found memory, threads and caches unprepared.
+            best[rows] = min(best[rows], seconds) if turn > 1 else seconds
+            if turn == 0 and rows > min(points) and seconds > TOO_LONG:
+                break
+        if turn > 0 and spent > LONG_ENOUGH:
+            break
+    taken = list(best.values())
+    rising = np.minimum.accumulate(taken[::-1])[::-1]  # noise only adds: no step is slower than a larger one
+    return step_id, (tuple(best), tuple(rising.tolist()))
+
+
+def measure(target: Target, needs: Needs | None = None) -> StepCosts:
+    """Measure a target of this process; takes about 260 steps."""
+    steps = measurement(target.info, needs)
+    taken = 0.0
+    step = next(steps)
+    while True:
+        began = time.perf_counter()
+        result: StepResult = target.step(step)
+        assert not result.error, result.error
+        taken = time.perf_counter() - began
+        try:
+            step = steps.send(taken)
+        except StopIteration as done:
+            costs: StepCosts = done.value
+            return costs
+
+
+def _blocks(info: TargetInfo, n_nodes: int) -> int:
+    """KV blocks of one sequence with its largest tree."""
+    return -(-(_context(info) + 1 + n_nodes) // info.block_size)
+
+
+def _context(info: TargetInfo) -> int:
+    return max(1, min(CONTEXT, info.max_model_len // 2))
+
+
+def _fits(info: TargetInfo, batch: int, n_nodes: int) -> bool:
+    return batch * _blocks(info, n_nodes) <= info.n_blocks
+
+
+def _prefill(info: TargetInfo, step_id: int, batch: int, n_nodes: int, needs: Needs) -> Step:
+    """Sequences with a context each, and room for their largest tree."""
+    n_blocks, length = _blocks(info, n_nodes), _context(info)
+    params = SamplingParams(max_tokens=1 << 30)
+    starts, work = [], []
+    for i in range(batch):
+        tokens = [(7 * i + 3 * place) % info.spec.vocab_size for place in range(length)]
+        blocks = list(range(i * n_blocks, (i + 1) * n_blocks))
+        starts.append(SequenceStart(FIRST_SEQ + i, params, length, needs))
+        work.append(Work(FIRST_SEQ + i, 0, tokens, new_blocks=blocks))
+    return Step(step_id, work, starts)
+
+
+def _decode(info: TargetInfo, batch: int, n_nodes: int, step_id: int) -> Step:
+    """A tree of ``n_nodes`` for every sequence, two children to a node, in the same place as the last one."""
+    vocab = info.spec.vocab_size
+    tokens = [(11 * node + step_id) % vocab for node in range(n_nodes)]
+    tree = TokenTree(tokens, [ROOT if node == 0 else (node - 1) // 2 for node in range(n_nodes)])
+    length = _context(info)
+    return Step(step_id, [Work(FIRST_SEQ + i, length, [step_id % vocab], tree) for i in range(batch)])
+
+
+def _room(info: TargetInfo) -> int:
+    """Tokens of the longest text that can be in the cache."""
+    return min(info.max_model_len, info.n_blocks * info.block_size)
+
+
+def _contexts(info: TargetInfo) -> list[int]:
+    """Tokens before the chunks: none, and as many as make a difference, if there is room."""
+    far = min(FAR, _room(info) - PROMPT_ROWS[-1])
+    return [0, far] if far >= PROMPT_ROWS[-1] else [0]
+
+
+def _begin(info: TargetInfo, step_id: int, context: int, needs: Needs) -> Step:
+    """A sequence with room for the largest chunk behind ``context`` tokens, and its first token."""
+    n_blocks = -(-min(_room(info), context + PROMPT_ROWS[-1]) // info.block_size)
+    start = SequenceStart(FIRST_SEQ, SamplingParams(max_tokens=1 << 30), 1, needs)
+    return Step(step_id, [Work(FIRST_SEQ, 0, [0], new_blocks=list(range(n_blocks)))], [start])
+
+
+def _chunk(info: TargetInfo, context: int, n_rows: int, step_id: int) -> Step:
+    """A chunk of ``n_rows`` behind ``context`` tokens, in the same place as the last one."""
+    tokens = [(5 * place + step_id) % info.spec.vocab_size for place in range(n_rows)]
+    return Step(step_id, [Work(FIRST_SEQ, context, tokens)])

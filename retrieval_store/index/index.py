@@ -1,0 +1,83 @@
+"""What every retrieval index answers: the longest suffix of a context that occurs, and what followed it most often.
+
+An index is immutable. Whose requests may ask it is decided by who hands it out (``retrieval_store.index.library``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens: TypeAlias = "npt.NDArray[np.int32]"
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a query goes; the defaults are REST's.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    longest: int = 16  # tokens; the first suffix length that may match
+    shortest: int = 2  # tokens; the last one
+    samples: int = 5000  # occurrences counted, spread evenly over all of them
+    depth: int = 10  # tokens of a continuation
+    nodes: int = 64  # most frequent prefixes of continuations returned
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ValueError(f"need 1 <= shortest <= longest, got {self.shortest} and {self.longest}")
+        if min(self.samples, self.depth, self.nodes) < 1:
+            raise ValueError(f"samples {self.samples}, depth {self.depth} and nodes {self.nodes} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """A tree of what followed occurrences of the context's longest matching suffix.
+
+    Most frequent first, shallow first among equals: parents precede children, and any number of first nodes is a tree.
+    """
+
+    match: int  # tokens of the context that matched
+    counted: int  # occurrences that were looked at
+    tokens: Sequence[int]  # [n]
+    parents: Sequence[int]  # [n], indices into tokens, ROOT for what followed directly
+    counts: Sequence[int]  # [n], occurrences that went on along this path
+
+    def frequencies(self) -> list[float]:
+        """``[n]``: the share of the parent's occurrences that went on to each node, in (0, 1]."""
+        above = [self.counted if parent == ROOT else self.counts[parent] for parent in self.parents]
+        return [count / total for count, total in zip(self.counts, above, strict=True)]
+
+    def without(self, is_dropped: Sequence[bool]) -> Continuations:
+        """Without some nodes ``[n]`` and all below them."""
+        new: dict[int, int] = {ROOT: ROOT}
+        for node, parent in enumerate(self.parents):
+            if parent in new and not is_dropped[node]:
+                new[node] = len(new) - 1
+        kept = [node for node in new if node != ROOT]
+        return Continuations(
+            self.match,
+            self.counted,
+            [self.tokens[node] for node in kept],
+            [new[self.parents[node]] for node in kept],
+            [self.counts[node] for node in kept],
+        )
+
+
+class Index(Protocol):
+    """Prefix search over the token sequences of a corpus."""
+
+    def query(self, context: Tokens, limits: Limits) -> Continuations | None:
+        """The longest suffix of ``context`` ``[t]`` within the limits that occurs, and its continuations.
+
+        None when no suffix of at least ``limits.shortest`` tokens occurs. A suffix that only occurs at the very end of
+        documents has a match and no nodes.
+        """

@@ -1,0 +1,197 @@
+"""One namespace at work in the service: a thread that watches its snapshots and, if it learns, another that learns.
+
+Each thread has a store of its own, since a store belongs to one thread. What they have is read by others as plain
+attributes that are replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from retrieval_store.errors import StoreError
+from retrieval_store.service.cache import NodeCache
+from retrieval_store.service.compaction import Target
+from retrieval_store.service.learner import Learner, LiveOptions
+from retrieval_store.service.manifest_feed import NamespaceStatus, Offer
+from retrieval_store.service.watcher import Served, Watcher
+from retrieval_store.stores.base import Store
+
+logger = logging.getLogger(__name__)
+
+HINT_S = 0.05  # pause after a hint, so that a stream of hints is not a stream of questions
+LEARN_S = 0.5  # pause between two looks at what waits to be learnt
+NICE = 10  # of the learning thread: building snapshots must not take the processor from anyone who serves
+
+OpenStore = Callable[[str], Store]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all namespaces of a service share."""
+
+    open_store: OpenStore  # namespace -> a store of its own
+    cache: NodeCache
+    target: Target
+    poll: float  # seconds between two looks at a store
+    live: LiveOptions = field(default_factory=LiveOptions)
+
+
+class Tenant:
+    """Threads and state of one namespace.
+
+    Args:
+        namespace: its name.
+        around: see there.
+        learns: whether it learns live.
+        changed: called from its threads when something else is offered.
+    """
+
+    def __init__(self, namespace: str, around: Surroundings, learns: bool, changed: Callable[[], None]) -> None:
+        self.namespace = namespace
+        self._around = around
+        self._learns = learns
+        self._changed = changed
+        self._stopped = threading.Event()
+        self._watcher: Watcher | None = None
+        self._learner: Learner | None = None
+        self._problem = ""  # why there is no store
+        self.has_looked = False  # before that, having nothing means nothing
+        self._threads = [threading.Thread(target=self._watch, name=f"watch-{namespace}", daemon=True)]
+        if learns:
+            self._threads.append(threading.Thread(target=self._learn, name=f"learn-{namespace}", daemon=True))
+
+    def start(self) -> None:
+        """Begin to watch."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads as soon as the store lets them; does not wait for it."""
+        self._stopped.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads, ``timeout`` seconds each at most."""
+        for thread in self._threads:
+            thread.join(timeout)
+
+    @property
+    def served(self) -> Served | None:
+        """The base."""
+        watcher = self._watcher
+        return watcher.served if watcher is not None else None
+
+    @property
+    def learner(self) -> Learner | None:
+        """Of a namespace that learns, once its store is open."""
+        return self._learner
+
+    @property
+    def n_refused(self) -> int:
+        """Snapshots that were not taken."""
+        watcher = self._watcher
+        return watcher.n_refused if watcher is not None else 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether somebody looked and found no snapshot, not even one to refuse; never so of one that learns."""
+        watcher = self._watcher
+        if watcher is None or self._learns or not self.has_looked:
+            return False
+        return watcher.served is None and (watcher.current is None or not watcher.current.version)
+
+    def offer(self) -> Offer:
+        """What is to be held of it now."""
+        served, learner = self.served, self._learner
+        return Offer(served.part if served else None, learner.delta if learner else None)
+
+    def status(self) -> NamespaceStatus:
+        """How it is doing."""
+        offer, watcher = self.offer(), self._watcher
+        base, delta = offer.versions
+        return NamespaceStatus(
+            version=base,
+            delta=delta,
+            tokens=sum(part.tokens for part in (offer.base, offer.delta) if part is not None),
+            staleness=watcher.staleness if watcher is not None else 0.0,
+            problem=watcher.problem if watcher is not None else self._problem,
+            learning_problem=self._learner.problem if self._learner is not None else "",
+        )
+
+    # -- the threads ---------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        with contextlib.ExitStack() as stack:
+            store = self._opened(stack)
+            if store is None:
+                return
+            around = self._around
+            watcher = Watcher(store, around.cache.snapshots(self.namespace), around.target.tokenizer_hash)
+            self._guard(watcher.restore)
+            self._watcher = watcher
+            if watcher.served is not None:
+                self.has_looked = True
+                self._changed()
+            while not self._stopped.is_set():
+                changed = self._guard(watcher.look)
+                if changed or not self.has_looked:
+                    self.has_looked = True
+                    self._changed()
+                self._pause(store)
+
+    def _pause(self, store: Store) -> None:
+        """Until the store may have news, or it is time to poll."""
+        try:
+            heard = store.wait(self._around.poll)
+        except StoreError:
+            self._stopped.wait(self._around.poll)
+        except Exception:  # a hint is not worth a thread
+            logger.exception("namespace %r: waiting for hints failed", self.namespace)
+            self._stopped.wait(self._around.poll)
+        else:
+            self._stopped.wait(HINT_S if heard else 0)
+
+    def _learn(self) -> None:
+        with contextlib.suppress(OSError):  # Linux keeps niceness by thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with contextlib.ExitStack() as stack:
+            store = self._opened(stack)
+            if store is None:
+                return
+            around, name = self._around, self.namespace
+            self._learner = Learner(
+                store, around.cache.snapshots(name), around.cache.deltas(name), around.target, around.live, self._base
+            )
+            while not self._stopped.is_set():
+                if self.has_looked and self._guard(self._learner.step):
+                    self._changed()
+                self._stopped.wait(min(LEARN_S, around.live.interval))
+
+    def _base(self) -> Served | None:
+        return self.served
+
+    def _opened(self, stack: contextlib.ExitStack) -> Store | None:
+        """The store, as soon as it can be opened; None when it is over before that."""
+        while not self._stopped.is_set():
+            try:
+                store = self._around.open_store(self.namespace)
+            except Exception as error:
+                self._problem = str(error)
+                logger.warning("namespace %r: the store does not open: %s", self.namespace, error)
+                self._stopped.wait(self._around.poll)
+            else:
+                stack.callback(store.close)
+                return store
+        return None
+
+    def _guard(self, step: Callable[[], bool | None]) -> bool:
+        """One step; a bug in it costs this step, not the thread."""
+        try:
+            return bool(step())
+        except Exception:
+            logger.exception("namespace %r: a step failed", self.namespace)
+            return False

@@ -1,0 +1,114 @@
+"""Reads corpora and logs: JSON lines, plain text, folders of both. Knows files and JSON, no tokenizer.
+
+A line of a ``.jsonl`` file is a conversation (``messages``, or ``prompt`` or ``question`` with ``answer``) or a
+``text``; further keys are allowed and ignored. Any other file is one text, a huge one several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from retrieval_store.snapshots.corpus_files import CorpusError, corpus_files, is_lines
+
+__all__ = ["BLOCK", "MESSAGE_FORMS", "CorpusError", "Document", "Message", "read_documents"]
+
+BLOCK = 1 << 20  # characters of a text that are read together
+MESSAGE_FORMS = '{"messages": [..]}, {"prompt": .., "answer": ..}, {"question": .., "answer": ..}'
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation or, without messages, a text."""
+
+    origin: str  # file and line
+    messages: list[Message] = []
+    text: str = ""
+    source: str = ""  # who wrote it, as the line says
+    category: str = ""
+    id: int | str = ""
+    size: int = 0  # bytes of the file that it takes
+
+
+class _Line(msgspec.Struct, frozen=True):
+    messages: list[Message] | None = None
+    prompt: str | None = None
+    question: str | None = None
+    answer: str | None = None
+    text: str | None = None
+    source: str = ""
+    category: str = ""
+    question_id: int | str = ""
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """All documents of a file or, recursively and in the order of their names, of a folder.
+
+    In a folder, hidden files and files that are not UTF-8 text are passed over. A file is never in memory as a whole,
+    unless it is a single line.
+
+    Raises:
+        CorpusError: there is nothing at ``path``, a file cannot be read, or a line is none of the forms.
+    """
+    for file in corpus_files(path):
+        yield from _read_file(file)
+
+
+def _read_file(path: Path) -> Iterator[Document]:
+    try:
+        yield from _read_lines(path) if is_lines(path) else _read_blocks(path)
+    except OSError as error:
+        raise CorpusError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _read_blocks(path: Path) -> Iterator[Document]:
+    """A text is one document, unless it has more than ``BLOCK`` characters: then it is cut at the ends of lines."""
+    with path.open(encoding="utf-8-sig") as file:
+        part = 1
+        while block := file.read(BLOCK):
+            block += file.readline(BLOCK)
+            origin = str(path) if part == 1 else f"{path}, part {part}"
+            yield Document(origin=origin, text=block, size=len(block.encode()))
+            part += 1
+
+
+def _read_lines(path: Path) -> Iterator[Document]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _document(line.removeprefix(b"\xef\xbb\xbf"), f"{path}, line {number}")
+
+
+def _document(raw: bytes, origin: str) -> Document:
+    try:
+        line = _DECODER.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{origin}: {error}") from error
+    messages = line.messages
+    asked = line.prompt if line.prompt is not None else line.question
+    if messages is None and asked is not None and line.answer is not None:
+        messages = [Message("user", asked), Message("assistant", line.answer)]
+    if messages is None and line.text is None:
+        raise CorpusError(f'{origin} is none of {MESSAGE_FORMS}, {{"text": ..}}')
+    return Document(
+        origin=origin,
+        messages=messages or [],
+        text=line.text or "",
+        source=line.source,
+        category=line.category,
+        id=line.question_id,
+        size=len(raw),
+    )

@@ -1,0 +1,123 @@
+"""Drafting from a library: the machine that ``rest`` and ``spectra-retrieval`` share.
+
+The longest suffix of the context that occurs is looked up, its continuations are counted with all their prefixes, and
+the most frequent prefixes are the draft, a tree. A request may be allowed several indexes (its tenant's, everybody's):
+each is asked, and what they have is merged, the longest match first, the more specific index first among equals.
+
+Which indexes there are is asked anew for every draft: they are replaced while requests run. No text is kept here beyond
+``speculators.corpus.unigram_cache``, which keeps it per index, so what one namespace may see reaches no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.errors import ConfigError
+from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.tree import IntArray
+from retrieval_store.index.index import Continuations, Index, Limits
+from retrieval_store.index.library import Library
+from speculators.corpus.draft import RetrievalDraft
+from speculators.corpus.unigram_cache import AfterToken
+
+_LONGEST = 16  # tokens of a suffix, and of a continuation
+_AFTER_NODES = 64  # most frequent continuations of a single token that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class LookupConfig:
+    """How a library is asked; every method has its own defaults.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    method: ClassVar[str] = "retrieval"
+
+    suffix_max: int = 8  # tokens; the first suffix length tried
+    suffix_min: int = 1  # tokens; the last one
+    samples: int = 200  # occurrences counted per query, spread evenly over all of them
+    draft_tokens: int = 10  # tokens of a continuation
+    fill: bool = True  # shorter matches, and what follows the last token alone, where the longest leaves budget
+    prior: float = 6.0  # doubt in a share, in occurrences for each matching token; 0: shares as they are
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.suffix_min <= self.suffix_max <= _LONGEST:
+            raise ConfigError(
+                f"{self.method}: need 1 <= suffix_min <= suffix_max <= {_LONGEST}, "
+                f"got {self.suffix_min} and {self.suffix_max}"
+            )
+        if not 1 <= self.draft_tokens <= _LONGEST:
+            raise ConfigError(f"{self.method}: draft_tokens must be 1 to {_LONGEST}, got {self.draft_tokens}")
+        if self.samples < 1 or self.prior < 0:
+            raise ConfigError(
+                f"{self.method}: samples {self.samples} must be at least 1 and prior {self.prior} at least 0"
+            )
+
+
+class LibraryDrafter:
+    """Drafts the likeliest continuations that the indexes of a request's namespace have.
+
+    Args:
+        name: of the method.
+        library: hands out the indexes.
+        config: settings.
+    """
+
+    needs = Needs()
+
+    def __init__(self, name: str, library: Library, config: LookupConfig) -> None:
+        self.name = name
+        self._library = library
+        self._config = config
+        self._after = AfterToken(self._limits(1, 1, _AFTER_NODES))
+
+    def begin(self, request: RequestView) -> None:
+        """Nothing to remember."""
+
+    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+        """One tree of at most ``budget`` nodes; nothing without a match, or without an index."""
+        indexes = self._library.of(request.namespace) if budget > 0 else ()
+        if not indexes:
+            return []
+        context = request.context.view[-self._config.suffix_max :]
+        draft = RetrievalDraft()
+        for found in self._longest_first(indexes, context, budget):
+            draft.add(_within(found, request.vocab_size), self._config.prior, budget)
+            if len(draft.tokens) >= budget:
+                break
+        return draft.branches(self.name)
+
+    def observe(self, request: RequestView, outcome: Outcome) -> None:
+        """Nothing to learn: a corpus is what it is."""
+
+    def end(self, request: RequestView) -> None:
+        """Nothing to drop."""
+
+    def _longest_first(self, indexes: Sequence[Index], context: IntArray, budget: int) -> Iterator[Continuations]:
+        """What the indexes have, in the order in which it is merged; what nobody has room for is not looked up."""
+        config = self._config
+        limits = self._limits(config.suffix_max, config.suffix_min, budget)
+        every = [index.query(context, limits) for index in indexes]
+        matches = sorted((found for found in every if found is not None), key=lambda found: -found.match)
+        if not config.fill:
+            yield from (found for found in matches if found.match == matches[0].match)
+            return
+        yield from (found for found in matches if found.match > 1)
+        for index, match in zip(indexes, every, strict=True):
+            found = match if match is not None and match.match == 1 else self._after.ask(index, int(context[-1]))
+            if found is not None:
+                yield found
+
+    def _limits(self, longest: int, shortest: int, nodes: int) -> Limits:
+        return Limits(longest, shortest, self._config.samples, self._config.draft_tokens, nodes)
+
+
+def _within(found: Continuations, vocab_size: int) -> Continuations:
+    """Without tokens that the target does not have: a tokenizer may know more than the model, and embedding one of
+    them would take the step down."""
+    if max(found.tokens, default=0) < vocab_size:
+        return found
+    return found.without([token >= vocab_size for token in found.tokens])

@@ -1,0 +1,230 @@
+"""Speculative sampling with a small model (paper 004; Leviathan et al. 2023; Chen et al. 2023; METHODS.md, section 6).
+
+A small model of the same vocabulary drafts ``draft_tokens`` tokens, one forward per depth for all requests together.
+Under coupled sampling it draws with the noise that the target will draw with, so that acceptance hardly falls with the
+temperature; with ``verification="rejection"`` it draws on its own and hands over its distribution.
+
+The published draft is a chain. By default it is a tree of ``tree_nodes`` nodes and the same depth, for as many drafter
+forwards (``speculators.draft_model.growth``): at equal numbers of nodes it is accepted further
+(docs/methods/draft-model.md). Independent draws and requests with penalties, which depend on every node's own path, get
+a chain.
+
+Its cache is paged and of fixed size. A request that finds no room in it goes without drafts; one whose text the cache
+lacks reads it in chunks: one each time the target has read a chunk of the prompt, and at most ``prefill_chunk`` tokens
+per step over all requests, which do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import ConfigError, UnknownMethodError
+from engine.protocol import Branch, Needs, Outcome, RequestView
+
+if TYPE_CHECKING:  # torch comes with the first request, so that methods without a model need none
+    from engine.sampling.keys import NoiseKey
+    from engine.sampling.processors import History
+    from engine.verify.rules import Randomness
+    from speculators.draft_model.drafter import Cached, Drafter
+    from speculators.draft_model.growth import Growth
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelConfig:
+    """Which model drafts, and how.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    path: str | None = None  # directory or hub id; the method needs one
+    draft_tokens: int = 5  # K, tokens per draft: the depth of the tree, if it is one
+    tree_nodes: int = 16  # nodes of the tree; 0 drafts a chain, the published method
+    tree_beam: int = 8  # nodes expanded per depth, and children of each
+    prefill_chunk: int = 512  # tokens of text read per step, over all requests whose cache lags behind
+    kv_gib: float = 0.25  # the drafter's cache, GiB
+    block_size: int = 64  # tokens per block
+    dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
+    device: str = "cpu"
+
+    @classmethod
+    def paper(cls, path: str | None = None) -> DraftModelConfig:
+        """As published: a chain."""
+        return cls(path, tree_nodes=0)
+
+    def __post_init__(self) -> None:
+        for name in ("draft_tokens", "tree_beam", "prefill_chunk", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"draft-model: {name} must be at least 1, got {getattr(self, name)}")
+        if self.tree_nodes < 0:
+            raise ConfigError(f"draft-model: tree_nodes must be 0 (a chain) or more, got {self.tree_nodes}")
+        if not 0 < self.kv_gib < float("inf"):
+            raise ConfigError(f"draft-model: kv_gib must be above 0, got {self.kv_gib}")
+
+
+class DraftModel:
+    """Drafts what a small model would write.
+
+    Args:
+        config: which model, and how.
+        drafter: a loaded model instead of ``config.path``; otherwise it is loaded when the first request begins.
+        randomness: where independent draws come from; tests enumerate it.
+
+    Raises:
+        UnknownMethodError: no model is given.
+        ConfigError: there is no such model.
+        UnsupportedModelError: it cannot be run.
+    """
+
+    name = "draft-model"
+    needs = Needs()
+
+    def __init__(
+        self,
+        config: DraftModelConfig | None = None,
+        drafter: Drafter | None = None,
+        randomness: Callable[[NoiseKey], Randomness] | None = None,
+    ) -> None:
+        self._config = config or DraftModelConfig()
+        self._drafter = drafter
+        self._randomness = randomness
+        if drafter is None:
+            self._check()
+
+    def _check(self) -> None:
+        """What can be known without loading weights."""
+        path = self._config.path
+        if path is None:
+            raise UnknownMethodError(
+                "method 'draft-model' needs a small model with the target's tokenizer: give --draft-model DIR", "method"
+            )
+        from engine.model.loader import load_spec
+        from engine.model.resolve import resolve
+
+        load_spec(resolve(path))
+
+    @property
+    def drafter(self) -> Drafter:
+        """The model; loaded now if it is not yet."""
+        if self._drafter is None:
+            from speculators.draft_model.drafter import Drafter
+
+            config = self._config
+            assert config.path is not None
+            kv_bytes = int(config.kv_gib * GIB)
+            self._drafter = Drafter.load(config.path, config.dtype, config.device, kv_bytes, config.block_size)
+        return self._drafter
+
+    def begin(self, request: RequestView) -> None:
+        """Nothing is read yet.
+
+        Raises:
+            ConfigError: the target has another vocabulary.
+        """
+        n = self.drafter.info.spec.vocab_size
+        if n != request.vocab_size:
+            raise ConfigError(f"--draft-model has {n} token ids, the target {request.vocab_size}: not one tokenizer")
+        self.drafter.begin(request)
+
+    def observe(self, request: RequestView, outcome: Outcome) -> None:
+        """The target has read a chunk of a long prompt: the drafter reads one as well."""
+        if outcome.tokens or not self._fits(request):
+            return
+        drafter = self.drafter
+        n = min(self._config.prefill_chunk, len(request.context) - 1 - drafter.cached(request.request_id).n)
+        if n > 0 and drafter.reserve(request, len(request.context)):
+            from speculators.draft_model.growth import chunk
+
+            drafter.forward([chunk(request, drafter.cached(request.request_id), n)])
+
+    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+        """One chain, or one tree."""
+        return self.propose_batch((request,), (budget,))[0]
+
+    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        """``propose`` for several requests, one forward per depth for all of them."""
+        try:
+            drafts = self._start(requests, budgets)
+            self._finish([draft for draft in drafts if draft is not None])
+        except Exception:
+            for request in requests:  # what counts as cached may not be
+                self.drafter.evict(request)
+            raise
+        return [[] if draft is None else draft.branches(self.name) for draft in drafts]
+
+    def end(self, request: RequestView) -> None:
+        """Free the cache."""
+        if self._drafter is not None:
+            self._drafter.end(request.request_id)
+
+    def _start(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[Growth | None]:
+        """What grows for every request; those whose cache lags far behind share ``prefill_chunk`` tokens of reading."""
+        drafts: list[Growth | None] = []
+        room = self._config.prefill_chunk
+        for request, budget in zip(requests, budgets, strict=True):
+            depth = min(self._depth(request), budget)
+            if depth < 1 or not self._fits(request) or not self._reserve(request, depth):
+                drafts.append(None)
+                continue
+            cached = self.drafter.cached(request.request_id)
+            cached.sync(request.context.view)
+            lag = len(request.context) - cached.n
+            n = lag if lag <= self._config.draft_tokens + 1 else min(lag, room)  # a step's own tokens always pass
+            room -= n if lag > self._config.draft_tokens + 1 else 0
+            drafts.append(self._grow(request, cached, n, depth, budget))
+        return drafts
+
+    def _finish(self, growing: list[Growth]) -> None:
+        """One forward per depth, until nothing grows any more."""
+        from speculators.draft_model.choice import choose, draft_randomness
+
+        randomness = self._randomness or draft_randomness
+        while growing:
+            logits = self.drafter.forward([draft.rows() for draft in growing])
+            asks = [draft.asks() for draft in growing]
+            choices = iter(choose(logits, [ask for some in asks for ask in some], randomness))
+            taken = [draft.take([next(choices) for _ in some]) for draft, some in zip(growing, asks, strict=True)]
+            growing = [draft for draft, has_more in zip(growing, taken, strict=True) if has_more]
+
+    def _grow(self, request: RequestView, cached: Cached, n: int, depth: int, budget: int) -> Growth | None:
+        """A draft once ``n`` tokens bring the cache up to date, otherwise what can be read."""
+        from speculators.draft_model.choice import draws
+        from speculators.draft_model.growth import Chain, Reading, Tree
+
+        if n < len(request.context) - cached.n:
+            return Reading(request, cached, n) if n > 0 else None
+        history = self._history(request)
+        if self._config.tree_nodes and history is None and not draws(request.params):
+            return Tree(request, cached, depth, min(self._config.tree_nodes, budget), self._config.tree_beam)
+        return Chain(request, cached, depth, history)
+
+    def _depth(self, request: RequestView) -> int:
+        """Tokens worth drafting: the last one of a text comes without a draft."""
+        n_output = len(request.context) - request.n_prompt
+        return min(self._config.draft_tokens, request.params.max_tokens - n_output - 1)
+
+    def _fits(self, request: RequestView) -> bool:
+        """Whether the drafter can read so far; a text that outgrows it gives its room back."""
+        if len(request.context) + self._config.draft_tokens <= self.drafter.info.max_model_len:
+            return True
+        self.drafter.evict(request)
+        return False
+
+    def _reserve(self, request: RequestView, depth: int) -> bool:
+        """Room for the text and what a draft scores behind it."""
+        per_depth = self._config.tree_beam if self._config.tree_nodes else 1
+        return self.drafter.reserve(request, len(request.context) + per_depth * (depth - 1))
+
+    def _history(self, request: RequestView) -> History | None:
+        """What penalties have to know, without the draft."""
+        from engine.sampling.processors import History
+
+        params = request.params
+        if not (params.has_penalties or params.min_tokens):
+            return None
+        tokens = request.context.view.tolist()
+        return History(tokens[: request.n_prompt], tokens[request.n_prompt :])

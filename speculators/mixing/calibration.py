@@ -1,0 +1,61 @@
+"""How far the claims of a whole tree came true, by depth: the calibration of ``auto``.
+
+Coarser than ``speculators.mixing.estimates``, which tells sources apart, and cheap enough for every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.protocol import Outcome
+from speculators.mixing.estimates import tried_nodes
+
+DEPTHS = 6  # depths whose estimates are calibrated apart; the last one stands for all deeper ones
+PRIOR = 4.0  # claimed tokens that the shared calibration weighs, against a request's own
+FADE = 0.97  # of older observations, per step
+
+
+class DepthCalibration:
+    """Claimed and true acceptances by depth, ``[DEPTHS]`` each."""
+
+    __slots__ = ("claimed", "hits")
+
+    def __init__(self) -> None:
+        self.claimed = [0.0] * DEPTHS
+        self.hits = [0.0] * DEPTHS
+
+    def add(self, claimed: Sequence[float], hits: Sequence[float]) -> None:
+        """One step's sums, ``[DEPTHS]`` each."""
+        for depth in range(DEPTHS):
+            self.claimed[depth] = self.claimed[depth] * FADE + claimed[depth]
+            self.hits[depth] = self.hits[depth] * FADE + hits[depth]
+
+    def fade(self, steps: int) -> None:
+        """Steps without a draft: what was seen before them counts less."""
+        share = FADE**steps
+        self.claimed = [value * share for value in self.claimed]
+        self.hits = [value * share for value in self.hits]
+
+    def factors(self, shared: DepthCalibration) -> list[float]:
+        """What to multiply claims with, by depth; within 1/50 and 2."""
+        factors = []
+        for depth in range(DEPTHS):
+            first = (1.0 + shared.hits[depth]) / (1.0 + shared.claimed[depth])
+            factor = (PRIOR * first + self.hits[depth]) / (PRIOR + self.claimed[depth])
+            factors.append(min(max(factor, 0.02), 2.0))
+        return factors
+
+
+def claims_and_hits(outcome: Outcome, claims: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Sums by depth over the nodes the target decided about: what was claimed, and how many were accepted.
+
+    Args:
+        outcome: of the tree.
+        claims: of its nodes, ``[n_nodes]``.
+    """
+    claimed, hits = [0.0] * DEPTHS, [0.0] * DEPTHS
+    for node in tried_nodes(outcome.tree, outcome.accepted):
+        claimed[min(outcome.tree.depths[node], DEPTHS) - 1] += claims[node]
+    for depth in range(len(outcome.accepted)):
+        hits[min(depth + 1, DEPTHS) - 1] += 1.0
+    return claimed, hits

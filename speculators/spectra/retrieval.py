@@ -1,0 +1,40 @@
+"""SPECTRA-RETRIEVAL: text that the target itself finds likely (METHODS.md, section 2; paper 000, 4.2.2).
+
+Asked like ``rest``, with suffixes of 8 tokens down to 1. What makes the method is the corpus: texts of low perplexity
+under the target, chosen offline (``spectra corpus build``). The papers do not print how many continuations they take,
+nor their length; ``SpectraRetrievalConfig.paper`` takes REST's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrieval_store.index.library import Library
+from speculators.corpus.lookup import LibraryDrafter, LookupConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SpectraRetrievalConfig(LookupConfig):
+    """SPECTRA-RETRIEVAL settings; ``paper`` gives the published method."""
+
+    method: ClassVar[str] = "spectra-retrieval"
+
+    draft_tokens: int = 6
+
+    @classmethod
+    def paper(cls) -> SpectraRetrievalConfig:
+        """Suffixes of 8 to 1 tokens, the first length with a hit provides the whole draft, nodes by count."""
+        return cls(samples=5000, draft_tokens=10, fill=False, prior=0.0)
+
+
+class SpectraRetrieval(LibraryDrafter):
+    """The method.
+
+    Args:
+        library: of refined text.
+        config: settings.
+    """
+
+    def __init__(self, library: Library, config: SpectraRetrievalConfig | None = None) -> None:
+        super().__init__("spectra-retrieval", library, config or SpectraRetrievalConfig())

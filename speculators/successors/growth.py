@@ -1,0 +1,137 @@
+"""Growing a draft tree best first. Compiled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.tree import FloatArray, IntArray
+from retrieval_store.index.jit import compiled
+from speculators.successors.mix import Model, Sampling, mix_successors, weigh_draws
+from speculators.successors.table import NONE, TAIL, fill_tail
+
+MAX_CHILDREN = 32
+LIKELY = 0.5
+WORTHLESS = 2e-5  # path probability of a contribution that is not worth looking at
+
+
+class Growth(NamedTuple):
+    """A tree of at most ``n`` nodes while it grows; row 0 is the root, row ``i + 1`` node ``i``."""
+
+    tokens: IntArray  # [n]
+    parents: IntArray  # [n]
+    scores: FloatArray  # [n]: probability of the node once its parent is accepted
+    text_share: FloatArray  # [n]: of the score, what counts gave
+    reach: FloatArray  # [n + 1]: probability of the whole path
+    depths: IntArray  # [n + 1]
+    tails: IntArray  # [n + 1, TAIL]
+    child_ids: IntArray  # [n + 1, MAX_CHILDREN], best first
+    child_p: FloatArray  # [n + 1, MAX_CHILDREN]
+    child_text: FloatArray  # [n + 1, MAX_CHILDREN]
+    n_children: IntArray  # [n + 1]
+    n_taken: IntArray  # [n + 1]
+
+
+def make_growth(n: int) -> Growth:
+    """Room for ``n`` nodes."""
+    lists = (n + 1, MAX_CHILDREN)
+    return Growth(
+        tokens=np.empty(n, np.int32),
+        parents=np.empty(n, np.int32),
+        scores=np.empty(n, np.float32),
+        text_share=np.empty(n, np.float32),
+        reach=np.empty(n + 1, np.float32),
+        depths=np.empty(n + 1, np.int32),
+        tails=np.empty((n + 1, TAIL), np.int32),
+        child_ids=np.empty(lists, np.int32),
+        child_p=np.empty(lists, np.float32),
+        child_text=np.empty(lists, np.float32),
+        n_children=np.empty(n + 1, np.int32),
+        n_taken=np.empty(n + 1, np.int32),
+    )
+
+
+@compiled
+def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position: int) -> None:
+    """The most probable successors of a row of the tree, at most MAX_CHILDREN, best first."""
+    least = WORTHLESS / growth.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
+    n = mix_successors(model, growth.tails[row], least)
+    weigh_draws(model, n, sampling, position)
+    ids, p, text = growth.child_ids[row], growth.child_p[row], growth.child_text[row]
+    kept = 0
+    for i in range(n):
+        value = model.p[i]
+        if kept == MAX_CHILDREN:
+            if value <= p[kept - 1]:
+                continue
+            kept -= 1
+        place = kept
+        while place > 0 and p[place - 1] < value:
+            ids[place], p[place], text[place] = ids[place - 1], p[place - 1], text[place - 1]
+            place -= 1
+        ids[place], p[place], text[place] = model.ids[i], value, model.from_text[i]
+        kept += 1
+    growth.n_children[row] = kept
+
+
+@compiled
+def grow(model: Model, growth: Growth, context: IntArray, budget: int, least: float, sampling: Sampling) -> int:
+    """Up to ``budget`` nodes of path probability at least ``least``, the most probable first; returns their number.
+
+    A row is expanded when its best child could be next, taking that child's probability for LIKELY until it is known:
+    most of the last nodes are thus never expanded.
+    """
+    fill_tail(growth.tails[0], context, len(context))
+    growth.reach[0] = 1.0
+    growth.depths[0] = 0
+    growth.n_children[0] = NONE
+    growth.n_taken[0] = 0
+    node = 0
+    while node < budget:
+        best = _next_row(growth, node, least)
+        if best == NONE:
+            break
+        if growth.n_children[best] == NONE:
+            expand(model, growth, best, sampling, len(context) + growth.depths[best])
+        else:
+            _append(growth, node, best)
+            node += 1
+    return node
+
+
+@compiled
+def _next_row(growth: Growth, n_nodes: int, least: float) -> int:
+    """The row whose next child is the most probable node; NONE when none is worth it."""
+    best, best_reach = NONE, least
+    for row in range(n_nodes + 1):
+        taken = growth.n_taken[row]
+        if growth.n_children[row] == NONE:
+            reach = growth.reach[row] * LIKELY
+        elif taken < growth.n_children[row]:
+            reach = growth.reach[row] * growth.child_p[row, taken]
+        else:
+            continue
+        if reach > best_reach:
+            best, best_reach = row, reach
+    return best
+
+
+@compiled
+def _append(growth: Growth, node: int, above: int) -> None:
+    """The next child of row ``above`` becomes node ``node``."""
+    taken = growth.n_taken[above]
+    growth.n_taken[above] += 1
+    p = growth.child_p[above, taken]
+    growth.tokens[node] = growth.child_ids[above, taken]
+    growth.parents[node] = above - 1
+    growth.scores[node] = p
+    growth.text_share[node] = growth.child_text[above, taken] / p
+    row = node + 1
+    growth.reach[row] = growth.reach[above] * p
+    growth.depths[row] = growth.depths[above] + 1
+    for i in range(1, TAIL):
+        growth.tails[row, i - 1] = growth.tails[above, i]
+    growth.tails[row, TAIL - 1] = growth.tokens[node]
+    growth.n_children[row] = NONE
+    growth.n_taken[row] = 0

@@ -1,0 +1,197 @@
+"""What probably follows a context: tables of several orders mixed into one distribution. Compiled.
+
+From the longest order down, every row found takes its share (its *trust*) of the probability that is left: first what
+the text itself showed (counts), then what the target said behind such a context (its top probabilities). What remains
+goes to *recent* tokens, those the target considered anywhere in the last steps: they cover contexts never seen.
+Stick-breaking as in PPM; the trusts were fitted on other prompts than any reported figure (docs/methods).
+"""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.tree import FloatArray, IntArray
+from retrieval_store.index.jit import compiled
+from speculators.successors.table import NONE, TAIL, Table, find, hash_tail
+
+MAX_CANDIDATES = 512
+OUTSIDE = 128.0  # tokens that share what the candidates leave ...
+GREEDY = 1.0  # temperature that stands for the argmax of probabilities that are only estimated
+UNSEEN = 0.3  # ... and of which so much really goes to none of them (fitted at temperatures 0.6 to 1)
+_TRIPLE32 = (np.uint32(0xED5AD4BB), np.uint32(0xAC4C1B51), np.uint32(0x31848BAB))
+_GOLDEN64, _GOLDEN32 = np.uint64(0x9E3779B97F4A7C15), np.uint32(0x9E3779B9)
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class Model(NamedTuple):
+    """Everything known about one text, and the scratch space to ask it."""
+
+    text: Table  # counts
+    target: Table  # probabilities
+    text_trust: FloatArray  # [TAIL + 1, 3, 2]: order; seen once, twice, more; several successors or one
+    target_trust: FloatArray  # [TAIL + 1]: order
+    recent_ids: IntArray  # [n_recent], NONE where there is no more
+    recent_weights: FloatArray  # [n_recent], sum at most 1
+    recent_trust: FloatArray  # [1]
+    mark: IntArray  # [vocab]: the mix in which a token was last a candidate
+    place: IntArray  # [vocab]: its place there
+    mix: IntArray  # [1]: number of the current mix
+    ids: IntArray  # [MAX_CANDIDATES]: the current mix's candidates
+    p: FloatArray  # [MAX_CANDIDATES]
+    from_text: FloatArray  # [MAX_CANDIDATES]: the part of p that counts gave
+
+
+class Sampling(NamedTuple):
+    """How the target will draw; ``noise_key`` is 0 where its noise is not to be known."""
+
+    temperature: float
+    noise_key: Any  # uint64: of (seed, choice), before the position
+
+
+@compiled
+def add_candidate(model: Model, n: int, token: int, p: float, from_text: float) -> int:
+    """Give ``token`` the probability ``p``; returns the number of candidates."""
+    if model.mark[token] == model.mix[0]:
+        place = model.place[token]
+        model.p[place] += p
+        model.from_text[place] += from_text
+        return n
+    if n == MAX_CANDIDATES:
+        return n
+    model.mark[token] = model.mix[0]
+    model.place[token] = n
+    model.ids[n] = token
+    model.p[n] = p
+    model.from_text[n] = from_text
+    return n + 1
+
+
+@compiled
+def text_bucket(table: Table, row: int) -> Any:
+    """(sum of counts, index of it, whether all are one token's) of a row of counts."""
+    total = 0.0
+    n = 0
+    for i in range(table.ids.shape[1]):
+        if table.ids[row, i] == NONE:
+            break
+        total += table.weights[row, i]
+        n += 1
+    return total, min(int(total), 3) - 1, 1 if n == 1 else 0
+
+
+@compiled
+def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
+    """Candidates behind ``tail`` ``[TAIL]`` into ``model.ids``, ``p`` and ``from_text``; returns their number.
+
+    Contributions below ``least`` are left out: they cost as much time as the others.
+    """
+    model.mix[0] += 1
+    n = 0
+    left = 1.0
+    for order in range(TAIL, 0, -1):
+        key = hash_tail(tail, order)
+        if key == 0:
+            continue
+        row = find(model.text, key) if model.text.has[order] else NONE
+        if row != NONE:
+            total, bucket, single = text_bucket(model.text, row)
+            share = left * model.text_trust[order, bucket, single]
+            left -= share
+            for i in range(model.text.ids.shape[1]):
+                if model.text.ids[row, i] == NONE:
+                    break
+                p = share * model.text.weights[row, i] / total
+                n = add_candidate(model, n, model.text.ids[row, i], p, p)
+        row = find(model.target, key) if model.target.has[order] else NONE
+        if row != NONE:
+            share = left * model.target_trust[order]
+            left -= share
+            for i in range(model.target.ids.shape[1]):
+                if model.target.ids[row, i] == NONE:
+                    break
+                p = share * model.target.weights[row, i]
+                if p >= least:
+                    n = add_candidate(model, n, model.target.ids[row, i], p, 0.0)
+        if left < 0.003:
+            return n
+    for i in range(len(model.recent_ids)):
+        if model.recent_ids[i] == NONE:
+            break
+        p = left * model.recent_trust[0] * model.recent_weights[i]
+        if p < least:
+            break
+        n = add_candidate(model, n, model.recent_ids[i], p, 0.0)
+    return n
+
+
+@compiled
+def mix64(x: Any) -> Any:
+    """``engine.sampling.keys.mix64``."""
+    x = x + _GOLDEN64
+    x = (x ^ (x >> np.uint64(30))) * _MIX1
+    x = (x ^ (x >> np.uint64(27))) * _MIX2
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
+def exponential(key: Any, token: int) -> float:
+    """``exp(-gumbel)`` of a token under a position's key: the same bits as ``engine.sampling.noise.gumbel``."""
+    x = np.uint32(np.uint32(token) * _GOLDEN32) + np.uint32(key & np.uint64(0xFFFFFFFF))
+    x = np.uint32(x)
+    x = np.uint32((x ^ (x >> np.uint32(17))) * _TRIPLE32[0])
+    x ^= np.uint32(key >> np.uint64(32))
+    x = np.uint32((x ^ (x >> np.uint32(11))) * _TRIPLE32[1])
+    x = np.uint32((x ^ (x >> np.uint32(15))) * _TRIPLE32[2])
+    x ^= x >> np.uint32(14)
+    return -log((x + 0.5) * 2.0**-32)
+
+
+@compiled
+def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None:
+    """``model.p`` of ``n`` candidates becomes the probability that the target draws them at ``position``.
+
+    Greedy: no token outside is likely to be the argmax, so candidates share most of what is left. Sampling: with the
+    temperature, which sharpens candidates and what is outside alike. Where the target draws by coupled noise, the noise
+    of every candidate is known: v is drawn if ``log p(v) + g(v)`` is largest. With p only estimated that is taken as
+    likely as ``p(v) e^g(v)`` is against the others', times the chance that no token outside the candidates beats it.
+    """
+    if n == 0:
+        return
+    temperature = sampling.temperature if sampling.temperature > 0.0 else GREEDY
+    sum_p = 0.0
+    top = 0.0
+    for i in range(n):
+        sum_p += model.p[i]
+        top = max(top, model.p[i])
+    outside = max(1.0 - sum_p, 1e-3) / OUTSIDE  # of each token outside
+    top = max(top, outside)  # what is largest becomes 1: nothing overflows, and not everything underflows
+    inverse = 1.0 / temperature
+    rest = UNSEEN * OUTSIDE * (outside / top) ** inverse
+    total = rest
+    for i in range(n):
+        scaled = (model.p[i] / top) ** inverse
+        model.from_text[i] *= scaled / max(model.p[i], 1e-30)
+        model.p[i] = scaled
+        total += scaled
+    rest /= total
+    for i in range(n):
+        model.p[i] /= total
+        model.from_text[i] /= total
+    if sampling.noise_key == 0 or sampling.temperature == 0.0:
+        return
+    key = mix64(sampling.noise_key ^ np.uint64(position))
+    total = 0.0
+    for i in range(n):
+        lifted = model.p[i] / exponential(key, model.ids[i])
+        model.from_text[i] *= lifted / max(model.p[i], 1e-30)
+        model.p[i] = lifted
+        total += lifted
+    if total == 0.0:
+        return
+    for i in range(n):
+        factor = exp(-rest / max(model.p[i], 1e-30)) / total
+        model.p[i] *= factor
+        model.from_text[i] *= factor

@@ -1,0 +1,250 @@
+"""Drafts from one mixed model of what follows: the text's own n-grams and the target's own top probabilities.
+
+``suffix`` is its text half, ``token-recycling`` its target half (each at our defaults; the published algorithms are in
+``speculators.ngrams.suffix`` and ``speculators.successors.token_recycling``), ``suffix+token-recycling`` is both in one
+tree, where a path may go on with either. Three things are ours:
+
+* successors are kept for contexts of several lengths, not for the last token alone, and mixed
+  (``speculators.successors.mix``) instead of backed off;
+* the tree is grown by path probability (``speculators.successors.growth``), so budgets of any size are well spent;
+* where the target will draw by coupled noise, candidates are weighed with that noise (METHODS.md, section 3): the
+  drafter knows the seed, and may use it, because the text depends on it alone whatever is drafted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
+from engine.sampling.keys import request_key
+from engine.sampling.params import SamplingParams
+from engine.top_ids import TopIds
+from engine.tree import EMPTY_TREE, FloatArray, IntArray
+from retrieval_store.index.memory import MemoryIndex
+from speculators.successors.growth import grow, make_growth
+from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
+from speculators.successors.mix import MAX_CANDIDATES, Model, Sampling
+from speculators.successors.table import NONE, TAIL, learn_text, make_table
+from speculators.tenant_state import Namespaces
+
+TEXT, TARGET = "suffix", "token-recycling"  # the sources a node can come from
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessorConfig:
+    """Settings of the mixed model.
+
+    Memory per request: at most ``target_rows`` rows of 140 bytes at the defaults and ``text_rows`` of 44, that is 4.6
+    and 1.4 MB; short texts take less.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    top_k: int = 16  # ids read back behind every node and prompt position
+    target_orders: tuple[int, ...] = (1, 2, 3, 5)  # lengths of context the target's probabilities are kept for, tokens
+    text_orders: tuple[int, ...] = (1, 2, 3, 4, 6, 8)  # lengths of context whose successors are counted, tokens
+    text_width: int = 4  # different successors counted per context
+    target_rows: int = 32768  # contexts of all lengths, at most
+    text_rows: int = 32768
+    recent: int = 32  # tokens of the fallback for contexts never seen
+    recent_decay: float = 0.98  # per context scored
+    recent_trust: float = 0.3  # share of what no table explains that goes to recent tokens, greedy
+    recent_trust_sampling: float = 1.0  # the same when the target samples
+    adapt: float = 0.03  # how fast trusts follow what proves right; 0: never
+    least: float = 1e-5  # path probability below which no node is drafted
+    prompt_window: int = 8192  # last tokens of a long prompt that are learnt from
+    shared: bool = False  # one state for all requests of a namespace, instead of one per request
+
+    def __post_init__(self) -> None:
+        least = {"top_k": 1, "text_width": 1, "target_rows": 4, "text_rows": 4, "recent": 1, "prompt_window": 0}
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"successors: {name} must be at least {minimum}, got {getattr(self, name)}")
+        for name in ("recent_decay", "recent_trust", "recent_trust_sampling", "adapt", "least"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"successors: {name} must lie in 0..1, got {getattr(self, name)}")
+        if self.recent > MAX_CANDIDATES // 2:
+            raise ConfigError(f"successors: recent must be at most {MAX_CANDIDATES // 2}, got {self.recent}")
+        for name in ("target_orders", "text_orders"):
+            orders = getattr(self, name)
+            if list(orders) != sorted(set(orders)) or not all(1 <= order <= TAIL for order in orders):
+                raise ConfigError(f"successors: {name} must ascend within 1..{TAIL}, got {orders}")
+
+
+def first_trusts() -> tuple[FloatArray, FloatArray]:
+    """Trusts of text (``[TAIL + 1, 3, 2]``) and target (``[TAIL + 1]``) rows before a request has shown its own.
+
+    Fitted by maximum likelihood on other prompts of the shared files than those figures are reported on, temperature
+    0.8, then rounded and made to rise with the counts; they move by themselves from here (``adapt``).
+    """
+    text = np.zeros((TAIL + 1, 3, 2), np.float32)
+    text[1:, :, 0] = (0.11, 0.12, 0.15)  # several successors: seen once, twice, more
+    text[1:, :, 1] = (0.10, 0.25, 0.45)  # always the same one
+    text[1, :, 1] = (0.15, 0.28, 0.78)
+    text[2, 2, 1] = 0.65
+    text[7:, 1, 1] = 0.50
+    target = np.full(TAIL + 1, 0.25, np.float32)
+    target[1:5] = (0.44, 0.50, 0.20, 0.20)
+    return text, target
+
+
+@dataclass(slots=True)
+class _State:
+    """One request's part."""
+
+    model: Model
+    sampling: Sampling
+    n_learnt: int  # tokens of the context that the tables know
+    n_seen: int = field(default=0)  # tokens whose prediction the trusts have learnt from
+
+
+def compile_kernels() -> None:
+    """Compile what drafting needs, or read it from the cache: some ten seconds on a machine that has never done it.
+
+    Whoever must not stall in its first request calls this before.
+    """
+    speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
+    context = TokenBuffer([1, 2, 1, 2])
+    request = RequestView(0, context, 4, SamplingParams(temperature=1.0), 8)
+    ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)
+    speculator.begin(request)
+    speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
+    speculator.propose(request, 2)
+    MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
+    context.extend([1])
+    speculator.observe(request, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
+    speculator.end(request)
+
+
+class Successors:
+    """The mixed model as a speculator.
+
+    Args:
+        config: settings.
+        sources: ``suffix``, ``token-recycling``, or both in priority order; the other half is left out.
+    """
+
+    def __init__(self, config: SuccessorConfig | None = None, sources: tuple[str, ...] = (TEXT, TARGET)) -> None:
+        self._config = config or SuccessorConfig()
+        self.sources = sources
+        self.name = "+".join(sources)
+        k = self._config.top_k if TARGET in sources else 0
+        self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
+        self._states: dict[int, _State] = {}
+        self._shared: Namespaces[Model] = Namespaces()
+        self._growth = make_growth(64)
+        self._scratch: tuple[IntArray, ...] = ()
+
+    catches_up = True  # an outcome it was spared costs knowledge, not correctness: the context tells it the tokens
+
+    def begin(self, request: RequestView) -> None:
+        """Count the prompt's n-grams."""
+        model = self._model(request)
+        n = len(request.context)
+        self._states[request.request_id] = _State(model, self._sampling(request.params), n, n)
+        learn_text(model.text, request.context.view, max(n - self._config.prompt_window, 0))
+
+    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+        """One tree, most probable nodes first."""
+        state = self._states[request.request_id]
+        if budget > len(self._growth.tokens):
+            self._growth = make_growth(budget)
+        self._catch_up(state, request)
+        growth = self._growth
+        trust = self._config.recent_trust if request.params.is_greedy else self._config.recent_trust_sampling
+        state.model.recent_trust[0] = trust
+        n = grow(state.model, growth, request.context.view, budget, self._config.least, state.sampling)
+        if n == 0:
+            return []
+        return [
+            Branch(
+                growth.tokens[:n].tolist(),
+                self.name,
+                growth.parents[:n].tolist(),
+                scores=growth.scores[:n].tolist(),
+                proposers=self._proposers(growth.text_share[:n]),
+            )
+        ]
+
+    def _catch_up(self, state: _State, request: RequestView) -> None:
+        """Count tokens that were committed while nobody asked for a draft."""
+        context = request.context.view
+        if state.n_learnt < len(context):
+            learn_text(state.model.text, context, state.n_learnt)
+            state.n_learnt = state.n_seen = len(context)
+
+    def observe(self, request: RequestView, outcome: Outcome) -> None:
+        """Learn what the target said behind every node, then the committed tokens.
+
+        Ids are copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
+        """
+        state, config, context = self._states[request.request_id], self._config, request.context.view
+        model = state.model
+        listens = TARGET in self.sources  # what is read back may be there for another part of a combination
+        if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
+            ids, weights = np.array(outcome.prompt_top_ids), np.exp(outcome.prompt_top_logprobs)
+            learn_prompt(model, context, outcome.prompt_start, ids, weights, config.recent_decay)
+        if config.adapt and state.n_seen < len(context):
+            adapt_trust(model, context, state.n_seen, config.adapt)
+        top = TopIds.of(outcome.top_ids)
+        if listens and len(top) and top.logprobs is not None:
+            tokens = np.array(outcome.tree.tokens, np.int32)
+            parents = np.array(outcome.tree.parents, np.int32)
+            n_before = len(context) - len(outcome.tokens)
+            nodes, ids, weights = np.array(top.nodes), np.array(top.ids), np.exp(top.logprobs)
+            learn_tree(model, context, n_before, tokens, parents, nodes, ids, weights, config.recent_decay)
+        learn_text(model.text, context, state.n_learnt)
+        state.n_learnt = state.n_seen = len(context)
+
+    def end(self, request: RequestView) -> None:
+        """Drop the request's state; what is shared stays."""
+        self._states.pop(request.request_id, None)
+
+    def _proposers(self, text_share: FloatArray) -> list[tuple[str, ...]] | None:
+        """Who proposed each node, who gave it more probability first."""
+        if len(self.sources) == 1:
+            return None
+        only = {0: (TARGET,), 1: (TARGET, TEXT), 2: (TEXT, TARGET), 3: (TEXT,)}
+        kinds = np.searchsorted(np.array([1e-6, 0.5, 1.0 - 1e-6]), text_share, side="right")
+        return [only[kind] for kind in kinds.tolist()]
+
+    def _sampling(self, params: SamplingParams) -> Sampling:
+        knows_noise = not params.is_greedy and params.verification == "coupled"
+        key = request_key(params.seed, params.choice) if knows_noise else 0
+        return Sampling(params.temperature, np.uint64(key))
+
+    def _model(self, request: RequestView) -> Model:
+        """The request's own model, or its namespace's."""
+        if not self._config.shared:
+            return self._new_model(request.vocab_size, len(request.context) + request.params.max_tokens)
+        rows = self._config.target_rows
+        return self._shared.of(request.namespace, lambda: self._new_model(request.vocab_size, rows))
+
+    def _new_model(self, vocab_size: int, n_tokens: int) -> Model:
+        """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""
+        config = self._config
+        if len(self._scratch) == 0 or len(self._scratch[0]) < vocab_size:
+            self._scratch = (np.zeros(vocab_size, np.int32), np.zeros(vocab_size, np.int32), np.zeros(1, np.int32))
+        text_orders = config.text_orders if TEXT in self.sources else ()
+        target_orders = config.target_orders if TARGET in self.sources else ()
+        text_trust, target_trust = first_trusts()
+        mark, place, mix = self._scratch
+        return Model(
+            text=make_table(min(config.text_rows, 2 * n_tokens * len(text_orders)), config.text_width, text_orders),
+            target=make_table(min(config.target_rows, 64 * n_tokens * len(target_orders)), config.top_k, target_orders),
+            text_trust=text_trust,
+            target_trust=target_trust,
+            recent_ids=np.full(config.recent, NONE, np.int32),
+            recent_weights=np.zeros(config.recent, np.float32),
+            recent_trust=np.zeros(1, np.float32),
+            mark=mark,
+            place=place,
+            mix=mix,
+            ids=np.zeros(MAX_CANDIDATES, np.int32),
+            p=np.zeros(MAX_CANDIDATES, np.float32),
+            from_text=np.zeros(MAX_CANDIDATES, np.float32),
+        )

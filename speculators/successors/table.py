@@ -1,0 +1,155 @@
+"""Tables from the last tokens of a context to what may follow: compiled, of fixed size, never full.
+
+Each table is four-way associative: a key has four places, and when all are taken the one that was written longest ago
+gives way. Keys are 64-bit hashes of (order, last tokens); two contexts that collide cost a bad draft, never a wrong
+token. Arrays live in named tuples because compiled code takes nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.tree import FloatArray, IntArray
+from retrieval_store.index.jit import compiled
+
+TAIL = 8  # tokens of a context that a key can hold; the longest order
+WAYS = 4
+NARROW = 8  # successors that the target table keeps of contexts longer than one token
+NONE = -1  # padding of a tail, and an empty place in a row
+
+UIntArray = npt.NDArray[np.uint64]
+
+
+class Table(NamedTuple):
+    """``size`` rows of ``width`` successors each; ``size`` is a power of two."""
+
+    keys: UIntArray  # [size]; 0 is an empty row
+    stamps: IntArray  # [size]; when the row was written last
+    ids: IntArray  # [size, width]; NONE where there is no more
+    weights: FloatArray  # [size, width]; probabilities, or counts
+    orders: IntArray  # [n_orders], ascending
+    has: IntArray  # [TAIL + 1]: 1 for those orders
+    clock: IntArray  # [1]
+
+
+def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
+    """An empty table for about ``n_rows`` rows."""
+    size = WAYS
+    while size < n_rows:
+        size *= 2
+    return Table(
+        np.zeros(size, np.uint64),
+        np.zeros(size, np.int32),
+        np.empty((size, width), np.int32),
+        np.empty((size, width), np.float32),
+        np.array(orders, np.int32),
+        np.array([order in orders for order in range(TAIL + 1)], np.int32),
+        np.zeros(1, np.int32),
+    )
+
+
+@compiled
+def hash_tail(tail: IntArray, order: int) -> Any:
+    """Key of the last ``order`` tokens of ``tail`` ``[TAIL]``; 0 if it has fewer."""
+    if tail[TAIL - order] == NONE:
+        return np.uint64(0)
+    h = np.uint64(order) * np.uint64(0x9E3779B97F4A7C15)
+    for i in range(TAIL - order, TAIL):
+        h = (h ^ np.uint64(tail[i])) * np.uint64(0xBF58476D1CE4E5B9)
+        h ^= h >> np.uint64(29)
+    h *= np.uint64(0x94D049BB133111EB)
+    return (h ^ (h >> np.uint64(31))) | np.uint64(1)
+
+
+@compiled
+def find(table: Table, key: Any) -> int:
+    """Row of ``key``, or NONE."""
+    first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
+    for slot in range(first, first + WAYS):
+        if table.keys[slot] == key:
+            return slot
+    return NONE
+
+
+@compiled
+def claim(table: Table, key: Any) -> int:
+    """Row of ``key``; a new, empty one if it has none."""
+    first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
+    oldest = first
+    for slot in range(first, first + WAYS):
+        if table.keys[slot] == key:
+            table.stamps[slot] = table.clock[0]
+            return slot
+        if table.keys[slot] == 0:
+            oldest = slot
+            break
+        if table.stamps[slot] < table.stamps[oldest]:
+            oldest = slot
+    table.keys[oldest] = key
+    table.stamps[oldest] = table.clock[0]
+    table.ids[oldest, :] = NONE
+    return oldest
+
+
+@compiled
+def fill_tail(tail: IntArray, context: IntArray, end: int) -> None:
+    """``tail`` ``[TAIL]`` becomes the last tokens of ``context[:end]``, padded with NONE in front."""
+    for i in range(TAIL):
+        place = end - TAIL + i
+        tail[i] = context[place] if place >= 0 else NONE
+
+
+@compiled
+def learn_text(table: Table, context: IntArray, first: int) -> None:
+    """Count every token of ``context[first:]`` behind its contexts of all orders."""
+    tail = np.empty(TAIL, np.int32)
+    for end in range(max(first, 1), len(context)):
+        fill_tail(tail, context, end)
+        table.clock[0] += 1
+        for order in table.orders:
+            key = hash_tail(tail, order)
+            if key == 0:
+                break
+            count_successor(table, claim(table, key), context[end])
+
+
+@compiled
+def count_successor(table: Table, row: int, token: int) -> None:
+    """One more ``token`` in a row of counts; the rarest gives way when the row is full."""
+    rarest = 0
+    for i in range(table.ids.shape[1]):
+        if table.ids[row, i] == token:
+            table.weights[row, i] += 1.0
+            return
+        if table.ids[row, i] == NONE:
+            table.ids[row, i] = token
+            table.weights[row, i] = 1.0
+            return
+        if table.weights[row, i] < table.weights[row, rarest]:
+            rarest = i
+    table.ids[row, rarest] = token
+    table.weights[row, rarest] = 1.0
+
+
+@compiled
+def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatArray) -> None:
+    """The target's ``ids`` and their ``weights`` ``[k]`` behind a context replace what all its orders knew.
+
+    Orders above 1 keep the best NARROW: what a long context says is concentrated, and every copy costs time.
+    """
+    n = min(len(ids), table.ids.shape[1])
+    for order in table.orders:
+        key = hash_tail(tail, order)
+        if key == 0:
+            break
+        row = claim(table, key)
+        if order > 1:
+            n = min(n, NARROW)
+        for i in range(n):
+            table.ids[row, i] = ids[i]
+            table.weights[row, i] = weights[i]
+        if n < table.ids.shape[1]:
+            table.ids[row, n] = NONE

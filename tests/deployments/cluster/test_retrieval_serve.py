@@ -1,0 +1,293 @@
+"""A real server on a real Redis: snapshots come and go under running requests, tenants apart, answers are learnt from.
+
+Greedy text is the same throughout, whatever is looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from app.inputs.cache import tokenizer_hash
+from engine.model.loader import load_spec
+from retrieval_store.service.compaction import Target
+from retrieval_store.stores.base import Store
+from retrieval_store.stores.open import open_store
+from tests.redis_server import RedisServer
+from tests.retrieval_service import SHARED, build, eventually
+from tests.served import READY_S, STOP_S, spectra
+from tests.served import free_port as any_port
+
+FLAGS = ["--name", "tiny", "--kv-gib", "0.05", "--method", "rest", "--max-nodes", "16", "--grace", "2"]
+RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
+LONG = {"max_tokens": 500, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+SHORT = LONG | {"max_tokens": 60}
+MOST, FEW = 40, 20  # accepted of 60: the text itself was looked up, or others that agree with it by chance
+
+
+@dataclass
+class Site:
+    """A server, the Redis it watches, and what is published there."""
+
+    redis: RedisServer
+    checkpoint: Path
+    folder: Path
+    port: int
+    process: subprocess.Popen[str]
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+
+    def complete(self, prompt: str, namespace: str | None = None, **fields: Any) -> tuple[list[int], int]:
+        """Token ids, and how many of them had been drafted from what was looked up."""
+        body = {"model": "tiny", "prompt": prompt, **SHORT, **fields}
+        if namespace is not None:
+            body["speculative"] = {"namespace": namespace}
+        answer = self.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        figures = answer.json()["metrics"]["speculative_decoding"]
+        ids: list[int] = answer.json()["choices"][0]["token_ids"]
+        return ids, figures["by_source"].get("rest", {}).get("accepted", 0)
+
+    def knows(self, prompt: str, namespace: str | None = None) -> bool:
+        """Whether the answer to ``prompt`` is looked up for requests of ``namespace``."""
+        return self.complete(prompt, namespace)[1] > MOST
+
+    def ignores(self, prompt: str, namespace: str | None = None) -> bool:
+        """Whether it is not."""
+        return self.complete(prompt, namespace)[1] < FEW
+
+    def plain(self, prompt: str, **fields: Any) -> list[int]:
+        return self.complete(prompt, speculative={"enabled": False}, **fields)[0]
+
+    def store(self, namespace: str = SHARED) -> Store:
+        return open_store(self.redis.url, namespace)
+
+    def publish(self, texts: list[list[int]], namespace: str = SHARED) -> str:
+        target = Target(tokenizer_hash(self.checkpoint), load_spec(self.checkpoint).vocab_size)
+        store = self.store(namespace)
+        version = store.publish(build(texts, self.folder, target))
+        store.activate(version)
+        return version
+
+    def health(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.http.get("/health").json()
+        return answer
+
+    @property
+    def version(self) -> str:
+        return str(self.health()["retrieval_version"])
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{name}{{[^}}]*}} (.*)$", self.http.get("/metrics").text, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+    def processes(self) -> list[psutil.Process]:
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+
+@pytest.fixture(scope="module")
+def site(tiny_checkpoint: Path) -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="sr-") as name, RedisServer() as redis:
+        folder, port = Path(name), any_port()
+        store = ["--retrieval", redis.url, "--retrieval-cache", str(folder / "cache")]
+        command = [spectra(), "serve", "--model", str(tiny_checkpoint), "--port", str(port)]
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, *FLAGS, *store, *RETRIEVAL],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"TMPDIR": name},
+            )
+            watchdog = threading.Timer(READY_S, process.kill)
+            watchdog.start()
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            watchdog.cancel()
+            assert first.startswith("Ready: "), (folder / "log").read_text()
+            made = Site(redis, tiny_checkpoint, folder, port, process)
+            yield made
+            made.http.close()
+            left = made.processes() if process.poll() is None else []
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            for each in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.stdout.close()
+
+
+class Background:
+    """Requests that go on until they are told to stop; each must give the same text."""
+
+    def __init__(self, site: Site, prompt: str, wanted: list[int], namespace: str | None = None) -> None:
+        self._site, self._prompt, self._wanted, self._namespace = site, prompt, wanted, namespace
+        self._over = threading.Event()
+        self.done = 0
+        self.wrong: list[object] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                ids, _ = self._site.complete(self._prompt, self._namespace, max_tokens=len(self._wanted))
+                self.wrong += [] if ids == self._wanted else [ids]
+            except Exception as error:
+                self.wrong.append(error)
+            self.done += 1
+
+    def __enter__(self) -> Background:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        assert self.wrong == []
+        assert self.done > 0
+
+
+def test_snapshots_are_published_and_rolled_back_under_running_requests(site: Site) -> None:
+    long, snow, fox = site.plain("Snow falls", **LONG), site.plain("Snow falls on"), site.plain("The quick brown")
+    assert site.version == ""
+    assert site.complete("Snow falls on") == (snow, 0)
+    assert site.plain("The quick brown") == fox
+    with Background(site, "Snow falls", long):
+        first = site.publish([snow])
+        eventually(lambda: site.version == first)
+        ids, accepted = site.complete("Snow falls on")
+        assert ids == snow
+        assert accepted > MOST
+        assert site.ignores("The quick brown", SHARED)
+        second = site.publish([fox])
+        eventually(lambda: site.version == second)
+        assert site.knows("The quick brown", SHARED)
+        assert site.ignores("Snow falls on")
+        site.store().rollback()
+        eventually(lambda: site.version == first)
+        assert site.complete("Snow falls on") == (ids, accepted)
+    assert site.metric("spectra:retrieval_swaps_total") == 3
+    assert site.metric("spectra:retrieval_refused_total") == 0
+    assert site.metric("spectra:retrieval_snapshot_tokens") == 60
+
+
+def test_a_tenant_drafts_from_its_own_text_and_no_other_tenants(site: Site) -> None:
+    prompt = "Speculation drafts tokens"
+    wanted = site.plain(prompt)
+    site.publish([wanted], "tenant-a")
+    eventually(lambda: site.knows(prompt, "tenant-a"))
+    for other in ("tenant-b", None, SHARED):
+        assert site.ignores(prompt, other)
+    assert site.complete(prompt, "tenant-a")[0] == wanted
+
+
+def test_an_answer_is_drafted_from_the_next_time_within_its_namespace_only(site: Site) -> None:
+    prompt = "while the river keeps"
+    wanted, accepted = site.complete(prompt, "learner")
+    assert accepted < FEW
+    eventually(lambda: site.knows(prompt, "learner"))
+    assert site.complete(prompt, "learner")[0] == site.plain(prompt) == wanted
+    for other in ("tenant-b", None):
+        assert site.ignores(prompt, other)
+    assert site.metric("spectra:live_texts_total") >= 1
+    assert site.metric("spectra:live_dropped_total") == 0
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a/b", 7])
+def test_a_namespace_that_cannot_be_one_is_refused(site: Site, name: object) -> None:
+    body = {"model": "tiny", "prompt": "Snow", "speculative": {"namespace": name}}
+    answer = site.http.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "speculative.namespace"
+
+
+def test_a_redis_that_is_killed_and_comes_back_empty_is_no_request_s_business(site: Site) -> None:
+    wanted = site.plain("Snow falls on")
+    version = site.publish([wanted])
+    eventually(lambda: site.version == version)
+    with Background(site, "Snow falls on", wanted), Background(site, "Snow falls on", wanted, "learner"):
+        site.redis.kill()
+        eventually(lambda: "away" in site.health()["retrieval_problem"])
+        assert site.metric("spectra:retrieval_staleness_seconds") > 0
+        assert site.knows("Snow falls on")
+        site.redis.start()
+        eventually(lambda: "no snapshot" in site.health()["retrieval_problem"])
+        assert site.knows("Snow falls on")
+        version = site.publish([wanted, wanted[:20]])
+        eventually(lambda: site.version == version)
+        eventually(lambda: not site.health()["retrieval_problem"])
+
+
+def test_a_service_that_is_killed_is_replaced_and_drafts_go_on_meanwhile(site: Site) -> None:
+    wanted = site.plain("Snow falls on")
+    with Background(site, "Snow falls on", wanted):
+        service = next(each for each in site.processes() if "Retrieval" in " ".join(each.cmdline()))
+        service.kill()
+        assert site.knows("Snow falls on")
+        version = site.publish([wanted, wanted[:30]])
+        eventually(lambda: site.version == version, within=60)
+    assert site.knows("Snow falls on")
+
+
+DRIVER = """
+import json, sys, time
+import ray
+from ray import serve
+from app.builder import build_app
+from app.config.serve import ServeConfig
+
+model, port, cache = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+serve.start(http_options={"host": "127.0.0.1", "port": port})
+args = {
+    "model": model, "name": "tiny", "speculator_actors": 1, "method": "rest", "kv_gib": 0.02,
+    "live": ["default"], "live_interval": "0.1", "retrieval_cache": cache,
+}
+serve.run(build_app(ServeConfig.model_validate(args)), name="spectra")
+handle = serve.get_app_handle("spectra")
+fields = {"prompt": "Snow falls on", "max_tokens": 60, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+texts, accepted = set(), 0
+deadline = time.monotonic() + 120
+while accepted < 40 and time.monotonic() < deadline:
+    answer = handle.generate.remote(fields).result()
+    texts.add(str(answer["choices"][0]["token_ids"]))
+    accepted = answer["metrics"]["speculative_decoding"]["by_source"].get("rest", {}).get("accepted", 0)
+    time.sleep(0.1)
+serve.shutdown()
+ray.shutdown()
+print(json.dumps({"texts": len(texts), "accepted": accepted}))
+"""
+
+
+def test_speculators_in_actors_learn_without_any_store(tiny_checkpoint: Path, free_port: int, tmp_path: Path) -> None:
+    """Under Serve's plain settings, which a driver of one's own has."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tiny_checkpoint), str(free_port), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["texts"] == 1
+    assert said["accepted"] >= 40

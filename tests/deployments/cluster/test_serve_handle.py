@@ -1,0 +1,144 @@
+"""The application in a driver's own hands: ``serve.run(build_app(ServeConfig(...)))`` and Serve handles, no command.
+
+Two stages, speculators in actors of their own, and Serve's plain settings: the other half of what the command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.cli import main
+from app.config.serve import ServeConfig
+
+DRIVER = """
+import json, sys, time
+import httpx, ray
+from ray import serve
+from app.builder import build_app
+from app.config.serve import ServeConfig
+
+model, port = sys.argv[1], int(sys.argv[2])
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+serve.start(http_options={"host": "127.0.0.1", "port": port})
+args = {"model": model, "name": "tiny", "stages": "2", "speculator_actors": 1, "method": "pld", "kv_gib": 0.02}
+serve.run(build_app(ServeConfig.model_validate(args)), name="spectra")
+handle = serve.get_app_handle("spectra")
+stream = handle.options(stream=True)
+fields = {"prompt": "Snow falls on", "max_tokens": 40, "temperature": 0.8, "seed": 3, "return_token_ids": True}
+said = {}
+said["whole"] = handle.generate.remote(fields).result()
+said["chunks"] = list(stream.generate_stream.remote(fields))
+said["chat"] = handle.generate.remote({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}).result()
+said["wrong"] = handle.generate.remote({"prompt": "x", "frobnicate": 1}).result()
+said["wrong_stream"] = list(stream.generate_stream.remote({"prompt": ""}))
+for _ in range(5):
+    going = stream.generate_stream.remote(fields | {"max_tokens": 3000, "ignore_eos": True})
+    next(going)
+    going.cancel()
+    handle.generate.remote(fields | {"max_tokens": 3000, "ignore_eos": True}).cancel()
+deadline = time.monotonic() + 10
+while True:
+    said["health"] = httpx.get(f"http://127.0.0.1:{port}/health").json()
+    if not said["health"]["sessions"] or time.monotonic() > deadline:
+        break
+    time.sleep(0.05)
+serve.shutdown()
+ray.shutdown()
+print(json.dumps(said))
+"""
+
+
+def test_handles_answer_as_http_does_and_cancelling_leaves_nothing(
+    tiny_checkpoint: Path, free_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tiny_checkpoint), str(free_port)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    flags = ["--max-new-tokens", "40", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
+    capsys.readouterr()
+    main(["generate", "--model", str(tiny_checkpoint), "--prompt", "Snow falls on", *flags])
+    wanted = json.loads(capsys.readouterr().out)["token_ids"]
+    assert said["whole"]["choices"][0]["token_ids"] == wanted
+    assert [token for chunk in said["chunks"] for token in chunk["choices"][0]["token_ids"]] == wanted
+    assert said["whole"]["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+    assert said["chat"]["choices"][0]["message"]["role"] == "assistant"
+    assert said["wrong"]["error"]["param"] == "frobnicate"
+    assert said["wrong_stream"][0]["error"]["param"] == "prompt"
+    assert [said["health"][name] for name in ("status", "sessions", "speculator_states")] == ["ok", 0, 0]
+    assert said["health"]["free_blocks"] == said["health"]["blocks"]
+
+
+def test_both_import_paths_of_the_application_exist() -> None:
+    """In a process of its own: importing Serve is slow, and warns."""
+    code = "from app.main import app; from app.builder import build_app; print(type(app).__name__, build_app.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["Application", "build_app"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"modle": "demo"}, "modle"),
+        ({"stages": 0}, "stages"),
+        ({"stages": "two"}, "stages"),
+        ({"kv_gib": -1}, "kv_gib"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"device": "tpu"}, "device"),
+        ({"device": "cuda"}, "stage_gpus"),
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"pld": {"ngrams": 3}}, "ngrams"),
+        ({"pld": {"ngram_max": "three"}}, "pld"),
+        ({"spectra_core": []}, "spectra_core"),
+    ],
+    ids=str,
+)
+def test_a_wrong_configuration_is_an_error_that_names_the_key(wrong: dict[str, Any], names: str) -> None:
+    with pytest.raises(ValidationError, match=names):
+        ServeConfig.model_validate(wrong)
+
+
+def test_values_may_come_as_strings_as_serve_run_hands_them_over() -> None:
+    config = ServeConfig.model_validate({"stages": "2", "kv_gib": "0.25", "max_nodes": "8"})
+    assert (config.stages, config.kv_gib, config.max_nodes) == (2, 0.25, 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--stages", "0"], "--stages: Input should be greater than or equal to 1 (given: '0')"),
+        (["--dtype", "int8"], "--dtype: Input should be 'float32', 'bfloat16' or 'float16' (given: 'int8')"),
+        (["--kv-gib", "much"], "--kv-gib"),
+        (["--pld", "{"], "--pld is '{': not a JSON object"),
+        (["--pld", "[1]"], "--pld"),
+        (["--pld", '{"ngrams": 3}'], "pld has no setting 'ngrams'"),
+        (["--pld", '{"ngram_max": 0}'], "ngram_min"),
+    ],
+    ids=str,
+)
+def test_a_wrong_flag_of_spectra_serve_is_one_line_that_names_it(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *flags]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("spectra: ")
+    assert says in lines[0]
+
+
+def test_an_unknown_flag_of_spectra_serve_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["serve", "--frobnicate", "1"])
+    assert exit_.value.code == 2
+    assert "--frobnicate" in capsys.readouterr().err

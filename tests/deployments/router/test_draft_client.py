@@ -1,0 +1,212 @@
+"""Speculators in real Ray actors: they may die or hang at any time, and cost drafts, never a text."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from deployments.router.draft_client import ActorDrafter
+from deployments.router.speculator_actor import SpeculatorActor, start_speculators
+from engine.loop import Completion, Job
+from engine.protocol import Branch, Outcome
+from engine.scheduling.drafting import Turn
+from engine.scheduling.sequence import Sequence as Request
+from engine.scheduling.stats import StatsCounter
+from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+
+VOCAB = 320
+MakeJob = Callable[..., Job]
+Offline = Callable[[Job], Completion]
+
+
+class TestableActor(SpeculatorActor):
+    """A speculator actor that says who it is, and hangs when told to."""
+
+    __test__ = False
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
+        time.sleep(self._hang)
+        self._hang = 0.0
+        return super().advance(outcomes, budgets)
+
+    def hang_once(self, seconds: float) -> None:
+        self._hang = seconds
+
+    def __init__(self, options: SpeculatorOptions) -> None:
+        super().__init__(options)
+        self._hang = 0.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def actors(cluster: None) -> Iterator[list[Any]]:
+    remote = ray.remote(TestableActor)
+    made = [remote.options(num_cpus=0.1, max_restarts=-1).remote(SpeculatorOptions()) for _ in range(2)]
+    ray.get([actor.pid.remote() for actor in made])
+    yield made
+    for actor in made:
+        ray.kill(actor)
+
+
+@pytest.fixture
+def drafting(serving: Any, actors: list[Any]) -> Any:
+    """``async with drafting(timeout=1.0) as (served, drafter)``: a router that drafts in the actors."""
+
+    @asynccontextmanager
+    async def serve(timeout: float = 2.0, **limits: Any) -> AsyncIterator[tuple[Any, ActorDrafter]]:
+        drafter = ActorDrafter(actors, SpeculatorPool(), VOCAB, timeout)
+        async with serving(drafter=drafter, **limits) as served:
+            yield served, drafter
+
+    return serve
+
+
+def looping(make_job: MakeJob, number: int, n_tokens: int = 400) -> Job:
+    """A job whose answer prompt lookup can guess: it says one token again and again."""
+    return make_job(number, "pld", max_tokens=n_tokens, logit_bias={7: 100.0})
+
+
+async def pid_of(actor: Any) -> int:
+    """Process of an actor, once it (or its next incarnation) answers."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return int(await actor.pid.remote())
+        except ray.exceptions.RayError:
+            assert time.monotonic() < deadline, "the actor does not come back"
+            await asyncio.sleep(0.05)
+
+
+async def test_texts_and_figures_are_those_of_speculators_in_the_routers_own_process(
+    drafting: Any, serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    methods = ("pld", "spectra-core", "pld+spectra-core", "autoregressive")
+    jobs = [make_job(number, methods[number % 4], temperature=0.7 * (number % 2)) for number in range(8)]
+    async with serving() as inline:
+        expected = [await inline.answer(job) for job in jobs]
+    async with drafting() as (served, _):
+        answers = await asyncio.gather(*(served.answer(job) for job in jobs))
+        await served.settled()
+    assert [answer.token_ids for answer in answers] == [offline(job).token_ids for job in jobs]
+    sources = [answer.events[-1].stats.by_source for answer in answers]
+    assert sources == [answer.events[-1].stats.by_source for answer in expected]
+
+
+async def test_cancelled_requests_leave_no_state_in_the_actors(drafting: Any, make_job: MakeJob) -> None:
+    async with drafting(n_stages=2) as (served, _):
+        for _ in range(40):
+            going = [
+                asyncio.create_task(served.answer(make_job(n, "pld", max_tokens=900, stop_ids=()))) for n in range(3)
+            ]
+            await asyncio.sleep(0.02)
+            for task in going:
+                task.cancel()
+            await asyncio.gather(*going, return_exceptions=True)
+        await served.settled()
+
+
+async def test_a_request_cancelled_between_its_step_and_its_draft_harms_no_other(
+    drafting: Any, make_job: MakeJob
+) -> None:
+    def request(seq: int) -> Request:
+        job = make_job(seq, "pld")
+        return Request(seq, [*job.prompt, 5], len(job.prompt), job.params, StatsCounter(1), "pld")
+
+    stays, goes = request(0), request(2)  # at home on the same actor
+    async with drafting() as (_, drafter):
+        drafter.begin(stays, "")
+        drafter.begin(goes, "")
+        turn = Turn(budgets={0: 8, 2: 8}, drafting=[stays, goes])
+        drafts = drafter.draft(turn)
+        drafter.end(goes)
+        assert set(await drafts) == {0}
+        drafter.end(stays)
+        assert await drafter.n_live() == 0
+
+
+async def test_killed_actors_cost_no_text_and_draft_again_when_they_are_back(
+    drafting: Any, actors: list[Any], make_job: MakeJob, offline: Offline
+) -> None:
+    jobs = [looping(make_job, number) for number in range(2)] + [
+        make_job(number, "pld+spectra-core", temperature=0.8, max_tokens=300) for number in range(2, 4)
+    ]
+    async with drafting() as (served, _):
+        streams = [served.router.stream(served.request(job)) for job in jobs]
+        tokens = [list((await anext(stream)).token_ids) for stream in streams]
+        pids = [await pid_of(actor) for actor in actors]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for i, stream in enumerate(streams[:2]):  # a few steps while nobody drafts
+            for _ in range(3):
+                tokens[i] += (await anext(stream)).token_ids
+        assert set(pids).isdisjoint([await pid_of(actor) for actor in actors])
+        late: list[dict[str, tuple[int, int]]] = []
+        for i, stream in enumerate(streams):
+            async for event in stream:
+                tokens[i] += event.token_ids
+                if i < 2:
+                    late.append(event.drafts)
+        assert tokens == [offline(job).token_ids for job in jobs]
+        accepted = sum(drafts["pld"].accepted for drafts in late if "pld" in drafts)
+        assert accepted > 300  # begun anew, with all text as context
+        await served.settled()
+
+
+async def test_an_actor_that_hangs_is_left_alone_until_it_answers_and_then_drafts_again(
+    drafting: Any, actors: list[Any], make_job: MakeJob, offline: Offline
+) -> None:
+    job = looping(make_job, 0, 900)
+    async with drafting(timeout=0.3) as (served, _):
+        stream = served.router.stream(served.request(job))
+        tokens = list((await anext(stream)).token_ids)
+        await actors[0].hang_once.remote(0.8)  # 0.3 s of it a step waits; the text outlasts the rest
+        began = time.monotonic()
+        alone = 0
+        late = 0
+        async for event in stream:
+            tokens += event.token_ids
+            alone += not event.drafts
+            late += event.drafts["pld"].accepted if alone > 2 and "pld" in event.drafts else 0
+        assert tokens == offline(job).token_ids
+        assert alone > 5  # steps went on without it, not one per timeout
+        assert late > 100
+        assert time.monotonic() - began < 60
+        await served.settled()
+
+
+async def test_health_is_not_held_up_by_an_actor_that_hangs_or_is_dead(
+    drafting: Any, actors: list[Any], make_job: MakeJob
+) -> None:
+    async with drafting() as (served, _):
+        await actors[0].hang_once.remote(3.0)
+        hung = actors[0].advance.remote([], {})
+        psutil.Process(await pid_of(actors[1])).kill()
+        began = time.monotonic()
+        assert (await served.router.state())["speculator_states"] == 0
+        assert time.monotonic() - began < 2.5
+        await hung
+
+
+async def test_start_speculators_makes_actors_that_draft(cluster: None) -> None:
+    [actor] = start_speculators(1, SpeculatorOptions())
+    assert await actor.n_live.remote() == 0
+    ray.kill(actor)

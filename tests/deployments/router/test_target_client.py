@@ -1,0 +1,92 @@
+"""What a router makes of what a target says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from deployments.pipeline.leadership import INCARNATION
+from engine.errors import ConfigError, TargetLostError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing Serve warns
+    from deployments.router import target_client as target_home
+    from deployments.router.target_client import TargetHome, first_endpoints
+
+WRONG = "transport (--transport) is unix, but the router is on another node"
+
+
+class Handle:
+    """A deployment handle whose target answers what the test says, and remembers what it was asked."""
+
+    def __init__(self, *answers: Exception | object) -> None:
+        self.deployment_name = "Target"
+        self.asked: list[tuple[object, ...]] = []
+        self.endpoints = SimpleNamespace(remote=self._remote)
+        self._answers = list(answers)
+
+    async def _remote(self, *arguments: object) -> object:
+        self.asked.append(arguments)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def on_node_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n"))
+
+
+def home_of(handle: Handle) -> TargetHome:
+    return TargetHome(handle)  # type: ignore[arg-type]
+
+
+async def test_a_transport_without_a_way_fails_a_router_that_starts() -> None:
+    handle = Handle(ConfigError(WRONG))
+    with pytest.raises(ConfigError, match="--transport"):
+        await first_endpoints([home_of(handle)])
+    with pytest.raises(ConfigError, match="--transport"):
+        await home_of(handle).connect()
+    assert len(handle.asked) == 2
+
+
+async def test_what_ray_wraps_is_told_without_its_traceback() -> None:
+    wrapped: Any = ray.exceptions.RayTaskError("endpoints", "a long traceback", ConfigError(WRONG))
+    with pytest.raises(ConfigError) as caught:
+        await home_of(Handle(wrapped.as_instanceof_cause())).endpoints()
+    assert str(caught.value) == WRONG
+
+
+async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_next_target(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(target_home, "MISCONFIGURED_S", 0.0)
+    pipeline = object()
+
+    async def connect(endpoints: object) -> object:
+        if endpoints == "stale":
+            raise TargetLostError("gone")
+        return pipeline
+
+    monkeypatch.setattr(target_home, "Pipeline", SimpleNamespace(connect=connect))
+    handle = Handle(ConfigError(WRONG), ConfigError(WRONG), "stale", ConfigError(WRONG), "endpoints")
+    home = home_of(handle)
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(20):
+            assert await home.home().connect() is pipeline
+    assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {WRONG}"]
+    assert home.trouble == ""
+    assert handle.asked == [("n", INCARNATION, True)] * 5
+
+
+async def test_a_router_that_starts_does_not_say_that_it_is_ready() -> None:
+    handle = Handle("endpoints")
+    await first_endpoints([home_of(handle)])
+    assert handle.asked == [("n", INCARNATION, False)]

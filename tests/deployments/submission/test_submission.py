@@ -1,0 +1,328 @@
+"""The channel between ingress and router: many requests on one connection, and nothing left of those who go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deployments.submission import ingress_session as submission_ingress
+from deployments.submission.link import Link
+from deployments.submission.messages import SubmitRequest
+from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_news, encode_orders
+from deployments.transport.channel import AsyncChannel
+from deployments.transport.socket_folder import SocketFolder
+from engine.errors import OverloadedError, PromptTooLongError, StepFailedError, TargetLostError
+from engine.events import StepEvent
+from engine.loop import Completion, Job
+from engine.sampling.params import SamplingParams
+from tests.deployments.submitting import check_figures, nobody, submitting, tokens
+
+METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
+MakeJob = Callable[..., Job]
+Offline = Callable[[Job], Completion]
+REQUEST = SubmitRequest("r", [1, 2, 3], SamplingParams(max_tokens=5, seed=1))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Endless:
+    """Runs requests that never end, as fast as they are taken; counts those that are alive."""
+
+    def __init__(self, n_tokens: int = 1, pause: float = 0.001) -> None:
+        self.alive = 0
+        self._event = StepEvent(token_ids=[7] * n_tokens)
+        self._pause = pause  # seconds
+
+    async def run(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+        self.alive += 1
+        try:
+            while True:
+                yield self._event
+                await asyncio.sleep(self._pause)
+        finally:
+            self.alive -= 1
+
+
+async def test_many_requests_on_one_connection_get_the_offline_engines_texts(
+    serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    jobs = [make_job(number, METHODS[number % 4], temperature=0.8) for number in range(12)]
+    async with serving(max_sequences=6) as served, submitting(served.router.stream) as pair:
+        answers = await asyncio.gather(*(pair.answer(served.request(job)) for job in jobs))
+        assert len(pair.server) == pair.attached == 1
+        for job, events in zip(jobs, answers, strict=True):
+            assert tokens(events) == offline(job).token_ids
+            check_figures(events, len(job.prompt))
+        await served.settled()
+
+
+async def test_events_of_one_turn_of_the_event_loop_share_a_frame() -> None:
+    turn = asyncio.Event()
+
+    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+        await turn.wait()
+        yield StepEvent(token_ids=[int(request.request_id)], finish_reason="stop")
+
+    async with submitting(run) as pair:
+        attachment = await pair.server.attachment()
+        peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
+        peer.send(encode_orders([Submit(n, msgspec.structs.replace(REQUEST, request_id=str(n))) for n in range(50)]))
+        peer.send(encode_orders([]))
+        assert decode_news(await peer.receive()) == []  # all of them have been taken in
+        turn.set()
+        news = decode_news(await peer.receive())
+        assert [(item.number, item.event and item.event.token_ids) for item in news] == [(n, [n]) for n in range(50)]
+        peer.close()
+
+
+async def test_an_error_arrives_as_what_it_was_and_others_do_not_notice(
+    serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    job = make_job(3)
+    async with serving(max_sequences=1, max_waiting=2) as served, submitting(served.router.stream) as pair:
+        wrong = msgspec.structs.replace(served.request(job), prompt=[1] * 5000)
+        with pytest.raises(PromptTooLongError) as refused:
+            await pair.answer(wrong)
+        assert refused.value.param == "prompt"
+        crowd = await asyncio.gather(*(pair.answer(served.request(job)) for _ in range(8)), return_exceptions=True)
+        turned_away = [answer for answer in crowd if isinstance(answer, BaseException)]
+        assert turned_away
+        assert all(isinstance(error, OverloadedError) and error.retry_after > 0 for error in turned_away)
+        assert all(tokens(events) == offline(job).token_ids for events in crowd if isinstance(events, list))
+        assert len(pair.server) == 1
+        await served.settled()
+
+
+async def test_a_bug_in_the_router_fails_its_request_only() -> None:
+    endless = Endless()
+
+    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+        if request.request_id == "bad":
+            raise ZeroDivisionError
+        async for event in endless.run(request):
+            yield event
+
+    async with submitting(run) as pair:
+        stream = pair.channel.stream(REQUEST)
+        await anext(stream)
+        with pytest.raises(StepFailedError):
+            await pair.answer(msgspec.structs.replace(REQUEST, request_id="bad"))
+        await anext(stream)
+        await stream.aclose()
+
+
+@pytest.mark.parametrize("n_seen", [0, 1, 5])
+async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: Any, make_job: MakeJob) -> None:
+    async with serving() as served, submitting(served.router.stream) as pair:
+        streams = [
+            pair.channel.stream(served.request(make_job(number, METHODS[number % 4], max_tokens=600, stop_ids=())))
+            for number in range(6)
+        ]
+
+        async def read(stream: AsyncGenerator[StepEvent, None]) -> None:
+            async for _ in stream:
+                pass
+
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
+        await until(lambda: len(served.router._sessions) == 6 if n_seen == 0 else True)
+        await asyncio.sleep(0.01 * n_seen)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+        await served.settled()
+        assert len(pair.server) == 1  # the connection stays
+
+
+async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
+    serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    job = make_job(1, "pld", temperature=0.8, max_tokens=200, stop_ids=())
+    async with serving() as served, submitting(served.router.stream) as pair:
+        attachment = await pair.server.attachment()
+        orphan = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
+        staying = asyncio.create_task(pair.answer(served.request(job)))
+        requests = [served.request(make_job(n, METHODS[n % 4], max_tokens=900, stop_ids=())) for n in range(2, 8)]
+        orphan.send(encode_orders([Submit(n, request) for n, request in enumerate(requests)]))
+        assert decode_news(await orphan.receive())
+        orphan.close()
+        assert tokens(await staying) == offline(job).token_ids
+        await until(lambda: len(pair.server) == 1)
+        await served.settled()
+
+
+async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submission_ingress, "MAX_UNREAD", 1 << 20)
+    endless, modest = Endless(n_tokens=100_000), Endless()
+
+    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+        async for event in (endless if request.request_id == "much" else modest).run(request):
+            yield event
+
+    async with submitting(run) as pair:
+        stream = pair.channel.stream(REQUEST)
+        await anext(stream)
+        attachment = await pair.server.attachment()
+        reader, writer = await asyncio.open_unix_connection(attachment.address.removeprefix("unix:"), limit=64)
+        lazy = AsyncChannel(reader, writer)
+        await lazy._authenticate(attachment.address, attachment.secret, SUBMIT)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: len(pair.server) == 2)
+        lazy.send(encode_orders([Submit(0, msgspec.structs.replace(REQUEST, request_id="much"))]))
+        await until(lambda: len(pair.server) == 1)
+        assert endless.alive == 0
+        for _ in range(5):
+            await anext(stream)  # who reads goes on
+        await stream.aclose()
+        lazy.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"\x91\x01",
+        random.Random(1).randbytes(200),
+        msgspec.msgpack.encode([["s", 1, {"request_id": "x"}]]),
+        msgspec.msgpack.encode([["s", 1, {"request_id": "x", "prompt": ["a"], "params": {}}]]),
+        encode_orders([Submit(0, REQUEST), Submit(0, REQUEST)]),
+        msgspec.msgpack.encode([["q", 1]]),
+    ],
+    ids=str,
+)
+async def test_a_malformed_frame_costs_its_connection_and_nothing_else(frame: bytes) -> None:
+    endless = Endless()
+    async with submitting(endless.run) as pair:
+        stream = pair.channel.stream(REQUEST)
+        await anext(stream)
+        attachment = await pair.server.attachment()
+        peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
+        await until(lambda: len(pair.server) == 2)
+        peer.send(frame)
+        await until(lambda: len(pair.server) == 1)
+        assert endless.alive == 1
+        with pytest.raises(TargetLostError):
+            await asyncio.wait_for(peer.receive(), 10)
+        peer.close()
+        for _ in range(3):
+            await anext(stream)
+        await stream.aclose()
+
+
+async def test_who_does_not_know_the_secret_or_wants_something_else_is_turned_away() -> None:
+    async with submitting(Endless().run) as pair:
+        attachment = await pair.server.attachment()
+        for secret, role in ((b"x" * 32, SUBMIT), (attachment.secret, "steps")):
+            with pytest.raises(TargetLostError):
+                await AsyncChannel.connect(attachment.address, secret, role)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(attachment.address.removeprefix("unix:"))
+            link = await Link.connect(attachment)  # a stranger who says nothing keeps nobody waiting
+            assert len(pair.server) == 1
+            link.close()
+
+
+async def test_a_router_with_the_wrong_secret_is_none() -> None:
+    async with submitting(Endless().run) as pair:
+        attachment = await pair.server.attachment()
+        with pytest.raises(TargetLostError):
+            await Link.connect(Attachment(attachment.address, b"y" * 32))
+
+
+async def test_the_same_channel_works_over_tcp(serving: Any, make_job: MakeJob, offline: Offline) -> None:
+    job = make_job(2, "pld")
+    async with serving() as served, submitting(served.router.stream) as pair:
+        link = await Link.connect(await pair.server.attachment("127.0.0.1"))
+        mailbox = link.open(served.request(job))
+        events = []
+        while not events or events[-1].finish_reason is None:
+            item = await mailbox.get()
+            assert isinstance(item, StepEvent)
+            events.append(item)
+        link.close()
+        assert tokens(events) == offline(job).token_ids
+        await served.settled()
+
+
+async def test_a_request_cancelled_before_it_began_never_runs() -> None:
+    endless = Endless()
+    async with submitting(endless.run) as pair:
+        attachment = await pair.server.attachment()
+        peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
+        peer.send(encode_orders([Submit(0, REQUEST), Cancel(0), Cancel(0), Cancel(99)]))
+        peer.send(encode_orders([]))
+        assert decode_news(await peer.receive()) == []
+        assert endless.alive == 0
+        peer.send(encode_orders([Submit(0, REQUEST)]))  # its number is free again
+        assert decode_news(await peer.receive())[0].number == 0
+        peer.close()
+
+
+async def test_a_silent_ingress_is_cut_off() -> None:
+    endless = Endless()
+    async with submitting(endless.run, beat=0.02) as pair:
+        attachment = await pair.server.attachment()
+        peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
+        peer.send(encode_orders([Submit(0, REQUEST)]))
+        await until(lambda: endless.alive == 1)
+        await until(lambda: endless.alive == 0)
+        assert len(pair.server) == 0
+        peer.close()
+
+
+async def test_heartbeats_keep_a_quiet_connection_open() -> None:
+    quiet = asyncio.Event()
+
+    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+        await quiet.wait()
+        yield StepEvent(token_ids=[1], finish_reason="stop")
+
+    async with submitting(run, beat=0.05) as pair:
+        answer = asyncio.create_task(pair.answer(REQUEST))
+        await asyncio.sleep(0.6)  # more than twice as long as silence may last
+        quiet.set()
+        assert tokens(await answer) == [1]
+        assert pair.attached == 1
+
+
+async def test_without_a_router_a_request_waits_as_long_as_it_was_told() -> None:
+    async with submitting(Endless().run, patience=0.2) as pair:
+        pair.attach = nobody  # type: ignore[method-assign]
+        with pytest.raises(TargetLostError, match=r"no router came up within 0.2 s"):
+            await pair.answer(REQUEST)
+
+
+def test_the_socket_folders_of_killed_processes_are_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living = SocketFolder()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            SocketFolder()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+    newest = SocketFolder()
+    assert set(tmp_path.iterdir()) == {living.path, newest.path}
+    living.remove()
+    newest.remove()
+    newest.remove()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,122 @@
+"""Kept texts lie in free blocks only, go when a block is taken, and go in the order of their last use."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from engine.errors import OutOfBlocksError
+from engine.kv.blocks import BlockAllocator
+from engine.kv.cached_prefixes import KeptText, KeptTexts, common
+from engine.kv.prompt_top_ids import PromptRows
+
+N_BLOCKS, BLOCK = 12, 4
+
+
+class Cache(RuleBasedStateMachine):
+    """An allocator that keeps, beside a model of what every block holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = KeptTexts(N_BLOCKS, BLOCK)
+        self.blocks = BlockAllocator(N_BLOCKS, BLOCK, self.kept)
+        self.tokens: dict[int, list[int]] = {}
+        self.cells = [-1] * (N_BLOCKS * BLOCK)
+
+    @rule(seq=st.integers(0, 4), start=st.integers(0, 2), n=st.integers(1, 20))
+    def grow(self, seq: int, start: int, n: int) -> None:
+        tokens = self.tokens.get(seq, [start])
+        tokens = tokens + [100 * seq + len(tokens) + i for i in range(n)] if seq in self.tokens else [start] * n
+        free = self.blocks.n_free
+        try:
+            added = self.blocks.grow(seq, len(tokens))
+        except OutOfBlocksError:
+            return
+        assert self.blocks.n_free == free - len(added)
+        self.tokens[seq] = tokens
+        for slot, token in enumerate(tokens):
+            self.cells[self._cell(self.blocks.table(seq), slot)] = token
+
+    @rule(seq=st.integers(0, 4))
+    def release(self, seq: int) -> None:
+        if seq not in self.tokens:
+            return
+        tokens, table = self.tokens.pop(seq), self.blocks.table(seq)
+        self.blocks.release(seq)
+        self.kept.keep(KeptText("", tokens, table[: self.blocks.blocks_for(len(tokens))], PromptRows()))
+
+    @rule(start=st.integers(0, 2))
+    def use(self, start: int) -> None:
+        for text in self.kept.starting_as("", [start] * BLOCK)[:1]:
+            self.kept.use(text)
+
+    @invariant()
+    def what_is_offered_is_there(self) -> None:
+        self.blocks.check_integrity()
+        for start in range(3):
+            assert self.kept.starting_as("other", [start] * BLOCK) == []
+            for text in self.kept.starting_as("", [start] * BLOCK):
+                cells = [self.cells[self._cell(text.blocks, slot)] for slot in range(len(text.tokens))]
+                assert cells == text.tokens
+
+    @staticmethod
+    def _cell(table: list[int], slot: int) -> int:
+        return table[slot // BLOCK] * BLOCK + slot % BLOCK
+
+
+TestCache = Cache.TestCase
+TestCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def keep(blocks: BlockAllocator, kept: KeptTexts, seq: int, n_blocks: int) -> None:
+    blocks.grow(seq, n_blocks * BLOCK)
+    table = blocks.table(seq)
+    blocks.release(seq)
+    kept.keep(KeptText("", [seq] * (n_blocks * BLOCK), table, PromptRows()))
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    kept = KeptTexts(N_BLOCKS, BLOCK)
+    blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
+    for seq in range(3):
+        keep(blocks, kept, seq, 4)
+    assert len(kept) == 3  # blocks that hold nothing were taken first
+    kept.use(kept.starting_as("", [0] * BLOCK)[0])
+    blocks.grow(7, 4 * BLOCK)
+    assert [len(kept.starting_as("", [seq] * BLOCK)) for seq in range(3)] == [1, 0, 1]
+    blocks.grow(8, 8 * BLOCK)
+    assert len(kept) == 0
+    blocks.check_integrity()
+
+
+def test_a_text_is_cut_where_its_first_block_was_taken() -> None:
+    kept = KeptTexts(N_BLOCKS, BLOCK)
+    blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
+    keep(blocks, kept, 1, 3)
+    (text,) = kept.starting_as("", [1] * BLOCK)
+    kept.take(text.blocks[2])
+    assert (len(text.blocks), len(text.tokens)) == (2, 2 * BLOCK)
+    kept.take(text.blocks[0])
+    assert len(kept) == 0
+    kept.check_integrity()
+
+
+def test_a_sequence_that_grows_takes_the_block_behind_it() -> None:
+    kept = KeptTexts(N_BLOCKS, BLOCK)
+    blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
+    blocks.grow(0, 4 * BLOCK)
+    before = blocks.table(0)
+    keep(blocks, kept, 1, N_BLOCKS - before[-1] - 1)
+    assert len(kept) == 1
+    assert blocks.grow(0, 5 * BLOCK) == [before[-1] + 1]
+    assert len(kept) == 0
+    blocks.check_integrity()
+
+
+def test_common_beginnings_are_counted_to_the_token() -> None:
+    text = list(range(1000))
+    for n in (0, 1, 255, 256, 257, 511, 600):
+        assert common(text, [*text[:n], -1, *text[n + 1 :]], 900) == n
+        assert common(text, text[:n], 900) == n
+    assert common(text, text, 900) == 900

@@ -1,0 +1,261 @@
+"""Checkpoints: every layout that is supported gives Hugging Face's text, everything else is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.loop import Completion, Engine, Job
+from engine.model import loader
+from engine.model.loader import load_shard, load_spec
+from engine.model.ranges import LayerRange, split_layers
+from engine.model.shard import ModelShard
+from engine.model.spec import read_spec
+from engine.sampling.params import SamplingParams
+from engine.target.info import TargetInfo
+from engine.target.local import LocalTarget, plan_cache, resolve_dtype
+from engine.target.options import TargetOptions
+
+CPU = torch.device("cpu")
+N_TOKENS = 10
+
+Checkpoint = Callable[[str], Path]
+Model = Callable[[str], Any]
+MakeEngine = Callable[..., Engine]
+Complete = Callable[..., list[Completion]]
+Prompts = Callable[..., list[list[int]]]
+Generate = Callable[..., list[int]]
+
+
+@pytest.fixture
+def editable(checkpoint: Checkpoint, tmp_path: Path) -> Callable[..., Path]:
+    """``editable(family, **changes)``: a copy of a checkpoint, its config changed; None removes an entry."""
+
+    def copy(family: str, **changes: Any) -> Path:
+        path = tmp_path / family
+        shutil.copytree(checkpoint(family), path)
+        edit(path / "config.json", **changes)
+        return path
+
+    return copy
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def load(path: Path, stages: int) -> LocalTarget:
+    return LocalTarget.load(TargetOptions(str(path), stages=stages, kv_bytes=1 << 20, block_size=16), path)
+
+
+def jobs(texts: list[list[int]]) -> list[Job]:
+    return [Job(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in texts]
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("size", ["1GB", "20KB"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])  # untied, tied, tied by default
+def test_a_checkpoint_in_any_number_of_files_and_stages_gives_the_same_text(
+    family: str,
+    size: str,
+    stages: int,
+    tmp_path: Path,
+    model: Model,
+    engine: MakeEngine,
+    complete: Complete,
+    prompts: Prompts,
+    generate: Generate,
+) -> None:
+    model(family).save_pretrained(tmp_path, max_shard_size=size)
+    assert (tmp_path / loader.INDEX).exists() == (size == "20KB")
+    texts = prompts(2)
+    done = complete(engine(load(tmp_path, stages)), jobs(texts))
+    wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
+    assert [completion.token_ids for completion in done] == wanted
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_stage_needs_only_the_files_of_its_layers(
+    family: str,
+    tmp_path: Path,
+    model: Model,
+    engine: MakeEngine,
+    complete: Complete,
+    prompts: Prompts,
+    generate: Generate,
+) -> None:
+    whole = tmp_path / "whole"
+    model(family).save_pretrained(whole)
+    weights = load_file(whole / loader.SINGLE)
+    (whole / loader.SINGLE).unlink()
+    (whole / loader.INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in weights}}))
+    shards: list[ModelShard] = []
+    for layers in split_layers(4, 3):
+        part = tmp_path / f"part{layers.first}"
+        shutil.copytree(whole, part)
+        for name, weight in weights.items():
+            if belongs(name, layers, tied=family == "qwen3"):
+                save_file({name: weight}, part / f"{name}.safetensors")
+        shards.append(load_shard(part, layers, dtype=torch.float32, device=CPU, n_positions=300))
+        assert all(weight.device == CPU for layer in shards[-1].layers for weight in layer.parameters())
+    texts = prompts(2)
+    done = complete(engine(LocalTarget(TargetInfo(shards[0].spec, 60, 16, 200), shards)), jobs(texts))
+    wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
+    assert [completion.token_ids for completion in done] == wanted
+
+
+def belongs(name: str, layers: LayerRange, tied: bool) -> bool:
+    if name.startswith("model.layers."):
+        return layers.first <= int(name.split(".")[2]) < layers.last
+    if name == loader.EMBED:
+        return layers.is_first or (tied and layers.is_last)
+    return layers.is_last
+
+
+def test_a_tied_head_shares_the_embedding_when_one_stage_has_both(checkpoint: Checkpoint) -> None:
+    shard = load_shard(checkpoint("qwen3"), LayerRange(0, 4, 4), dtype=torch.float32, device=CPU, n_positions=8)
+    assert shard._head is not None
+    assert shard._embed is not None
+    assert shard._head.weight is shard._embed.weight
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    ],
+)
+def test_static_rope_scaling_gives_the_text_of_generate(
+    rope: dict[str, Any], tmp_path: Path, model: Model, engine: MakeEngine, complete: Complete, prompts: Prompts
+) -> None:
+    config = LlamaConfig(**model("llama").config.to_dict() | {"rope_parameters": {"rope_theta": 10000.0, **rope}})
+    torch.manual_seed(3)
+    scaled = LlamaForCausalLM(config).eval()
+    scaled.save_pretrained(tmp_path)
+    texts = prompts(2)
+    done = complete(engine(load(tmp_path, 2)), jobs(texts))
+    for text, completion in zip(texts, done, strict=True):
+        ids = torch.tensor([text])
+        out = scaled.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=N_TOKENS, do_sample=False)
+        assert completion.token_ids == out[0, len(text) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("llama", {"model_type": "gpt2"}, "'gpt2'"),
+        ("llama", {"model_type": "nonsense"}, "nonsense"),
+        ("llama", {"model_type": None, "architectures": None}, "model_type"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [1.0] * 4,
+                    "factor": 2.0,
+                }
+            },
+            "'longrope'",
+        ),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # transformers warns about what we are about to refuse
+def test_what_an_architecture_has_that_we_lack_is_named(
+    family: str, changes: dict[str, Any], named: str, editable: Callable[..., Path]
+) -> None:
+    path = editable(family, **changes)
+    with pytest.raises(UnsupportedModelError, match=named):
+        load_spec(path)
+    with pytest.raises(UnsupportedModelError, match=named):
+        load_shard(path, LayerRange(0, 4, 4), dtype=torch.float32, device=CPU, n_positions=8)
+
+
+def test_other_formats_and_holes_are_named(editable: Callable[..., Path], model: Model, tmp_path: Path) -> None:
+    path = editable("llama")
+    weights = load_file(path / loader.SINGLE)
+    del weights["model.layers.2.mlp.up_proj.weight"]
+    save_file(weights, path / loader.SINGLE)
+    whole: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "n_positions": 8}
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
+        load_shard(path, LayerRange(0, 4, 4), **whole)
+    load_shard(path, LayerRange(0, 2, 4), **whole)  # what is missing belongs to another stage
+    (path / loader.SINGLE).rename(path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="safetensors"):
+        load_spec(path)
+    (path / "config.json").unlink()
+    with pytest.raises(UnsupportedModelError, match="config"):
+        load_spec(path)
+    model("llama").save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    lost = json.loads((tmp_path / "parts" / loader.INDEX).read_text())["weight_map"]["model.norm.weight"]
+    (tmp_path / "parts" / lost).unlink()
+    with pytest.raises(UnsupportedModelError, match=lost):
+        load_shard(tmp_path / "parts", LayerRange(0, 4, 4), **whole)
+
+
+def test_eos_ids_come_from_the_generation_config_first(editable: Callable[..., Path]) -> None:
+    path = editable("llama", eos_token_id=9)
+    assert load_spec(path).eos_ids == (2,)
+    edit(path / "generation_config.json", eos_token_id=[5, 7])
+    assert load_spec(path).eos_ids == (5, 7)
+    edit(path / "generation_config.json", eos_token_id=None)
+    assert load_spec(path).eos_ids == (9,)
+    (path / "generation_config.json").unlink()
+    assert load_spec(path).eos_ids == (9,)
+    edit(path / "config.json", eos_token_id=[3, 4])
+    assert load_spec(path).eos_ids == (3, 4)
+    edit(path / "config.json", eos_token_id=None)
+    assert load_spec(path).eos_ids in ((), (2,))  # (2,) is what Llama's config assumes
+
+
+def test_a_model_runs_in_the_dtype_asked_for(checkpoint: Checkpoint, model: Model) -> None:
+    spec = read_spec(model("gemma3").config)
+    assert resolve_dtype(None, spec, "cpu") is torch.float32
+    assert resolve_dtype(None, replace(spec, dtype="bfloat16"), "cuda") is torch.bfloat16
+    with pytest.raises(ConfigError, match="int8"):
+        resolve_dtype("int8", spec, "cpu")
+    for name in ("float32", "bfloat16", "float16"):
+        dtype = resolve_dtype(name, spec, "cuda")
+        shard = load_shard(checkpoint("gemma3"), LayerRange(0, 4, 4), dtype=dtype, device=CPU, n_positions=8)
+        assert shard.dtype is dtype
+        assert {weight.dtype for layer in shard.layers for weight in layer.parameters()} == {dtype}
+        wanted = model("gemma3").model.embed_tokens(torch.tensor([[5, 6]]))
+        assert torch.allclose(shard.embed(torch.tensor([5, 6])).float(), wanted, rtol=0.02, atol=1e-3)
+
+
+def test_a_cache_that_holds_nothing_useful_is_refused(model: Model) -> None:
+    spec = read_spec(model("llama").config)
+    per_block = 4 * 2 * 16 * 2 * 8 * 4  # layers, keys and values, tokens, heads, dimensions, bytes
+    options = TargetOptions("m", kv_bytes=10 * per_block, block_size=16)
+    info = plan_cache(spec, options, torch.float32)
+    assert (info.n_blocks, info.max_model_len) == (10, 9 * 16)
+    assert plan_cache(spec, options, torch.bfloat16).n_blocks == 20
+    roomy = TargetOptions("m", kv_bytes=100 * per_block, block_size=16, max_model_len=300)
+    assert plan_cache(spec, roomy, torch.float32).max_model_len == 300
+    for wrong in (TargetOptions("m", kv_bytes=3 * per_block, block_size=16), TargetOptions("m", max_model_len=513)):
+        with pytest.raises(ConfigError):
+            plan_cache(spec, wrong, torch.float32)

@@ -1,0 +1,155 @@
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval_store.index.index import Limits
+from retrieval_store.index.memory import MemoryIndex
+from retrieval_store.index.suffix_search import MAX_ID
+
+IDS = st.sampled_from([0, 1, 2, 65537, 262143])  # 65537 is 1 in 16 bits
+DOCUMENTS = st.lists(st.lists(IDS, max_size=25), max_size=6)
+CONTEXT = st.lists(IDS, max_size=20)
+
+
+def query(documents, context, **limits):
+    return MemoryIndex(documents).query(np.array(context, np.int32), Limits(**limits))
+
+
+def brute_force(documents, context, longest, shortest, depth):
+    """(match, occurrences, how many of them go on along each path)."""
+    for length in range(min(longest, len(context)), shortest - 1, -1):
+        suffix = context[len(context) - length :]
+        after = [
+            document[end : end + depth]
+            for document in documents
+            for end in range(length, len(document) + 1)
+            if document[end - length : end] == suffix
+        ]
+        if after:
+            paths = Counter(tuple(text[:n]) for text in after for n in range(1, len(text) + 1))
+            return length, len(after), dict(paths)
+    return None
+
+
+def paths(found):
+    """Path of token ids -> count."""
+    made = []
+    for token, parent in zip(found.tokens, found.parents, strict=True):
+        made.append((*(made[parent] if parent >= 0 else ()), token))
+    assert len(set(made)) == len(made)
+    return dict(zip(made, found.counts, strict=True))
+
+
+@settings(deadline=None)
+@given(DOCUMENTS, CONTEXT, st.integers(1, 8), st.integers(0, 8), st.integers(1, 10))
+def test_a_query_finds_what_reading_everything_finds(documents, context, shortest, more, depth):
+    longest = shortest + more
+    found = query(documents, context, longest=longest, shortest=shortest, depth=depth, nodes=10_000)
+    wanted = brute_force(documents, context, longest, shortest, depth)
+    if wanted is None:
+        assert found is None
+        return
+    assert (found.match, found.counted, paths(found)) == wanted
+    assert all(parent < node for node, parent in enumerate(found.parents))
+
+
+@settings(deadline=None)
+@given(DOCUMENTS, CONTEXT, st.integers(1, 12))
+def test_the_nodes_kept_are_the_most_frequent_and_form_a_tree(documents, context, nodes):
+    every = brute_force(documents, context, 16, 2, 10)
+    found = query(documents, context, nodes=nodes)
+    if every is None:
+        assert found is None
+        return
+    kept, counts = paths(found), every[2]
+    assert len(kept) == min(nodes, len(counts))
+    assert sorted(kept.values()) == sorted(counts.values())[-len(kept) :] if kept else not counts
+    assert kept.items() <= counts.items()
+    for path in kept:  # among equals the shallow ones come first
+        assert all(len(path) <= len(left) for left in counts.keys() - kept.keys() if counts[left] == kept[path])
+
+
+@settings(deadline=None)
+@given(DOCUMENTS, CONTEXT)
+def test_frequencies_are_shares_of_the_parent(documents, context):
+    found = query(documents, context)
+    if found is None:
+        return
+    frequencies = found.frequencies()
+    assert all(0 < frequency <= 1 for frequency in frequencies)
+    for parent in {-1, *found.parents}:
+        shares = [f for f, above in zip(frequencies, found.parents, strict=True) if above == parent]
+        assert sum(shares) <= 1 + 1e-9
+
+
+def test_samples_are_spread_evenly_over_all_occurrences():
+    documents = [[1, 2, 100 + i // 30] for i in range(300)]
+    found = query(documents, [1, 2], samples=50)
+    assert found.counted == 50
+    assert paths(found) == {(100 + i,): 5 for i in range(10)}
+
+
+def test_the_same_query_has_the_same_answer():
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 20, 400) for _ in range(20)]
+    first, second = MemoryIndex(documents), MemoryIndex(documents)
+    for _ in range(50):
+        context = rng.integers(0, 20, 6).astype(np.int32)
+        assert first.query(context, Limits(samples=30)) == second.query(context, Limits(samples=30))
+
+
+def test_nothing_crosses_from_one_document_to_the_next():
+    assert query([[1, 2], [3, 4]], [2, 3]) is None
+    found = query([[1, 2], [3, 4]], [1, 2])
+    assert (found.match, found.counted, list(found.tokens)) == (2, 1, [])
+
+
+@pytest.mark.parametrize("documents", [[], [[]], [[], []], [[5]]])
+def test_an_index_of_nothing_finds_nothing(documents):
+    assert query(documents, [5, 5]) is None
+    assert query(documents, []) is None
+
+
+def test_ids_beyond_any_in_the_corpus_do_not_match():
+    index = MemoryIndex([[1, 2, 3]])
+    for head in (4, 5, 262143, 2**31 - 1):
+        assert index.query(np.array([head, 2], np.int32), Limits(shortest=1, longest=2)).match == 1
+        assert index.query(np.array([2, head], np.int32), Limits(shortest=1)) is None
+
+
+@pytest.mark.parametrize("bad", [-1, MAX_ID + 1])
+def test_ids_out_of_range_are_refused(bad):
+    with pytest.raises(ValueError, match="token ids"):
+        MemoryIndex([[1, bad]])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"shortest": 0}, {"longest": 1}, {"samples": 0}, {"depth": 0}, {"nodes": 0}, {"longest": 17, "depth": 16}]
+)
+def test_limits_out_of_range_are_refused(bad):
+    with pytest.raises(ValueError):
+        query([[1, 2, 3]], [1, 2], **bad)
+
+
+def test_an_index_takes_eight_bytes_a_token():
+    rng = np.random.default_rng(0)
+    index = MemoryIndex([rng.integers(0, 3000, 100) for _ in range(1000)])
+    assert len(index) == 100_000
+    assert index.nbytes < 8.2 * len(index)
+
+
+def test_a_query_of_a_million_tokens_takes_far_less_than_a_step():
+    rng = np.random.default_rng(0)
+    words = (rng.zipf(1.3, 1_000_000) % 30_000).astype(np.int64)
+    index = MemoryIndex(words.reshape(1000, 1000))
+    seconds = []
+    for _ in range(300):
+        context = words[(start := int(rng.integers(0, 999_000))) : start + 5].astype(np.int32)
+        start_time = time.perf_counter()
+        index.query(context, Limits())
+        seconds.append(time.perf_counter() - start_time)
+    assert np.median(seconds) < 500e-6  # alone on the machine about 40

@@ -1,0 +1,405 @@
+"""Lookahead against the original's two-dimensional window, kept level by level with its explicit attention mask."""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.composer import compose
+from engine.errors import ConfigError
+from engine.protocol import Branch, Outcome
+from engine.tree import EMPTY_TREE, ROOT
+from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
+from speculators.ngrams.lookahead_window import LookaheadWindow
+from speculators.ngrams.node_counter import NodeCounter
+from speculators.testing_target import HashTarget
+
+PAPER = LookaheadConfig.paper()
+ROOMY = 1000  # nodes: everything fits
+CONFIGS = {
+    "published": PAPER,
+    "published + prompt": replace(PAPER, learn_from_prompt=True),
+    "published + output": replace(PAPER, learn_from_output=True),
+    "default": LookaheadConfig(),
+    "small": replace(PAPER, level=3, window=3, guesses=2, seed=5),
+    "deep": LookaheadConfig(level=7, window=4, guesses=3),
+    "one column": replace(PAPER, window=1),
+    "end of the prompt": LookaheadConfig(prompt_window=6),
+}
+
+
+class LongMemory(HashTarget):
+    """The next token depends on the last twelve, so that a token too many or too few in sight changes it."""
+
+    def next_token(self, context):
+        mixed = 0
+        for token in context[-12:]:
+            mixed = (mixed * 1000003 + token + 1) % (1 << 61)
+        choice = mixed % 9 % self._n_successors  # the first successors are the likelier ones
+        return (context[-1] * 7919 + choice * 104729 + 13) % self.vocab_size
+
+    def score(self, context, tree):
+        """As the parent's, on whole contexts."""
+        tops = {node: self.top_ids(context + [tree.tokens[i] for i in tree.path(node)]) for node in range(len(tree))}
+        tokens, accepted, node = [], [], ROOT
+        while True:
+            tokens.append(self.next_token(context + tokens))
+            node = next((c for c in tree.children[node + 1] if tree.tokens[c] == tokens[-1]), ROOT)
+            if node == ROOT:
+                return Outcome(tokens, tree, accepted, tops)
+            accepted.append(node)
+
+
+class Original:
+    """Lookahead decoding as its authors run it: levels of tokens, one flat row of inputs, a mask, a token map.
+
+    Level 0 has one token less than the others once all are filled: the root stands in front of it.
+    """
+
+    def __init__(self, config, prompt, seed):
+        self.config = config
+        rng = Random(f"{config.seed}/{seed}")
+        self.levels = [rng.choices(prompt, k=config.window + config.level - 3)] + [None] * (config.level - 2)
+        self.fill_level = 0
+        self.pool = {}  # token -> tuples, least recently seen first
+        self.n_learnt = len(prompt)
+        if config.learn_from_prompt:
+            self.n_learnt = max(0, len(prompt) - config.prompt_window)
+            self.learn(prompt)
+
+    @property
+    def is_full(self):
+        return self.levels[-1] is not None
+
+    def inputs(self):
+        """The window's inputs in the original's order: (token, level, index, position behind the root)."""
+        rows = []
+        for level in range(self.fill_level + 1):
+            for i, token in enumerate(self.levels[level]):
+                rows.append((token, level, i, 1 + i if level == 0 else level + i))
+        return rows
+
+    def mask(self):
+        """Who sees whom, row and column 0 the root: a causal first block, then one diagonal per level."""
+        rows = self.inputs()
+        place = {(level, i): n for n, (_, level, i, _) in enumerate(rows, 1)}
+        mask = np.zeros((len(rows) + 1, len(rows) + 1), dtype=bool)
+        mask[:, 0] = True
+        for row, (_, level, i, _) in enumerate(rows, 1):
+            for j in range(i + 1 if level == 0 else i):
+                mask[row, place[0, j]] = True
+            for below in range(1, level + 1):
+                mask[row, place[below, i]] = True
+        return mask
+
+    def predictions(self, target, x):
+        """The argmax behind every token of the last level, from what its row of the mask shows."""
+        rows = self.inputs()
+        mask = self.mask()
+        last = [n for n, row in enumerate(rows, 1) if row[1] == self.fill_level]
+        seen = {n: sorted((rows[m - 1][3], rows[m - 1][0]) for m in np.flatnonzero(mask[n])[1:]) for n in last}
+        for n in last:  # a complete run of positions, so that the tokens in sight are a text
+            assert [position for position, _ in seen[n]] == list(range(1, len(seen[n]) + 1))
+        return [target.next_token(x + [token for _, token in seen[n]]) for n in last]
+
+    def paths(self):
+        """What the last level's rows see of the window, as the texts a tree has to hold."""
+        levels, last = self.levels, self.fill_level
+        if last == 0:
+            return [tuple(levels[0][: i + 1]) for i in range(len(levels[0]))]
+        columns = range(0 if self.is_full else 1, len(levels[last]))
+        return [(*levels[0][:i], *(levels[n][i] for n in range(1, last + 1))) for i in columns]
+
+    def guesses(self, x):
+        if not (self.is_full or self.config.guess_while_filling):
+            return []
+        return [list(guess) for guess in self.pool.get(x[-1], [])[::-1]]
+
+    def observe(self, x, target, tokens):
+        new = self.predictions(target, x)
+        levels, last = self.levels, self.fill_level
+        if last == 0:
+            levels[0], levels[1] = levels[0][1:], new
+            self.fill_level = min(1, self.config.level - 2)
+        elif not self.is_full:
+            for level in range(last + 1):
+                levels[level] = levels[level][1:]
+            levels[last + 1] = new[1:]
+            self.fill_level += 1
+        else:
+            assert [len(level) for level in levels[1:]] == [self.config.window] * (self.config.level - 2)
+            assert len(levels[0]) == self.config.window - 1
+            for i in range(self.config.window):
+                key = x[-1] if i == 0 else levels[0][i - 1]
+                self.add(key, (*(level[i] for level in levels[1:]), new[i]))
+            self.levels = [levels[1][1:], *levels[2:], new]  # slides by one, whatever was accepted
+        if self.config.learn_from_output:
+            self.learn(x + list(tokens))
+
+    def learn(self, text):
+        depth = self.config.level - 1
+        for end in range(self.n_learnt, len(text)):
+            if end >= depth:
+                self.add(text[end - depth], tuple(text[end - depth + 1 : end + 1]))
+        self.n_learnt = len(text)
+
+    def add(self, key, guess):
+        """Least recently used: a known tuple becomes the most recent, the oldest of G makes room."""
+        known = self.pool.setdefault(key, [])
+        if guess in known:
+            known.remove(guess)
+        elif len(known) == self.config.guesses:
+            del known[0]
+        known.append(guess)
+
+
+def split(branches):
+    guesses = [list(branch.tokens) for branch in branches if not branch.probe]
+    return guesses, [tuple(branch.tokens) for branch in branches if branch.probe]
+
+
+def check(decode_steps, new_request, config, prompt, n_successors, seed, n_tokens=60, budget=ROOMY):
+    target = LongMemory(60, n_successors)
+    request = new_request(prompt, seed=seed, vocab_size=60)
+    original = Original(config, prompt, seed)
+    n_guesses = 0
+    for step in decode_steps(Lookahead(config), target, request, n_tokens, budget):
+        x = request.context.view.tolist()
+        if len(x) == len(prompt) + 1 and config.learn_from_output:
+            original.learn(x)  # the prefill's token
+        guesses, columns = split(step.branches)
+        assert columns == original.paths()
+        assert guesses == original.guesses(x)
+        n_guesses += len(guesses)
+        original.observe(x, target, step.outcome.tokens)
+    assert request.context.view[len(prompt) :].tolist()[:n_tokens] == target.generate(prompt, n_tokens)
+    return n_guesses
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_step_equals_the_original(decode_steps, new_request, name):
+    assert check(decode_steps, new_request, CONFIGS[name], [1, 2, 3, 1, 2, 5, 6, 9], 3, seed=3, n_tokens=120) > 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 59), min_size=1, max_size=20),
+    n_successors=st.integers(1, 6),
+    seed=st.integers(0, 2**64 - 1),
+    name=st.sampled_from(sorted(CONFIGS)),
+)
+def test_any_prompt_equals_the_original(decode_steps, new_request, prompt, n_successors, seed, name):
+    check(decode_steps, new_request, CONFIGS[name], prompt, n_successors, seed, n_tokens=30)
+
+
+def test_the_published_setting_fits_into_64_nodes(decode_steps, new_request):
+    check(decode_steps, new_request, PAPER, [1, 2, 3, 1, 2, 5, 6, 9], 3, seed=3, n_tokens=200, budget=64)
+    check(decode_steps, new_request, LookaheadConfig(), [1, 2, 3, 1, 2, 5], 5, seed=3, n_tokens=200, budget=64)
+
+
+@pytest.mark.parametrize("n_filled", [0, 1, 2, 3])
+def test_the_tree_has_the_originals_attention_mask_and_positions(n_filled):
+    """All tokens different, so that no two nodes merge: the tree is the original's rows one for one."""
+    config = PAPER
+    fresh = iter(range(100, 1000))
+    first = [next(fresh) for _ in range(config.window + config.level - 3)]
+    window = LookaheadWindow(first, config.level)
+    original = Original(config, [0], 0)
+    original.levels[0] = list(first)
+
+    class Fresh:
+        def next_token(self, context):
+            return answers[tuple(context[1:])]
+
+    for _ in range(n_filled):
+        answers = {}
+        for row in range(1, len(original.inputs()) + 1):
+            shown = np.flatnonzero(original.mask()[row])[1:]
+            ordered = sorted((original.inputs()[m - 1][3], original.inputs()[m - 1][0]) for m in shown)
+            answers.setdefault(tuple(token for _, token in ordered), next(fresh))
+        tree = compose([Branch(path, "x", None, True) for path in window.choose(0, NodeCounter(), ROOMY)], ROOMY)
+        tops = {node: [answers[tuple(tree.tokens[i] for i in tree.path(node))]] for node in tree.probe_ends}
+        assert window.advance(Outcome([1], tree, (), tops)) == []
+        original.observe([0], Fresh(), [1])
+    tree = compose([Branch(path, "x", None, True) for path in window.choose(0, NodeCounter(), ROOMY)], ROOMY)
+    rows = original.inputs()
+    if 0 < n_filled < config.level - 2:  # while filling, column 0 is left out: its answers are thrown away
+        kept = [n for n, row in enumerate(rows) if row[1] == 0 or row[2] > 0]
+    else:
+        kept = list(range(len(rows)))
+    assert sorted(tree.tokens) == sorted(rows[n][0] for n in kept)
+    node_of = {token: node for node, token in enumerate(tree.tokens)}
+    seen = tree.ancestor_mask()
+    for n in kept:
+        node = node_of[rows[n][0]]
+        assert tree.depths[node] == rows[n][3]
+        expected = {rows[m - 1][0] for m in np.flatnonzero(original.mask()[n + 1])[1:]}
+        assert {tree.tokens[m - 1] for m in np.flatnonzero(seen[node + 1])[1:]} == expected
+    if window.is_full:
+        assert len(tree) == config.window * (config.level - 1) - 1
+        assert len(tree.probe_ends) == config.window
+
+
+def test_filling_takes_n_minus_2_steps_without_guesses(decode_steps, new_request):
+    target = LongMemory(60, 2)
+    prompt = [1, 2, 3, 4] * 5
+    config = replace(PAPER, learn_from_prompt=True)
+    drafted = [split(step.branches) for step in decode_steps(Lookahead(config), target, new_request(prompt), 30)]
+    assert [len(guesses) for guesses, _ in drafted[:3]] == [0, 0, 0]
+    assert [len(columns) for _, columns in drafted[:5]] == [9, 8, 7, 7, 7]
+
+
+def test_guesses_do_not_wait_by_default(new_request):
+    request = new_request([1, 2, 3, 4, 5, 1])
+    speculator = Lookahead()
+    speculator.begin(request)
+    guesses, _ = split(speculator.propose(request, 64))
+    assert guesses == [[2, 3, 4, 5]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    budgets=st.lists(st.integers(0, 70), min_size=1, max_size=8),
+    name=st.sampled_from(sorted(CONFIGS)),
+)
+def test_any_budget_is_kept_and_the_text_stays_right(new_request, prompt, budgets, name):
+    target = LongMemory(40, 2)
+    request = new_request(prompt, vocab_size=40)
+    speculator = Lookahead(CONFIGS[name])
+    speculator.begin(request)
+    outcome = Outcome([target.next_token(prompt)], EMPTY_TREE)
+    for n in range(30):
+        request.context.extend(outcome.tokens)
+        speculator.observe(request, outcome)
+        budget = budgets[n % len(budgets)]
+        branches = speculator.propose(request, budget)
+        tree = compose(branches, ROOMY)
+        assert len(tree) <= budget
+        assert len(tree.probe_ends) == len({tuple(branch.tokens) for branch in branches if branch.probe})
+        for branch in branches:
+            assert all(type(token) is int for token in branch.tokens)
+            assert branch.probe or all(0.0 < score <= 1.0 for score in branch.scores)
+        outcome = target.score(request.context.view.tolist(), tree)
+    text = request.context.view[len(prompt) :].tolist()
+    assert text == target.generate(prompt, len(text))
+
+
+def test_columns_that_do_not_fit_wait_and_the_window_is_a_smaller_one(decode_steps, new_request):
+    target = LongMemory(60, 3)
+    config = replace(PAPER, guesses=1)
+    narrow = replace(config, window=3)  # 11 nodes when full
+    budget = 15  # three columns of the window beside one guess of four tokens
+    wide = decode_steps(Lookahead(config), target, new_request([7] * 9, vocab_size=60), 60, budget)
+    small = decode_steps(Lookahead(narrow), target, new_request([7] * 9, vocab_size=60), 60, ROOMY)
+    n_full = 0
+    for one, other in zip(wide, small, strict=False):
+        columns, expected = split(one.branches)[1], split(other.branches)[1]
+        if len(expected) == 3:
+            n_full += 1
+            assert columns[: len(expected)] == expected[: len(columns)]
+    assert n_full > 10
+
+
+def answer(window, answers):
+    """Probe the whole window as the next step does; ``answers``: column -> token, the others stay unanswered."""
+    paths = window.choose(0, NodeCounter(), ROOMY)
+    first = 0 if window.is_full else 1
+    tree = compose([Branch(path, "x", None, True) for path in paths], ROOMY)
+    tops = {tree.find(paths[column - first]): [token] for column, token in answers.items()}
+    return window.advance(Outcome([1], tree, (), tops))
+
+
+def test_columns_without_an_answer_wait_as_they_are():
+    window = LookaheadWindow([10, 20, 30], 3)  # W = 3
+    assert answer(window, {2: 21, 3: 31}) == []
+    assert not window.is_full  # without column 1 nothing can take the place of column 0
+    assert window.paths == [(10,), (10, 20, 21), (10, 20, 30, 31)]
+    window = LookaheadWindow([10, 20, 30], 3)
+    assert answer(window, {1: 11, 3: 31}) == []
+    assert window.is_full
+    assert window.paths == [(11,), (20,), (20, 30, 31)]
+    assert answer(window, {1: 21, 2: 32}) == [(30, 31, 32)]  # column 1 is as long as the others only now
+    assert window.paths == [(11,), (20, 21), (20, 31, 32)]
+    assert answer(window, {0: 12, 1: 22}) == [(0, 11, 12), (20, 21, 22)]
+    assert window.paths == [(12,), (21, 22), (21, 31, 32)]
+
+
+def test_the_window_keeps_its_share_of_a_small_budget(new_request):
+    prompt = [token for i in range(9) for token in (1, 10 + 4 * i, 11 + 4 * i, 12 + 4 * i, 13 + 4 * i)] + [1]
+    request = new_request(prompt, vocab_size=500)
+    speculator = Lookahead()
+    speculator.begin(request)
+    guesses, columns = split(speculator.propose(request, 16))
+    assert sum(map(len, guesses)) == 8
+    assert len(columns) == 8  # the first row: one node per column
+    guesses, columns = split(speculator.propose(request, 64))
+    assert sum(map(len, guesses)) == 28
+    assert len(columns) == 9
+
+
+def test_scores_favour_recent_guesses_and_siblings_share(new_request):
+    request = new_request([1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 8, 9, 8, 9, 1])
+    speculator = Lookahead()
+    speculator.begin(request)
+    branches = [branch for branch in speculator.propose(request, 64) if not branch.probe]
+    assert [list(branch.tokens) for branch in branches] == [[8, 9, 8, 9], [2, 3, 6, 7], [2, 3, 4, 5]]
+    newest, middle, oldest = (branch.scores for branch in branches)
+    assert newest[0] > middle[0] == oldest[0]
+    assert newest[0] + middle[0] == pytest.approx(3 / 4)  # three sequences: 3 / (3 + 1)
+    assert middle[:2] == oldest[:2]
+    assert middle[2] > oldest[2]
+    assert middle[2] + oldest[2] == pytest.approx(2 / 2.25)
+    assert newest[1] == middle[3] == pytest.approx(0.8)
+
+
+def test_it_decodes_in_fewer_steps_than_tokens(decode):
+    target = HashTarget(64, n_successors=2)
+    for config in (PAPER, LookaheadConfig()):
+        tokens, n_steps = decode(Lookahead(config), target, [1, 2, 3, 4], 200)
+        assert tokens == target.generate([1, 2, 3, 4], 200)
+        assert n_steps < 150
+
+
+def test_the_window_depends_on_both_seeds(new_request):
+    def columns(config_seed, request_seed):
+        request = new_request(list(range(60)), seed=request_seed)
+        speculator = Lookahead(replace(PAPER, seed=config_seed))
+        speculator.begin(request)
+        return split(speculator.propose(request, 64))[1]
+
+    assert columns(0, 1) == columns(0, 1)
+    assert columns(0, 1) != columns(0, 2)
+    assert columns(0, 1) != columns(1, 1)
+
+
+def test_a_step_without_answers_changes_nothing(new_request):
+    request = new_request([1, 2, 3, 1, 2, 3, 1])
+    speculator = Lookahead()
+    speculator.begin(request)
+    before = split(speculator.propose(request, 64))
+    speculator.observe(request, Outcome((), EMPTY_TREE))
+    assert split(speculator.propose(request, 64)) == before
+
+
+def test_memory_is_bounded_and_dropped_at_the_end(decode_steps, new_request):
+    speculator = Lookahead(LookaheadConfig(max_keys=16, guesses=2))
+    target = LongMemory(1000, 9)
+    for _ in decode_steps(speculator, target, new_request(list(range(300)), vocab_size=1000), 200):
+        state = speculator._states[0]
+        assert len(state.pool) <= 17
+        assert len(state.window.paths) <= 9
+    assert speculator._states == {}
+    speculator.end(new_request([1]))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"level": 2}, {"window": 0}, {"guesses": 0}, {"window_share": 1.5}, {"prompt_window": -1}, {"max_keys": 1}],
+)
+def test_settings_out_of_range_are_refused(bad):
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        LookaheadConfig(**bad)

@@ -1,0 +1,130 @@
+"""Counting induction heads, and the file that keeps them."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError
+from engine.protocol import Artefacts, Needs, Outcome, RequestView, TokenBuffer
+from engine.sampling.params import SamplingParams
+from engine.tree import EMPTY_TREE
+from speculators.pld_plus.induction_heads import (
+    HeadCounter,
+    HeadScore,
+    HeadsFile,
+    best_heads,
+    copied_from,
+    read_heads,
+    write_heads,
+)
+
+FOUND = HeadsFile(
+    model="abc",
+    n_layers=2,
+    n_heads=3,
+    n_tokens=10,
+    heads=[HeadScore(1, 2, 0.7), HeadScore(0, 1, 0.2)],
+    hits=[[0, 2, 0], [0, 0, 7]],
+)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
+def test_a_token_was_copied_from_behind_the_longest_matching_suffix(x):
+    best, longest = None, 0
+    for j in range(len(x) - 1):
+        n = 0
+        while n <= j and x[j - n] == x[len(x) - 1 - n]:
+            n += 1
+        if n and n >= longest:  # the latest of several
+            best, longest = j, n
+    assert copied_from(np.array(x, np.int32)) == best
+
+
+def test_the_head_that_looks_where_the_token_came_from_is_counted():
+    """Head (1, 0) is a perfect induction head, (0, 1) one that errs every second time, the rest look at the first
+    token, as heads with nothing to do."""
+    text = [1, 5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 9, 9]
+    counter = HeadCounter(2, 2)
+    assert counter.needs == Needs(heads=((0, 0), (0, 1), (1, 0), (1, 1)))
+    request = RequestView(0, TokenBuffer(text[:3]), 3, SamplingParams(), 10)
+    counter.begin(request)
+    counter.observe(request, Outcome([], EMPTY_TREE))  # a chunk that is not the last
+    n_counted = 0
+    for end in range(4, len(text) + 1):
+        request.context.extend(text[end - 1 : end])
+        attention = np.zeros((4, end - 1), np.float32)
+        attention[:, 0] = 0.1
+        source = copied_from(request.context.view)
+        if source is not None:
+            n_counted += 1
+            attention[2, source] = 0.9
+            if n_counted % 2:
+                attention[1, source] = 0.9
+        counter.observe(request, Outcome([text[end - 1]], EMPTY_TREE, artefacts=Artefacts(attention=attention)))
+        assert counter.propose(request, 64) == []
+    counter.end(request)
+    assert counter.n_tokens == n_counted == 7
+    assert counter.hits.tolist() == [[0, 4], [7, 0]]
+    assert best_heads(counter, 50) == [HeadScore(1, 0, 1.0), HeadScore(0, 1, 0.571429)]
+
+
+def test_no_more_heads_are_kept_than_wanted_and_none_that_never_hit():
+    counter = HeadCounter(2, 3)
+    counter.n_tokens = 10
+    counter.hits[:] = [[3, 0, 9], [3, 1, 0]]
+    counter.looked[:] = [[0.1, 9, 0.1], [0.2, 0.1, 8]]
+
+    def places(keep):
+        return [(one.layer, one.head) for one in best_heads(counter, keep)]
+
+    assert places(2) == [(0, 2), (1, 0)]  # of two equals the one that looked there more
+    assert places(50) == [(0, 2), (1, 0), (0, 0), (1, 1)]
+    counter.hits[:] = 0  # then those that looked there most
+    assert places(2) == [(0, 1), (1, 2)]
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path):
+    path = tmp_path / "new" / "heads.json"
+    write_heads(path, FOUND)
+    assert read_heads(path, "abc", 2, 3) == FOUND
+    assert FOUND.pairs == ((1, 2), (0, 1))
+    assert [file.name for file in path.parent.iterdir()] == ["heads.json"]
+    assert json.loads(path.read_text())["heads"][0] == {"layer": 1, "head": 2, "rate": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": "something"}, "format 'something'"),
+        ({"version": 2}, "version 2"),
+        ({"model": "other"}, "another model .*other.*abc"),
+        ({"n_layers": 4}, "4 layers of 3 heads, the model has 2 of 3"),
+        ({"heads": []}, "no head"),
+        ({"heads": [HeadScore(0, 1, 1.0), HeadScore(0, 1, 0.5)]}, "twice"),
+        ({"heads": [HeadScore(2, 0, 1.0)]}, r"\(2, 0\)"),
+        ({"heads": [HeadScore(0, -1, 1.0)]}, r"\(0, -1\)"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_by_name(changes, said, tmp_path):
+    path = tmp_path / "heads.json"
+    write_heads(path, msgspec.structs.replace(FOUND, **changes))
+    with pytest.raises(ConfigError, match=f"heads\\.json .*{said}"):
+        read_heads(path, "abc", 2, 3)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xff\xfe", b"[]", b"{}", b'{"heads": 3}', msgspec.json.encode(FOUND)[:-5], b"null"]
+)
+def test_what_is_no_heads_file_is_refused_by_name(raw, tmp_path):
+    path = tmp_path / "heads.json"
+    path.write_bytes(raw)
+    with pytest.raises(ConfigError, match=r"heads\.json is not a heads file"):
+        read_heads(path, "abc", 2, 3)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_heads(tmp_path / "missing", "abc", 2, 3)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_heads(path / "below", FOUND)

@@ -1,0 +1,109 @@
+"""The training loop: a time budget, packed batches, checkpoints that survive a kill.
+
+The schedule follows elapsed time, not steps, because the machine is shared: a run ends when it was told to.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from tools.demo_model.losses import Loss
+from tools.demo_model.optim import factor_at, optimizers_for, step_all
+from tools.demo_model.packing import PackedStream
+
+TOKENS_PER_PASS = 4096  # one forward and backward; a fixed shape, so that compiling pays
+SHORT, LONG = 512, 2048  # row lengths, tokens
+LONG_FROM = 0.93  # share of the budget after which rows are long: positions beyond SHORT get trained
+TWO_PASSES_FROM = 0.9  # small steps early, larger ones once progress is limited by noise
+CHECKPOINT_EVERY = 120.0  # seconds
+SMOOTHING = 0.97
+
+
+@dataclass
+class Progress:
+    """What a run has used up so far."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    loss: float = 0.0  # nats per token, smoothed
+
+
+class Run:
+    """One model's training; owns its optimisers and its checkpoint file."""
+
+    def __init__(self, model: nn.Module, loss: Loss, stream: PackedStream, checkpoint: Path) -> None:
+        self.model, self.stream, self.checkpoint = model, stream, checkpoint
+        self.progress = Progress()
+        # Long rows come last and briefly: compiling a second shape would cost more than it saves.
+        self._losses: dict[int, Loss] = {SHORT: torch.compile(loss, dynamic=False), LONG: loss}
+        self._optimizers = optimizers_for(model)
+        self._saved_at = 0.0
+
+    def train(self, minutes: float) -> Progress:
+        """Train until `minutes` in total (earlier runs of this checkpoint included) are used up."""
+        budget = minutes * 60
+        started = time.monotonic() - self.progress.seconds
+        bar_format = "{percentage:3.0f}%|{bar:20}| {n:.1f}/{total:.1f} min {postfix}"
+        with tqdm(total=minutes, bar_format=bar_format, mininterval=5) as bar:
+            while self.progress.seconds < budget:
+                self._step(self.progress.seconds / budget)
+                self.progress.seconds = time.monotonic() - started
+                self._report(bar)
+                if self.progress.seconds - self._saved_at > CHECKPOINT_EVERY:
+                    self.save()
+        self.save()
+        return self.progress
+
+    def _step(self, share: float) -> None:
+        length = LONG if share >= LONG_FROM else SHORT
+        passes = 2 if share >= TWO_PASSES_FROM else 1
+        total = 0.0
+        for _ in range(passes):
+            batch = self.stream.batch(TOKENS_PER_PASS // length, length)
+            loss = self._losses[length](batch) / passes
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        step_all(self._optimizers, factor_at(share))
+        p = self.progress
+        p.loss = total if p.steps == 0 else SMOOTHING * p.loss + (1 - SMOOTHING) * total
+        p.tokens += passes * TOKENS_PER_PASS
+        p.steps += 1
+
+    def _report(self, bar: tqdm[Any]) -> None:
+        p = self.progress
+        bar.set_postfix_str(
+            f"loss {p.loss:.3f} step {p.steps} {p.tokens / 1e6:.2f}M tokens {p.tokens / p.seconds:.0f}/s",
+            refresh=False,
+        )
+        bar.update(p.seconds / 60 - bar.n)
+
+    def save(self) -> None:
+        """Write the checkpoint; a kill meanwhile leaves the previous one whole."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self._optimizers],
+            "stream": self.stream.state(),
+            "progress": asdict(self.progress),
+        }
+        unfinished = self.checkpoint.with_suffix(".part")
+        torch.save(state, unfinished)
+        unfinished.replace(self.checkpoint)
+        self._saved_at = self.progress.seconds
+
+    def resume(self) -> None:
+        """Go on from the checkpoint file."""
+        state = torch.load(self.checkpoint, weights_only=False)  # our own file; numpy state inside
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.stream.restore(state["stream"])
+        self.progress = Progress(**state["progress"])
+        self._saved_at = self.progress.seconds
