@@ -16,8 +16,9 @@ from random import Random
 import numpy as np
 
 from engine.composer import compose
-from engine.protocol import Outcome, RequestView, TokenBuffer
+from engine.protocol import Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from retrieval_store.index.library import FixedLibrary, Library
 from retrieval_store.index.snapshot_index import open_snapshot

@@ -13,8 +13,9 @@ import time
 
 import numpy as np
 
-from engine.protocol import Artefacts, Outcome, RequestView, TokenBuffer
+from engine.protocol import Artefacts, Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.registry import SpeculatorOptions, create

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from speculators.mixing.fault_isolation import Guarded
 from speculators.registry import Factory, SpeculatorOptions, create
 

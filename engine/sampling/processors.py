@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from engine.events import TokenLogprob
-from engine.protocol import TokenBuffer
 from engine.sampling.params import SamplingParams
 from engine.sampling.truncation import truncate, truncates
+from engine.token_buffer import TokenBuffer
 
 _NEG_INF = float("-inf")
 

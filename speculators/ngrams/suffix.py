@@ -24,7 +24,8 @@ from typing import Literal
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT, IntArray
 from retrieval_store.index.jit import compiled
 from speculators.tenant_state import Namespaces

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, FloatArray, IntArray
 from retrieval_store.index.memory import MemoryIndex

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import pytest
 
 from engine.composer import compose
-from engine.protocol import Branch, Outcome, RequestView, Speculator, TokenBuffer
+from engine.protocol import Branch, Outcome, RequestView, Speculator
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from speculators.testing_target import HashTarget
 

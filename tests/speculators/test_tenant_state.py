@@ -3,8 +3,9 @@
 import pytest
 
 from engine.composer import compose
-from engine.protocol import Outcome, RequestView, TokenBuffer
+from engine.protocol import Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from speculators.mixing.auto import Auto
 from speculators.mixing.calibration import DepthCalibration

@@ -25,10 +25,11 @@ from engine.composer import compose
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
-from engine.protocol import Branch, Outcome, RequestView, TokenBuffer
+from engine.protocol import Branch, Outcome, RequestView
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.target.info import TargetInfo
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match, walk, walk_greedy
 from speculators.draft_model.drafter import Drafter as DraftingModel

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import RequestView, TokenBuffer
+from engine.protocol import RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from retrieval_store.index.index import Limits
 from retrieval_store.index.library import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
-from engine.protocol import Branch, RequestView, TokenBuffer
+from engine.protocol import Branch, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from retrieval_store.index.library import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.corpus.rest import Rest, RestConfig

@@ -20,12 +20,13 @@ from engine.loop import Engine, Job
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
-from engine.protocol import Branch, Outcome, RequestView, TokenBuffer
+from engine.protocol import Branch, Outcome, RequestView
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import History, process
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.draft_model.drafter import Drafter, Rows
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
-from engine.protocol import BatchSpeculator, Branch, Needs, RequestView, TokenBuffer
+from engine.protocol import BatchSpeculator, Branch, Needs, RequestView
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.mixing.auto import FIRST_DRAFTING, Auto, AutoConfig

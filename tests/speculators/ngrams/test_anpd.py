@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.protocol import RequestView, TokenBuffer
+from engine.protocol import RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.matches import NgramPlaces, longest_matches
 from speculators.testing_target import HashTarget

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.protocol import RequestView, TokenBuffer
+from engine.protocol import RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from speculators.ngrams.pld import PldConfig, PromptLookup
 from speculators.testing_target import HashTarget
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.protocol import Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding, match_lengths
 from speculators.testing_target import HashTarget

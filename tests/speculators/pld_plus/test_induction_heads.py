@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.protocol import Artefacts, Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Artefacts, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from speculators.pld_plus.induction_heads import (
     HeadCounter,

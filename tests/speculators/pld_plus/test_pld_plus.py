@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError, UnknownMethodError
-from engine.protocol import Artefacts, Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Artefacts, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, TokenTree
 from speculators.pld_plus.hidden_states import StateRows
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden, paper_layer

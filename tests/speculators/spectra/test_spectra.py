@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
-from engine.protocol import RequestView, TokenBuffer
+from engine.protocol import RequestView
 from engine.sampling.params import SamplingParams
 from engine.scheduling.stats import count_sources
+from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT
 from retrieval_store.index.library import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.errors import ConfigError
-from engine.protocol import Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Needs, Outcome, RequestView
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.suffix import SuffixConfig

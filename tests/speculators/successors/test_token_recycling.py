@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.errors import ConfigError
-from engine.protocol import Needs, Outcome, RequestView, TokenBuffer
+from engine.protocol import Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
+from engine.token_buffer import TokenBuffer
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from speculators.successors.token_recycling import RANK_P, TokenRecycling, TokenRecyclingConfig, rank_tree
