@@ -125,16 +125,16 @@ class Speculator(Protocol):
     name: str
     needs: Needs
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """A request was admitted; its context is the prompt."""
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Branches for the next step, best first, at most ``budget`` nodes together (probes count)."""
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
-        """The target's answer; ``request.context`` already holds the committed tokens."""
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
+        """The target's answer; ``view.context`` already holds the committed tokens."""
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Always called once, also on cancel and error: drop all state of the request."""
 
 
@@ -142,7 +142,7 @@ class Speculator(Protocol):
 class BatchSpeculator(Speculator, Protocol):
     """A method that drafts for many requests in one go (a drafter with weights)."""
 
-    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """``propose`` for several requests at once, in order."""
 
 

@@ -11,15 +11,15 @@ class Autoregressive:
     name = "autoregressive"
     needs = Needs()
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing to remember."""
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """No branches, whatever the budget."""
         return []
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Nothing to learn."""
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Nothing to drop."""

@@ -25,24 +25,24 @@ class AlwaysRight:
         self._answers = answers
         self._depth = depth
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing to remember."""
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One chain of at most ``depth`` tokens; nothing for an unknown prompt or past the end."""
-        future = self._future(request)[: min(self._depth, budget)]
+        future = self._future(view)[: min(self._depth, budget)]
         return [Branch(future, self.name)] if future else []
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Nothing to learn."""
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Nothing to drop."""
 
-    def _future(self, request: RequestView) -> list[int]:
-        context = request.context.view
-        answer = self._answers.get(tuple(context[: request.n_prompt].tolist()), ())
-        return list(answer[len(context) - request.n_prompt :])
+    def _future(self, view: RequestView) -> list[int]:
+        context = view.context.view
+        answer = self._answers.get(tuple(context[: view.n_prompt].tolist()), ())
+        return list(answer[len(context) - view.n_prompt :])
 
 
 class AlwaysWrong(AlwaysRight):
@@ -50,9 +50,9 @@ class AlwaysWrong(AlwaysRight):
 
     name = "always-wrong"
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One chain of at most ``depth`` tokens that starts with the token after the true one."""
-        future = self._future(request)[: min(self._depth, budget)]
+        future = self._future(view)[: min(self._depth, budget)]
         if not future:
             return []
-        return [Branch([(future[0] + 1) % request.vocab_size, *future[1:]], self.name)]
+        return [Branch([(future[0] + 1) % view.vocab_size, *future[1:]], self.name)]

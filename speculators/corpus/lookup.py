@@ -74,26 +74,26 @@ class LibraryDrafter:
         self._config = config
         self._after = AfterToken(self._limits(1, 1, _AFTER_NODES))
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing to remember."""
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree of at most ``budget`` nodes; nothing without a match, or without an index."""
-        indexes = self._library.of(request.namespace) if budget > 0 else ()
+        indexes = self._library.of(view.namespace) if budget > 0 else ()
         if not indexes:
             return []
-        context = request.context.view[-self._config.suffix_max :]
+        context = view.context.view[-self._config.suffix_max :]
         draft = RetrievalDraft()
         for found in self._longest_first(indexes, context, budget):
-            draft.add(_within(found, request.vocab_size), self._config.prior, budget)
+            draft.add(_within(found, view.vocab_size), self._config.prior, budget)
             if len(draft.tokens) >= budget:
                 break
         return draft.branches(self.name)
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Nothing to learn: a corpus is what it is."""
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Nothing to drop."""
 
     def _longest_first(self, indexes: Sequence[Index], context: IntArray, budget: int) -> Iterator[Continuations]:

@@ -96,11 +96,11 @@ class Drafter:
         """Sequences that have begun and not ended."""
         return len(self._cached)
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Learn of a sequence; it owns no block yet."""
-        seq = request.request_id
+        seq = view.request_id
         self._cached[seq] = Cached()
-        self._stage.admit(Step(0, [], [SequenceStart(seq, request.params, request.n_prompt, Needs())]))
+        self._stage.admit(Step(0, [], [SequenceStart(seq, view.params, view.n_prompt, Needs())]))
 
     def end(self, seq: int) -> None:
         """Forget a sequence and free its blocks; harmless when it is unknown."""
@@ -112,24 +112,24 @@ class Drafter:
         """What the cache holds of a sequence; whoever drafts keeps it up to date."""
         return self._cached[seq]
 
-    def reserve(self, request: RequestView, n_tokens: int) -> bool:
+    def reserve(self, view: RequestView, n_tokens: int) -> bool:
         """Make room for ``n_tokens`` of a sequence; without room it loses what it has, and may come again later.
 
         Giving everything back keeps sequences that cannot go on from holding what others could draft with.
         """
-        seq = request.request_id
+        seq = view.request_id
         try:
             self._cached[seq].new_blocks += self.blocks.grow(seq, n_tokens)
         except OutOfBlocksError:
-            self.evict(request)
+            self.evict(view)
             return False
         return True
 
-    def evict(self, request: RequestView) -> None:
+    def evict(self, view: RequestView) -> None:
         """Free the blocks of a sequence that goes on living; its text must be read again."""
-        if self.blocks.release(request.request_id) or self._cached[request.request_id].n:
-            self._stage.admit(Step(0, [], ends=[request.request_id]))
-            self.begin(request)
+        if self.blocks.release(view.request_id) or self._cached[view.request_id].n:
+            self._stage.admit(Step(0, [], ends=[view.request_id]))
+            self.begin(view)
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Rows]) -> Tensor:

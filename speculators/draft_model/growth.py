@@ -41,18 +41,18 @@ class Growth(Protocol):
         """The finished draft."""
 
 
-def chunk(request: RequestView, cached: Cached, n: int, wanted: Sequence[int] = ()) -> Rows:
+def chunk(view: RequestView, cached: Cached, n: int, wanted: Sequence[int] = ()) -> Rows:
     """The next ``n`` tokens of the context that are not in the cache; they count as cached from here on."""
     first = cached.n
     cached.n += n
-    return Rows(request.request_id, first, request.context.view[first : first + n].tolist(), None, wanted)
+    return Rows(view.request_id, first, view.context.view[first : first + n].tolist(), None, wanted)
 
 
 class Reading:
     """No draft yet: the cache lags behind, and this call has room for ``n`` more tokens of the text."""
 
-    def __init__(self, request: RequestView, cached: Cached, n: int) -> None:
-        self._rows = chunk(request, cached, n)
+    def __init__(self, view: RequestView, cached: Cached, n: int) -> None:
+        self._rows = chunk(view, cached, n)
 
     def rows(self) -> Rows:
         """The chunk; no logits."""
@@ -77,14 +77,14 @@ class Chain:
     Each forward has one row, and what it leaves in the cache stays there if it is accepted.
     """
 
-    def __init__(self, request: RequestView, cached: Cached, depth: int, history: History | None) -> None:
-        self._request = request
+    def __init__(self, view: RequestView, cached: Cached, depth: int, history: History | None) -> None:
+        self._view = view
         self._cached = cached
         self._depth = depth
         self._history = history  # changed as the chain grows
-        self._n_context = len(request.context)
+        self._n_context = len(view.context)
         pending = self._n_context - cached.n
-        self._rows = chunk(request, cached, pending, (pending - 1,))
+        self._rows = chunk(view, cached, pending, (pending - 1,))
         self._tokens: list[int] = []
         self._scores: list[float] = []
         self._q: list[FloatArray] = []
@@ -95,7 +95,7 @@ class Chain:
 
     def asks(self) -> list[Ask]:
         """The next token."""
-        return [Ask(self._request.params, self._history, self._n_context + len(self._tokens))]
+        return [Ask(self._view.params, self._history, self._n_context + len(self._tokens))]
 
     def take(self, choices: Sequence[Choice]) -> bool:
         """One token more."""
@@ -106,18 +106,18 @@ class Chain:
             self._q.append(choice.q)
         else:
             self._scores.append(choice.scores[0])
-        if len(self._tokens) == self._depth or token in self._request.params.stop_ids:
+        if len(self._tokens) == self._depth or token in self._view.params.stop_ids:
             return False
         if self._history is not None:
             self._history.add(token)
         n_cached = self._n_context + len(self._tokens) - 1
-        self._rows = Rows(self._request.request_id, n_cached, [token], None, (0,))
+        self._rows = Rows(self._view.request_id, n_cached, [token], None, (0,))
         self._cached.ahead.append(token)
         return True
 
     def branches(self, source: str) -> list[Branch]:
         """The chain."""
-        if draws(self._request.params):
+        if draws(self._view.params):
             return [Branch(self._tokens, source, q=np.stack(self._q))]
         return [Branch(self._tokens, source, scores=self._scores)]
 
@@ -128,14 +128,14 @@ class Tree:
     For requests without a history: penalties would have to know the path of every node.
     """
 
-    def __init__(self, request: RequestView, cached: Cached, depth: int, n_nodes: int, beam: int) -> None:
-        self._request = request
+    def __init__(self, view: RequestView, cached: Cached, depth: int, n_nodes: int, beam: int) -> None:
+        self._view = view
         self._depth = depth
         self._n_nodes = n_nodes
         self._beam = beam
-        self._n_context = len(request.context)
+        self._n_context = len(view.context)
         pending = self._n_context - cached.n
-        self._rows = chunk(request, cached, pending, (pending - 1,))
+        self._rows = chunk(view, cached, pending, (pending - 1,))
         self._level = 1  # depth of the nodes that come next
         self._expanded: list[int] = [ROOT]  # whose children come next
         # Every candidate so far, parents first.
@@ -153,7 +153,7 @@ class Tree:
     def asks(self) -> list[Ask]:
         """Children of every expanded node."""
         position = self._n_context + self._level - 1
-        return [Ask(self._request.params, None, position, min(self._beam, self._n_nodes)) for _ in self._expanded]
+        return [Ask(self._view.params, None, position, min(self._beam, self._n_nodes)) for _ in self._expanded]
 
     def take(self, choices: Sequence[Choice]) -> bool:
         """One level more."""
@@ -176,7 +176,7 @@ class Tree:
     def _worth_expanding(self, first: int) -> list[int]:
         """The best candidates of the last level (from ``first`` on) that may be kept and can have children."""
         kept = set(self._best())
-        stops = self._request.params.stop_ids
+        stops = self._view.params.stop_ids
         alive = [i for i in range(first, len(self._tokens)) if i in kept and self._tokens[i] not in stops]
         return heapq.nsmallest(self._beam, alive, key=self._rank)
 
@@ -192,8 +192,8 @@ class Tree:
         self._scored.update(zip(self._expanded, new, strict=True))
         parents = [self._scored.get(self._parents[i], ROOT) for i in self._scored]
         tree = TokenTree([self._tokens[i] for i in self._scored], parents)
-        root = [int(self._request.context.view[-1])]
-        return Rows(self._request.request_id, self._n_context - 1, root, tree, [node + 1 for node in new])
+        root = [int(self._view.context.view[-1])]
+        return Rows(self._view.request_id, self._n_context - 1, root, tree, [node + 1 for node in new])
 
     def branches(self, source: str) -> list[Branch]:
         """The tree, most probable nodes first."""

@@ -119,63 +119,63 @@ class DraftModel:
             self._drafter = Drafter.load(config.path, config.dtype, config.device, kv_bytes, config.block_size)
         return self._drafter
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing is read yet.
 
         Raises:
             ConfigError: the target has another vocabulary.
         """
         n = self.drafter.info.spec.vocab_size
-        if n != request.vocab_size:
-            raise ConfigError(f"--draft-model has {n} token ids, the target {request.vocab_size}: not one tokenizer")
-        self.drafter.begin(request)
+        if n != view.vocab_size:
+            raise ConfigError(f"--draft-model has {n} token ids, the target {view.vocab_size}: not one tokenizer")
+        self.drafter.begin(view)
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """The target has read a chunk of a long prompt: the drafter reads one as well."""
-        if outcome.tokens or not self._fits(request):
+        if outcome.tokens or not self._fits(view):
             return
         drafter = self.drafter
-        n = min(self._config.prefill_chunk, len(request.context) - 1 - drafter.cached(request.request_id).n)
-        if n > 0 and drafter.reserve(request, len(request.context)):
+        n = min(self._config.prefill_chunk, len(view.context) - 1 - drafter.cached(view.request_id).n)
+        if n > 0 and drafter.reserve(view, len(view.context)):
             from speculators.draft_model.growth import chunk
 
-            drafter.forward([chunk(request, drafter.cached(request.request_id), n)])
+            drafter.forward([chunk(view, drafter.cached(view.request_id), n)])
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One chain, or one tree."""
-        return self.propose_batch((request,), (budget,))[0]
+        return self.propose_batch((view,), (budget,))[0]
 
-    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """``propose`` for several requests, one forward per depth for all of them."""
         try:
-            drafts = self._start(requests, budgets)
+            drafts = self._start(views, budgets)
             self._finish([draft for draft in drafts if draft is not None])
         except Exception:
-            for request in requests:  # what counts as cached may not be
-                self.drafter.evict(request)
+            for view in views:  # what counts as cached may not be
+                self.drafter.evict(view)
             raise
         return [[] if draft is None else draft.branches(self.name) for draft in drafts]
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Free the cache."""
         if self._drafter is not None:
-            self._drafter.end(request.request_id)
+            self._drafter.end(view.request_id)
 
-    def _start(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[Growth | None]:
+    def _start(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Growth | None]:
         """What grows for every request; those whose cache lags far behind share ``prefill_chunk`` tokens of reading."""
         drafts: list[Growth | None] = []
         room = self._config.prefill_chunk
-        for request, budget in zip(requests, budgets, strict=True):
-            depth = min(self._depth(request), budget)
-            if depth < 1 or not self._fits(request) or not self._reserve(request, depth):
+        for view, budget in zip(views, budgets, strict=True):
+            depth = min(self._depth(view), budget)
+            if depth < 1 or not self._fits(view) or not self._reserve(view, depth):
                 drafts.append(None)
                 continue
-            cached = self.drafter.cached(request.request_id)
-            cached.sync(request.context.view)
-            lag = len(request.context) - cached.n
+            cached = self.drafter.cached(view.request_id)
+            cached.sync(view.context.view)
+            lag = len(view.context) - cached.n
             n = lag if lag <= self._config.draft_tokens + 1 else min(lag, room)  # a step's own tokens always pass
             room -= n if lag > self._config.draft_tokens + 1 else 0
-            drafts.append(self._grow(request, cached, n, depth, budget))
+            drafts.append(self._grow(view, cached, n, depth, budget))
         return drafts
 
     def _finish(self, growing: list[Growth]) -> None:
@@ -190,41 +190,41 @@ class DraftModel:
             taken = [draft.take([next(choices) for _ in some]) for draft, some in zip(growing, asks, strict=True)]
             growing = [draft for draft, has_more in zip(growing, taken, strict=True) if has_more]
 
-    def _grow(self, request: RequestView, cached: Cached, n: int, depth: int, budget: int) -> Growth | None:
+    def _grow(self, view: RequestView, cached: Cached, n: int, depth: int, budget: int) -> Growth | None:
         """A draft once ``n`` tokens bring the cache up to date, otherwise what can be read."""
         from speculators.draft_model.choice import draws
         from speculators.draft_model.growth import Chain, Reading, Tree
 
-        if n < len(request.context) - cached.n:
-            return Reading(request, cached, n) if n > 0 else None
-        history = self._history(request)
-        if self._config.tree_nodes and history is None and not draws(request.params):
-            return Tree(request, cached, depth, min(self._config.tree_nodes, budget), self._config.tree_beam)
-        return Chain(request, cached, depth, history)
+        if n < len(view.context) - cached.n:
+            return Reading(view, cached, n) if n > 0 else None
+        history = self._history(view)
+        if self._config.tree_nodes and history is None and not draws(view.params):
+            return Tree(view, cached, depth, min(self._config.tree_nodes, budget), self._config.tree_beam)
+        return Chain(view, cached, depth, history)
 
-    def _depth(self, request: RequestView) -> int:
+    def _depth(self, view: RequestView) -> int:
         """Tokens worth drafting: the last one of a text comes without a draft."""
-        n_output = len(request.context) - request.n_prompt
-        return min(self._config.draft_tokens, request.params.max_tokens - n_output - 1)
+        n_output = len(view.context) - view.n_prompt
+        return min(self._config.draft_tokens, view.params.max_tokens - n_output - 1)
 
-    def _fits(self, request: RequestView) -> bool:
+    def _fits(self, view: RequestView) -> bool:
         """Whether the drafter can read so far; a text that outgrows it gives its room back."""
-        if len(request.context) + self._config.draft_tokens <= self.drafter.info.max_model_len:
+        if len(view.context) + self._config.draft_tokens <= self.drafter.info.max_model_len:
             return True
-        self.drafter.evict(request)
+        self.drafter.evict(view)
         return False
 
-    def _reserve(self, request: RequestView, depth: int) -> bool:
+    def _reserve(self, view: RequestView, depth: int) -> bool:
         """Room for the text and what a draft scores behind it."""
         per_depth = self._config.tree_beam if self._config.tree_nodes else 1
-        return self.drafter.reserve(request, len(request.context) + per_depth * (depth - 1))
+        return self.drafter.reserve(view, len(view.context) + per_depth * (depth - 1))
 
-    def _history(self, request: RequestView) -> History | None:
+    def _history(self, view: RequestView) -> History | None:
         """What penalties have to know, without the draft."""
         from engine.sampling.processors import History
 
-        params = request.params
+        params = view.params
         if not (params.has_penalties or params.min_tokens):
             return None
-        tokens = request.context.view.tolist()
-        return History(tokens[: request.n_prompt], tokens[request.n_prompt :])
+        tokens = view.context.view.tolist()
+        return History(tokens[: view.n_prompt], tokens[view.n_prompt :])

@@ -113,40 +113,40 @@ class Auto:
         self._drafting = FIRST_DRAFTING
         self._looked_up: dict[int, list[float]] = {}  # batch -> seconds by nodes
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        self._paces[request.request_id] = _Pace(self._shared.of(request.namespace, DepthCalibration))
+        self._paces[view.request_id] = _Pace(self._shared.of(view.namespace, DepthCalibration))
         for part in self._parts:
-            part.begin(request)
+            part.begin(view)
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """``propose_batch`` of one."""
-        return self.propose_batch((request,), (budget,))[0]
+        return self.propose_batch((view,), (budget,))[0]
 
-    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """The nodes that pay, over all requests together."""
         began = time.perf_counter()
-        drafts: list[list[Branch]] = [[] for _ in requests]
-        asked = [i for i, request in enumerate(requests) if budgets[i] > 0 and self._is_due(request)]
+        drafts: list[list[Branch]] = [[] for _ in views]
+        asked = [i for i, view in enumerate(views) if budgets[i] > 0 and self._is_due(view)]
         if not asked:
             return drafts
-        every = self._gather([requests[i] for i in asked], [self._wanted(requests[i], budgets[i]) for i in asked])
+        every = self._gather([views[i] for i in asked], [self._wanted(views[i], budgets[i]) for i in asked])
         ranked: dict[int, _Draft] = {}
         for i, branches in zip(asked, every, strict=True):
             if any(branch.q is not None or branch.probe for branch in branches):
                 drafts[i] = branches
             else:
-                ranked[i] = self._rank(requests[i], branches, budgets[i])
-        counts = self.share_out([draft.reach for draft in ranked.values()], len(requests))
+                ranked[i] = self._rank(views[i], branches, budgets[i])
+        counts = self.share_out([draft.reach for draft in ranked.values()], len(views))
         for (i, draft), count in zip(ranked.items(), counts, strict=True):
-            drafts[i] = self._take(requests[i], draft, count, len(requests))
+            drafts[i] = self._take(views[i], draft, count, len(views))
         seconds = (time.perf_counter() - began) / len(asked)
         self._drafting += SMOOTHING * (min(seconds, SURPRISE * self._drafting) - self._drafting)
         return drafts
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded to all sources; what was claimed is held against what came true."""
-        pace, tree = self._paces[request.request_id], outcome.tree
+        pace, tree = self._paces[view.request_id], outcome.tree
         if pace.claims and len(tree) == len(pace.claims):
             claimed, hits = claims_and_hits(outcome, pace.claims)
             for calibration in (pace.shared, pace.calibration):
@@ -157,13 +157,13 @@ class Auto:
         )  # nobody will be asked next: who can catch up, does so
         for part in self._parts:
             if not (rests and part.catches_up):
-                part.observe(request, outcome)
+                part.observe(view, outcome)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        self._paces.pop(request.request_id, None)
+        self._paces.pop(view.request_id, None)
         for part in self._parts:
-            part.end(request)
+            part.end(view)
 
     def share_out(self, reaches: Sequence[Sequence[float]], batch: int) -> list[int]:
         """How many nodes each draft may keep so that all requests together get the most tokens per second.
@@ -199,33 +199,33 @@ class Auto:
             self._looked_up[batch] = known
         return known
 
-    def _is_due(self, request: RequestView) -> bool:
+    def _is_due(self, view: RequestView) -> bool:
         """Whether it is worth asking for a draft again."""
-        pace = self._paces[request.request_id]
+        pace = self._paces[view.request_id]
         if pace.pause == 0:
             return True
         pace.pause -= 1
         return False
 
-    def _wanted(self, request: RequestView, budget: int) -> int:
+    def _wanted(self, view: RequestView, budget: int) -> int:
         """Nodes to ask for: finding candidates takes time too, most of it for those that will not pay."""
-        return min(budget, int(2.0 * self._paces[request.request_id].lately) + self._config.reserve)
+        return min(budget, int(2.0 * self._paces[view.request_id].lately) + self._config.reserve)
 
-    def _gather(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
-        every: list[list[Branch]] = [[] for _ in requests]
+    def _gather(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        every: list[list[Branch]] = [[] for _ in views]
         for part in self._parts:
-            for branches, more in zip(every, part.propose_batch(requests, budgets), strict=True):
+            for branches, more in zip(every, part.propose_batch(views, budgets), strict=True):
                 branches += more
         return every
 
-    def _rank(self, request: RequestView, branches: Sequence[Branch], budget: int) -> _Draft:
+    def _rank(self, view: RequestView, branches: Sequence[Branch], budget: int) -> _Draft:
         """All candidates of a request by calibrated path probability; a parent always comes before its children."""
         branch = self._merged(branches)
         if branch is None:
             return _Draft(Branch([], self.name), [], [])
         assert branch.parents is not None
         assert branch.scores is not None
-        pace = self._paces[request.request_id]
+        pace = self._paces[view.request_id]
         factors = pace.calibration.factors(pace.shared)
         reach: list[float] = []
         depths: list[int] = []
@@ -256,9 +256,9 @@ class Auto:
         per_request = self._seconds(batch, 0)[0] / batch
         return max(self._config.longest_pause, min(self._drafting / (self._config.overhead * per_request), 32.0))
 
-    def _take(self, request: RequestView, draft: _Draft, count: int, batch: int) -> list[Branch]:
+    def _take(self, view: RequestView, draft: _Draft, count: int, batch: int) -> list[Branch]:
         """The first ``count`` candidates as a branch; without any the request is left alone for a while."""
-        pace = self._paces[request.request_id]
+        pace = self._paces[view.request_id]
         pace.lately = max(float(count), pace.lately + 0.25 * (count - pace.lately))
         if count == 0:
             if draft.order:  # refused: unless what speaks against the claims ages, they can never prove right again

@@ -67,77 +67,76 @@ class Combined:
         except ValueError as error:
             raise UnknownMethodError(f"{self.name} cannot be combined: {error}", "method") from error
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Forwarded to all parts."""
-        self._estimates.begin(request.request_id, request.namespace)
+        self._estimates.begin(view.request_id, view.namespace)
         for part in self._parts:
-            part.begin(request)
+            part.begin(view)
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """All parts' branches, at most ``budget`` nodes once merged."""
-        return self.propose_batch((request,), (budget,))[0]
+        return self.propose_batch((view,), (budget,))[0]
 
-    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """``propose`` for several requests; each part is asked once for all of them."""
         if self._config.mode == "priority":
-            return self._in_order(requests, budgets)
-        every = self._gather(requests, budgets)
+            return self._in_order(views, budgets)
+        every = self._gather(views, budgets)
         return [
-            self._choose(request, branches, budget)
-            for request, branches, budget in zip(requests, every, budgets, strict=True)
+            self._choose(view, branches, budget) for view, branches, budget in zip(views, every, budgets, strict=True)
         ]
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded to all parts; what they claimed is held against what came true."""
-        candidates = self._drafted.pop(request.request_id, None)
+        candidates = self._drafted.pop(view.request_id, None)
         if candidates is not None and len(outcome.tree):
-            self._estimates.observe(request.request_id, outcome, candidates.claims_of(outcome.tree))
+            self._estimates.observe(view.request_id, outcome, candidates.claims_of(outcome.tree))
         for part in self._parts:
-            part.observe(request, outcome)
+            part.observe(view, outcome)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Forwarded to all parts."""
-        self._estimates.end(request.request_id)
-        self._drafted.pop(request.request_id, None)
+        self._estimates.end(view.request_id)
+        self._drafted.pop(view.request_id, None)
         for part in self._parts:
-            part.end(request)
+            part.end(view)
 
-    def _gather(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+    def _gather(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """Every part's branches for every request, in the order of the parts."""
-        every: list[list[Branch]] = [[] for _ in requests]
+        every: list[list[Branch]] = [[] for _ in views]
         for part in self._parts:
             shares = [min(budget, self._config.limits.get(part.name, budget)) for budget in budgets]
-            for branches, more in zip(every, part.propose_batch(requests, shares), strict=True):
+            for branches, more in zip(every, part.propose_batch(views, shares), strict=True):
                 branches += more
         return every
 
-    def _choose(self, request: RequestView, branches: list[Branch], budget: int) -> list[Branch]:
+    def _choose(self, view: RequestView, branches: list[Branch], budget: int) -> list[Branch]:
         """The best nodes of all branches as one branch, and probes."""
         guesses = [branch for branch in branches if not branch.probe]
         probes = [branch for branch in branches if branch.probe]
         if any(branch.q is not None for branch in guesses):
             return branches  # the composer cuts them, in order
-        candidates = self._candidates(request, guesses)
+        candidates = self._candidates(view, guesses)
         reserved = min(int(budget * self._config.probe_share), sum(len(probe.tokens) for probe in probes))
         chosen = candidates.best(budget - reserved)
-        self._drafted[request.request_id] = candidates
+        self._drafted[view.request_id] = candidates
         return ([chosen] if chosen is not None else []) + probes
 
-    def _candidates(self, request: RequestView, guesses: Sequence[Branch]) -> Candidates:
+    def _candidates(self, view: RequestView, guesses: Sequence[Branch]) -> Candidates:
         candidates = Candidates(self.name)
         for branch in guesses:
-            candidates.add(branch, self._probability, request.request_id)
+            candidates.add(branch, self._probability, view.request_id)
         return candidates
 
     def _probability(self, request_id: int, source: str, depth: int, claim: float | None) -> float:
         weight = self._config.weights.get(source, 1.0)
         return weight * self._estimates.probability(request_id, source, depth, claim)
 
-    def _in_order(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+    def _in_order(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """With ``k`` parts, every part still to come is sure of ``budget // (2 * k)`` nodes; an earlier one may take
         everything else, and what it leaves passes on."""
-        drafts: list[list[Branch]] = [[] for _ in requests]
-        counters = [NodeCounter() for _ in requests]
+        drafts: list[list[Branch]] = [[] for _ in views]
+        counters = [NodeCounter() for _ in views]
         n_parts = len(self._parts)
         for index, part in enumerate(self._parts):
             n_later = n_parts - index - 1
@@ -148,7 +147,7 @@ class Combined:
                 )
                 for budget, counter in zip(budgets, counters, strict=True)
             ]
-            for draft, counter, branches in zip(drafts, counters, part.propose_batch(requests, shares), strict=True):
+            for draft, counter, branches in zip(drafts, counters, part.propose_batch(views, shares), strict=True):
                 for branch in branches:
                     counter.add_branch(branch)
                 draft += branches

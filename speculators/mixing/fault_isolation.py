@@ -25,51 +25,51 @@ class Guarded:
         self.catches_up: bool = getattr(inner, "catches_up", False)  # may be spared outcomes: it reads the context
         self._failed: set[int] = set()  # request ids
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Forwarded; a failure switches the method off for this request."""
-        self._attempt(request, lambda: self._inner.begin(request))
+        self._attempt(view, lambda: self._inner.begin(view))
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Forwarded; nothing for a request the method failed on."""
-        return self.propose_batch((request,), (budget,))[0]
+        return self.propose_batch((view,), (budget,))[0]
 
-    def propose_batch(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """Drafts in order, through the inner ``propose_batch`` where there is one."""
-        drafts: list[list[Branch]] = [[] for _ in requests]
-        asked = [i for i, request in enumerate(requests) if budgets[i] > 0 and request.request_id not in self._failed]
-        together = self._together([requests[i] for i in asked], [budgets[i] for i in asked])
+        drafts: list[list[Branch]] = [[] for _ in views]
+        asked = [i for i, view in enumerate(views) if budgets[i] > 0 and view.request_id not in self._failed]
+        together = self._together([views[i] for i in asked], [budgets[i] for i in asked])
         for position, i in enumerate(asked):
-            drafts[i] = self._alone(requests[i], budgets[i]) if together is None else together[position]
+            drafts[i] = self._alone(views[i], budgets[i]) if together is None else together[position]
         return drafts
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded; nothing for a request the method failed on."""
-        if request.request_id not in self._failed:
-            self._attempt(request, lambda: self._inner.observe(request, outcome))
+        if view.request_id not in self._failed:
+            self._attempt(view, lambda: self._inner.observe(view, outcome))
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Forwarded also after a failure: the state must go."""
-        self._attempt(request, lambda: self._inner.end(request))
-        self._failed.discard(request.request_id)
+        self._attempt(view, lambda: self._inner.end(view))
+        self._failed.discard(view.request_id)
 
-    def _together(self, requests: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]] | None:
+    def _together(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]] | None:
         """One batched call; ``None`` when the method has none, or when it failed: then each request is asked alone."""
-        if not requests or self._batch is None:
+        if not views or self._batch is None:
             return None
         try:
-            return self._batch.propose_batch(requests, budgets)
+            return self._batch.propose_batch(views, budgets)
         except Exception:
-            logger.exception("%s failed to draft for %d requests together; asking one by one", self.name, len(requests))
+            logger.exception("%s failed to draft for %d requests together; asking one by one", self.name, len(views))
             return None
 
-    def _alone(self, request: RequestView, budget: int) -> list[Branch]:
+    def _alone(self, view: RequestView, budget: int) -> list[Branch]:
         drafts: list[Branch] = []
-        self._attempt(request, lambda: drafts.extend(self._inner.propose(request, budget)))
+        self._attempt(view, lambda: drafts.extend(self._inner.propose(view, budget)))
         return drafts
 
-    def _attempt(self, request: RequestView, action: Callable[[], object]) -> None:
+    def _attempt(self, view: RequestView, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception:
-            self._failed.add(request.request_id)
-            logger.exception("%s failed; request %d goes on without its drafts", self.name, request.request_id)
+            self._failed.add(view.request_id)
+            logger.exception("%s failed; request %d goes on without its drafts", self.name, view.request_id)

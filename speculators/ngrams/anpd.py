@@ -85,37 +85,37 @@ class Anpd:
         self._states: dict[int, _State] = {}
         self._votes = [self._config.level_weight**match for match in range(self._config.ngram)]
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Learn the prompt; the published chain reads the context itself."""
         if self._config.branching:
-            self._states[request.request_id] = _State(max(len(request.context) - self._config.prompt_window, 0))
-            self._learn(request)
+            self._states[view.request_id] = _State(max(len(view.context) - self._config.prompt_window, 0))
+            self._learn(view)
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree of the most probable paths, or the published chain."""
-        if budget <= 0 or len(request.context) < 2:
+        if budget <= 0 or len(view.context) < 2:
             return []
-        branch = self._tree(request, budget) if self._config.branching else self._chain(request, budget)
+        branch = self._tree(view, budget) if self._config.branching else self._chain(view, budget)
         return [branch] if branch.tokens else []
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Learn the committed tokens."""
         if self._config.branching:
-            self._learn(request)
+            self._learn(view)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Drop the request's state."""
-        self._states.pop(request.request_id, None)
+        self._states.pop(view.request_id, None)
 
-    def _learn(self, request: RequestView) -> None:
+    def _learn(self, view: RequestView) -> None:
         """Learn the tokens committed since the last call."""
-        state = self._states[request.request_id]
-        state.places.learn(request.context.view[state.start + len(state.places.text) :].tolist())
+        state = self._states[view.request_id]
+        state.places.learn(view.context.view[state.start + len(state.places.text) :].tolist())
 
-    def _chain(self, request: RequestView, budget: int) -> Branch:
+    def _chain(self, view: RequestView, budget: int) -> Branch:
         """The published draft: token by token, the most frequent successor of the longest known context."""
         order = self._config.ngram - 1
-        context = request.context.view
+        context = view.context.view
         tail = context[-order:].tolist()
         draft: list[int] = []
         scores: list[float] = []
@@ -129,12 +129,12 @@ class Anpd:
             tail = [*tail, token][-order:]
         return Branch(draft, self.name, scores=scores)
 
-    def _tree(self, request: RequestView, budget: int) -> Branch:
+    def _tree(self, view: RequestView, budget: int) -> Branch:
         """The most probable paths, best first; every child comes after its parent."""
         config = self._config
-        state = self._states[request.request_id]
+        state = self._states[view.request_id]
         places = state.places
-        context = request.context.view[state.start :]
+        context = view.context.view[state.start :]
         limit = min(budget, config.max_nodes)
         if len(context) == 0:  # a prompt window of 0 and no output yet
             return Branch((), self.name)

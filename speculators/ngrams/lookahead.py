@@ -66,12 +66,12 @@ class _State:
 
     __slots__ = ("n_learnt", "pool", "window")
 
-    def __init__(self, config: LookaheadConfig, request: RequestView) -> None:
-        prompt = request.context.view.tolist() or [0]
-        rng = Random(f"{config.seed}/{request.params.seed}")
+    def __init__(self, config: LookaheadConfig, view: RequestView) -> None:
+        prompt = view.context.view.tolist() or [0]
+        rng = Random(f"{config.seed}/{view.params.seed}")
         self.window = LookaheadWindow(rng.choices(prompt, k=config.window + config.level - 3), config.level)
         self.pool = ForwardDictionary(config.guesses, config.max_keys, drop_prefixes=False)
-        self.n_learnt = len(request.context)  # tokens of the context that need not be learnt any more
+        self.n_learnt = len(view.context)  # tokens of the context that need not be learnt any more
 
 
 class Lookahead:
@@ -84,35 +84,35 @@ class Lookahead:
         self._config = config or LookaheadConfig()
         self._states: dict[int, _State] = {}
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Draw the first row of the window from the prompt (seeded) and, by option, learn the prompt."""
-        state = self._states[request.request_id] = _State(self._config, request)
+        state = self._states[view.request_id] = _State(self._config, view)
         if self._config.learn_from_prompt:
             state.n_learnt -= min(state.n_learnt, self._config.prompt_window)
-            self._learn_text(state, request)
+            self._learn_text(state, view)
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Guesses, most recent first, then the columns of the window."""
-        state = self._states[request.request_id]
-        if budget <= 0 or len(request.context) == 0:
+        state = self._states[view.request_id]
+        if budget <= 0 or len(view.context) == 0:
             return []
-        root = int(request.context.view[-1])
+        root = int(view.context.view[-1])
         counter = NodeCounter()
         guesses = self._guesses(state, root, counter, budget - self._window_nodes(state, budget))
         columns = state.window.choose(root, counter, budget)
         return guesses + [Branch(path, self.name, None, True) for path in columns]
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Advance the window, then learn: its n-grams first, so that accepted text counts as more recent."""
-        state = self._states[request.request_id]
+        state = self._states[view.request_id]
         for ngram in state.window.advance(outcome):
             state.pool.add(ngram[0], ngram[1:])
         if self._config.learn_from_output:
-            self._learn_text(state, request)
+            self._learn_text(state, view)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Drop the request's state."""
-        self._states.pop(request.request_id, None)
+        self._states.pop(view.request_id, None)
 
     def _window_nodes(self, state: _State, budget: int) -> int:
         """Nodes that guesses must leave alone: whole columns only, at most the whole window."""
@@ -140,11 +140,11 @@ class Lookahead:
                 break
         return branches
 
-    def _learn_text(self, state: _State, request: RequestView) -> None:
+    def _learn_text(self, state: _State, view: RequestView) -> None:
         """Learn the n-grams that the tokens committed since the last call complete."""
         behind = self._config.level - 1
         first = max(state.n_learnt - behind, 0)
-        text: Tokens = tuple(request.context.view[first:].tolist())
+        text: Tokens = tuple(view.context.view[first:].tolist())
         for key in range(len(text) - behind):
             state.pool.add(text[key], text[key + 1 : key + 1 + behind])
         state.n_learnt = first + len(text)

@@ -61,17 +61,17 @@ class PromptLookup:
     def __init__(self, config: PldConfig | None = None) -> None:
         self._config = config or PldConfig()
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing to remember: the context is all there is."""
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """At most ``max_branches`` chains, longest n-gram first, then longest continuation."""
-        context = request.context.view
+        context = view.context.view
         counter = NodeCounter()
         branches: list[Branch] = []
         if budget <= 0:
             return branches
-        for start in self._starts(context, request.params.seed):
+        for start in self._starts(context, view.params.seed):
             draft = context[start : start + self._config.draft_tokens].tolist()
             before = counter.n_nodes
             fits = counter.add(draft, budget)
@@ -81,10 +81,10 @@ class PromptLookup:
                 break
         return branches
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Nothing to learn: the owner of the view has already appended the tokens."""
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Nothing to drop."""
 
     def _starts(self, context: IntArray, seed: int) -> Iterator[int]:

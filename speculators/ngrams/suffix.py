@@ -99,35 +99,35 @@ class SuffixDecoding:
         self._earlier: Namespaces[TokenBuffer] = Namespaces()  # its outputs, DOCUMENT_END behind each
         self._lengths = self._starts = np.empty(0, np.int32)  # scratch, as long as the longest text
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing to prepare: the text is searched where it is."""
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """The best-scored draft of all suffix lengths and both texts, a tree where continuations differ."""
-        context = request.context.view
+        context = view.context.view
         if len(context) == 0 or budget <= 0:
             return []
         texts = [context]
-        if self._config.shared and request.namespace in self._earlier:
-            texts.append(self._earlier[request.namespace].view)
+        if self._config.shared and view.namespace in self._earlier:
+            texts.append(self._earlier[view.namespace].view)
         drafts = [draft for text in texts for draft in self._drafts(text, context, budget)]
         best = max(drafts, key=lambda draft: draft.expected, default=None)
         if best is None or not best.tokens:
             return []
         return [Branch(best.tokens, self.name, best.parents, scores=best.scores)]
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Nothing to learn: the owner of the view has already appended the tokens."""
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Keep the output for later requests of the namespace, if they may see it."""
-        output = request.context.view[request.n_prompt :].tolist()
+        output = view.context.view[view.n_prompt :].tolist()
         if not self._config.shared or not self._config.history or not output:
             return
-        kept = self._earlier.get(request.namespace)
+        kept = self._earlier.get(view.namespace)
         tokens = [] if kept is None else kept.view[-self._config.history :].tolist()
         tokens = [*tokens, *output, DOCUMENT_END][-self._config.history :]
-        self._earlier.keep(request.namespace, TokenBuffer(tokens))
+        self._earlier.keep(view.namespace, TokenBuffer(tokens))
 
     def _drafts(self, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
         """Drafts for the lengths of match that some occurrence reaches and no longer one does.

@@ -67,25 +67,25 @@ class HeadCounter:
         self.hits: npt.NDArray[np.int64] = np.zeros((n_layers, n_heads), np.int64)
         self.looked = np.zeros((n_layers, n_heads))  # sum of the attention paid to the source
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing to remember."""
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Never a draft: every token gets a step of its own, and so its attention."""
         return []
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Count who looked where the token came from."""
         attention = None if outcome.artefacts is None else outcome.artefacts.attention
         if attention is None or len(outcome.tokens) != 1:
             return
-        source = copied_from(request.context.view)
+        source = copied_from(view.context.view)
         if source is not None:
             self.n_tokens += 1
             self.hits += (attention.argmax(axis=1) == source).reshape(self.hits.shape)
             self.looked += attention[:, source].reshape(self.hits.shape)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Nothing to drop."""
 
 

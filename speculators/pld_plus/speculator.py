@@ -85,14 +85,14 @@ class _PldPlus(ABC):
     def __init__(self, config: PldPlusConfig) -> None:
         self._config = config
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """At most ``max_branches`` chains, best occurrence first; further ones may count on half of the budget."""
-        context = request.context.view
+        context = view.context.view
         counter = NodeCounter()
         branches: list[Branch] = []
         if budget <= 0:
             return branches
-        starts, chances = self._starts(request.request_id, context)
+        starts, chances = self._starts(view.request_id, context)
         further = self._config.branch_tokens * (min(self._config.max_branches, len(starts)) - 1)
         length = min(self._config.draft_tokens, budget - min(further, budget // 2))
         left = 1.0  # what the branches before leave to chance
@@ -160,22 +160,22 @@ class PldPlusHidden(_PldPlus):
         self.needs = Needs(hidden_layer=config.layer, hidden_dims=config.dims)
         self._states: dict[int, StateRows] = {}  # request id -> states of its positions
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Room for the states that will come."""
-        self._states[request.request_id] = StateRows(len(request.context) + min(request.params.max_tokens, 1024))
+        self._states[view.request_id] = StateRows(len(view.context) + min(view.params.max_tokens, 1024))
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Keep the states of the positions the step committed."""
         hidden = None if outcome.artefacts is None else outcome.artefacts.hidden
         if hidden is None or len(hidden) == 0:
             return
         # Whatever was forwarded ends one before the bonus token; a chunk without one says where it began.
-        first = len(request.context) - 1 - len(hidden) if outcome.tokens else outcome.prompt_start
-        self._states[request.request_id].put(first, hidden)
+        first = len(view.context) - 1 - len(hidden) if outcome.tokens else outcome.prompt_start
+        self._states[view.request_id].put(first, hidden)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Drop the states."""
-        self._states.pop(request.request_id, None)
+        self._states.pop(view.request_id, None)
 
     def _rank(self, request_id: int, found: _Positions, length: int) -> tuple[_Positions, FloatArray]:
         states = self._states[request_id]
@@ -207,18 +207,18 @@ class PldPlusAttention(_PldPlus):
         self.needs = Needs(heads=config.heads)
         self._rows: dict[int, FloatArray] = {}  # request id -> [n_positions], most attention any head paid
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Nothing is known before the first step."""
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Keep the attention of the last forwarded position; it is outdated by the next step."""
         attention = None if outcome.artefacts is None else outcome.artefacts.attention
         if attention is not None and len(attention):
-            self._rows[request.request_id] = attention.max(axis=0)
+            self._rows[view.request_id] = attention.max(axis=0)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Drop the row."""
-        self._rows.pop(request.request_id, None)
+        self._rows.pop(view.request_id, None)
 
     def _rank(self, request_id: int, found: _Positions, length: int) -> tuple[_Positions, FloatArray]:
         row = self._rows.get(request_id)

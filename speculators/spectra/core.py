@@ -87,13 +87,13 @@ class _State:
 
     __slots__ = ("backward", "forward", "n_learnt", "pool")
 
-    def __init__(self, config: SpectraCoreConfig, request: RequestView) -> None:
-        prompt = request.context.view.tolist() or [0]
-        rng = Random(f"{config.seed}/{request.params.seed}")
+    def __init__(self, config: SpectraCoreConfig, view: RequestView) -> None:
+        prompt = view.context.view.tolist() or [0]
+        rng = Random(f"{config.seed}/{view.params.seed}")
         self.forward = ForwardDictionary(config.per_key, config.max_forward_keys, config.drop_prefixes)
         self.backward = BackwardDictionary(config.max_backward_keys)
         self.pool = CandidatePool(prompt, config.pool_rows, config.ngram - 1, config.tau_refine, rng)
-        self.n_learnt = len(request.context)  # tokens of the context that need not be learnt any more
+        self.n_learnt = len(view.context)  # tokens of the context that need not be learnt any more
 
 
 class SpectraCore:
@@ -106,27 +106,27 @@ class SpectraCore:
         self._states: dict[int, _State] = {}
         self.needs = Needs(probe_top_k=self._config.probe_top_k)
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Fill the pool with random prompt tokens (seeded) and, by option, learn the prompt."""
-        state = self._states[request.request_id] = _State(self._config, request)
+        state = self._states[view.request_id] = _State(self._config, view)
         if self._config.learn_from_prompt:
             state.n_learnt -= min(state.n_learnt, self._config.prompt_window)
-            self._learn_text(state, request)
+            self._learn_text(state, view)
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Guesses, best first, then probes of the pool rows whose turn it is."""
         counter = NodeCounter()
-        guesses = fitting(self.guesses(request, self._config.label_dictionaries), counter, self.guess_nodes(budget))
-        return guesses + self.probes(request, counter, budget)
+        guesses = fitting(self.guesses(view, self._config.label_dictionaries), counter, self.guess_nodes(budget))
+        return guesses + self.probes(view, counter, budget)
 
-    def guesses(self, request: RequestView, labelled: bool) -> list[Branch]:
+    def guesses(self, view: RequestView, labelled: bool) -> list[Branch]:
         """Steps 1 to 3: the backward guess and the forward guesses in the configured order, whole chains.
 
         ``labelled``: their sources are ``FORWARD`` and ``BACKWARD``, not the method's name.
         """
-        config, state = self._config, self._states[request.request_id]
+        config, state = self._config, self._states[view.request_id]
         n_guesses = max(config.max_guesses - config.guess_reserve, 0)
-        tail = request.context.view[-(config.ngram - 1) :].tolist()
+        tail = view.context.view[-(config.ngram - 1) :].tolist()
         sources = (FORWARD, BACKWARD) if labelled else (self.name, self.name)
         forward = [Branch(guess, sources[0]) for guess in (state.forward[tail[-1]] if tail else [])]
         extended = state.backward.extend(tail, config.ngram - 1, config.backward_tokens or config.ngram)
@@ -134,9 +134,9 @@ class SpectraCore:
         both = forward + backward if config.guess_order == "paper" else backward + forward
         return both[:n_guesses]
 
-    def probes(self, request: RequestView, counter: NodeCounter, budget: int) -> list[Branch]:
+    def probes(self, view: RequestView, counter: NodeCounter, budget: int) -> list[Branch]:
         """Step 4: the pool rows whose turn it is, as many as fit; they are expected back in the step's outcome."""
-        rows = self._states[request.request_id].pool.choose(counter, budget)
+        rows = self._states[view.request_id].pool.choose(counter, budget)
         return [Branch(row, self.name, None, True) for row in rows]
 
     def guess_nodes(self, budget: int) -> int:
@@ -144,17 +144,17 @@ class SpectraCore:
         depth = self._config.ngram - 1
         return budget - min(int(budget * self._config.probe_share) // depth, self._config.pool_rows) * depth
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Advance the pool, then learn: the pool's n-grams first, so that accepted text counts as more recent."""
-        state = self._states[request.request_id]
+        state = self._states[view.request_id]
         for ngram in state.pool.advance(outcome, state.forward):
             self._learn_ngram(state, ngram)
         if self._config.learn_from_output:
-            self._learn_text(state, request)
+            self._learn_text(state, view)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Drop the request's state."""
-        self._states.pop(request.request_id, None)
+        self._states.pop(view.request_id, None)
 
     def _learn_ngram(self, state: _State, ngram: Tokens) -> None:
         """Step 7 for one pool row ``ngram`` ``[N]``; without sub-n-grams only the whole of it."""
@@ -167,7 +167,7 @@ class SpectraCore:
             for j in range(1 if config.use_sub_ngrams else last, last + 1):
                 state.backward.add(ngram[:j], ngram[j])
 
-    def _learn_text(self, state: _State, request: RequestView) -> None:
+    def _learn_text(self, state: _State, view: RequestView) -> None:
         """Learn the n-grams that the tokens committed since the last call complete; O(N) per token.
 
         Keys of ``S_bwd`` end right before a new token. ``S_fwd`` learns the ``N - 1`` tokens behind a key once they are
@@ -176,7 +176,7 @@ class SpectraCore:
         config = self._config
         longest = config.ngram - 1
         first = max(state.n_learnt - longest, 0)
-        text = tuple(request.context.view[first:].tolist())
+        text = tuple(view.context.view[first:].tolist())
         n_known = state.n_learnt - first
         if config.use_backward:
             state.backward.learn(text, n_known, 1 if config.use_sub_ngrams else longest, longest)

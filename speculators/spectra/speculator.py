@@ -71,57 +71,57 @@ class Spectra:
         self._drafted: dict[int, Candidates] = {}  # request id -> what its current tree was chosen from
         self.needs = self._core.needs
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Forwarded to both parts."""
-        self._estimates.begin(request.request_id, request.namespace)
-        self._core.begin(request)
+        self._estimates.begin(view.request_id, view.namespace)
+        self._core.begin(view)
         if self._retrieval is not None:
-            self._retrieval.begin(request)
+            self._retrieval.begin(view)
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Guesses of both, then probes; together at most ``budget`` nodes."""
         room = self._core.guess_nodes(budget)
-        found = [] if self._retrieval is None else self._retrieval.propose(request, room)
+        found = [] if self._retrieval is None else self._retrieval.propose(view, room)
         if not found:
-            return self._core.propose(request, budget)
+            return self._core.propose(view, budget)
         (external,) = found
-        guesses = self._share(request, external, room)
+        guesses = self._share(view, external, room)
         counter = NodeCounter()
         for guess in guesses:
             counter.add_branch(guess)
-        return guesses + self._core.probes(request, counter, budget)
+        return guesses + self._core.probes(view, counter, budget)
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """The core learns; what was claimed is held against what came true."""
-        candidates = self._drafted.pop(request.request_id, None)
+        candidates = self._drafted.pop(view.request_id, None)
         if candidates is not None and len(outcome.tree):
-            self._estimates.observe(request.request_id, outcome, candidates.claims_of(outcome.tree))
-        self._core.observe(request, outcome)
+            self._estimates.observe(view.request_id, outcome, candidates.claims_of(outcome.tree))
+        self._core.observe(view, outcome)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Forwarded to both parts."""
-        self._estimates.end(request.request_id)
-        self._drafted.pop(request.request_id, None)
-        self._core.end(request)
+        self._estimates.end(view.request_id)
+        self._drafted.pop(view.request_id, None)
+        self._core.end(view)
         if self._retrieval is not None:
-            self._retrieval.end(request)
+            self._retrieval.end(view)
 
-    def _share(self, request: RequestView, external: Branch, room: int) -> list[Branch]:
+    def _share(self, view: RequestView, external: Branch, room: int) -> list[Branch]:
         """The guesses that are drafted, ``room`` nodes at most."""
         mode = self._config.mode
-        internal = self._core.guesses(request, labelled=mode == "score" or self._core_config.label_dictionaries)
+        internal = self._core.guesses(view, labelled=mode == "score" or self._core_config.label_dictionaries)
         if mode == "score":
-            return self._by_score(request, [*internal, external], room)
+            return self._by_score(view, [*internal, external], room)
         if mode == "priority":
             return self._by_priority(internal, external, room)
         return fitting((internal + _chains(external))[: self._core_config.max_guesses], NodeCounter(), room)
 
-    def _by_score(self, request: RequestView, guesses: Sequence[Branch], room: int) -> list[Branch]:
+    def _by_score(self, view: RequestView, guesses: Sequence[Branch], room: int) -> list[Branch]:
         """The nodes of highest path probability; dictionaries are estimated apart, and counted apart on request."""
-        candidates = self._drafted[request.request_id] = Candidates(self.name)
+        candidates = self._drafted[view.request_id] = Candidates(self.name)
         probability = self._probabilities()
         for guess in guesses:
-            candidates.add(guess, probability, request.request_id)
+            candidates.add(guess, probability, view.request_id)
         best = candidates.best(room)
         if best is None:
             return []

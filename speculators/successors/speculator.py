@@ -110,15 +110,15 @@ def compile_kernels() -> None:
     """
     speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
     context = TokenBuffer([1, 2, 1, 2])
-    request = RequestView(0, context, 4, SamplingParams(temperature=1.0), 8)
+    view = RequestView(0, context, 4, SamplingParams(temperature=1.0), 8)
     ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)
-    speculator.begin(request)
-    speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
-    speculator.propose(request, 2)
+    speculator.begin(view)
+    speculator.observe(view, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
+    speculator.propose(view, 2)
     MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
     context.extend([1])
-    speculator.observe(request, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
-    speculator.end(request)
+    speculator.observe(view, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
+    speculator.end(view)
 
 
 class Successors:
@@ -142,23 +142,23 @@ class Successors:
 
     catches_up = True  # an outcome it was spared costs knowledge, not correctness: the context tells it the tokens
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """Count the prompt's n-grams."""
-        model = self._model(request)
-        n = len(request.context)
-        self._states[request.request_id] = _State(model, self._sampling(request.params), n, n)
-        learn_text(model.text, request.context.view, max(n - self._config.prompt_window, 0))
+        model = self._model(view)
+        n = len(view.context)
+        self._states[view.request_id] = _State(model, self._sampling(view.params), n, n)
+        learn_text(model.text, view.context.view, max(n - self._config.prompt_window, 0))
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree, most probable nodes first."""
-        state = self._states[request.request_id]
+        state = self._states[view.request_id]
         if budget > len(self._growth.tokens):
             self._growth = make_growth(budget)
-        self._catch_up(state, request)
+        self._catch_up(state, view)
         growth = self._growth
-        trust = self._config.recent_trust if request.params.is_greedy else self._config.recent_trust_sampling
+        trust = self._config.recent_trust if view.params.is_greedy else self._config.recent_trust_sampling
         state.model.recent_trust[0] = trust
-        n = grow(state.model, growth, request.context.view, budget, self._config.least, state.sampling)
+        n = grow(state.model, growth, view.context.view, budget, self._config.least, state.sampling)
         if n == 0:
             return []
         return [
@@ -171,19 +171,19 @@ class Successors:
             )
         ]
 
-    def _catch_up(self, state: _State, request: RequestView) -> None:
+    def _catch_up(self, state: _State, view: RequestView) -> None:
         """Count tokens that were committed while nobody asked for a draft."""
-        context = request.context.view
+        context = view.context.view
         if state.n_learnt < len(context):
             learn_text(state.model.text, context, state.n_learnt)
             state.n_learnt = state.n_seen = len(context)
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Learn what the target said behind every node, then the committed tokens.
 
         Ids are copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
         """
-        state, config, context = self._states[request.request_id], self._config, request.context.view
+        state, config, context = self._states[view.request_id], self._config, view.context.view
         model = state.model
         listens = TARGET in self.sources  # what is read back may be there for another part of a combination
         if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
@@ -201,9 +201,9 @@ class Successors:
         learn_text(model.text, context, state.n_learnt)
         state.n_learnt = state.n_seen = len(context)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Drop the request's state; what is shared stays."""
-        self._states.pop(request.request_id, None)
+        self._states.pop(view.request_id, None)
 
     def _proposers(self, text_share: FloatArray) -> list[tuple[str, ...]] | None:
         """Who proposed each node, who gave it more probability first."""
@@ -218,12 +218,12 @@ class Successors:
         key = request_key(params.seed, params.choice) if knows_noise else 0
         return Sampling(params.temperature, np.uint64(key))
 
-    def _model(self, request: RequestView) -> Model:
+    def _model(self, view: RequestView) -> Model:
         """The request's own model, or its namespace's."""
         if not self._config.shared:
-            return self._new_model(request.vocab_size, len(request.context) + request.params.max_tokens)
+            return self._new_model(view.vocab_size, len(view.context) + view.params.max_tokens)
         rows = self._config.target_rows
-        return self._shared.of(request.namespace, lambda: self._new_model(request.vocab_size, rows))
+        return self._shared.of(view.namespace, lambda: self._new_model(view.vocab_size, rows))
 
     def _new_model(self, vocab_size: int, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""

@@ -93,19 +93,19 @@ class TokenRecycling:
         self._shared: Namespaces[Matrix] = Namespaces()
         self._shapes: dict[int, list[tuple[int, int]]] = {}  # nodes -> shape
 
-    def begin(self, request: RequestView) -> None:
+    def begin(self, view: RequestView) -> None:
         """An empty matrix, or the namespace's."""
         shared = self._config.shared
-        self._matrices[request.request_id] = self._shared.of(request.namespace, dict) if shared else {}
+        self._matrices[view.request_id] = self._shared.of(view.namespace, dict) if shared else {}
 
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """The tree of ranks, where the matrix knows successors."""
-        matrix = self._matrices[request.request_id]
+        matrix = self._matrices[view.request_id]
         n_nodes = min(budget, self._config.max_nodes)
         shape = self._shapes.get(n_nodes)
         if shape is None:
             shape = self._shapes[n_nodes] = rank_tree(n_nodes, self._config.depth, self._config.top_k)
-        root = int(request.context.view[-1])
+        root = int(view.context.view[-1])
         tokens: list[int] = []
         parents: list[int] = []
         placed: list[int | None] = []  # node of the shape -> node of the branch
@@ -120,9 +120,9 @@ class TokenRecycling:
             parents.append(above)
         return [Branch(tokens, self.name, parents)] if tokens else []
 
-    def observe(self, request: RequestView, outcome: Outcome) -> None:
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Overwrite the rows of all tokens that the target scored."""
-        matrix, context = self._matrices[request.request_id], request.context.view
+        matrix, context = self._matrices[view.request_id], view.context.view
         if outcome.prompt_top_ids is not None:
             start = outcome.prompt_start
             chunk = context[start : start + len(outcome.prompt_top_ids)]
@@ -133,9 +133,9 @@ class TokenRecycling:
             tokens = np.array([root, *outcome.tree.tokens], np.int32)
             self._overwrite(matrix, tokens[top.nodes + 1], top.ids)
 
-    def end(self, request: RequestView) -> None:
+    def end(self, view: RequestView) -> None:
         """Drop the request's matrix; a shared one stays."""
-        self._matrices.pop(request.request_id, None)
+        self._matrices.pop(view.request_id, None)
 
     def _overwrite(self, matrix: Matrix, tokens: IntArray, ids: IntArray) -> None:
         """Rows of ``tokens`` ``[n]`` become ``ids`` ``[n, k]``, the later ones counting; oldest rows give way."""
