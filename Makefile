@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test check format help
+.PHONY: setup serve test test-fast check format help
 
 setup: $(STAMP)  ## .venv with the spectra command
 
@@ -21,6 +21,9 @@ serve: setup  ## start the server with the demo model on PORT (default 8000)
 test: setup  ## all tests, in two processes: those that start a Ray cluster, and beside them the others
 	$(BIN)/python -m pytest -n 2
 
+test-fast: setup  ## the tests that start no Ray cluster
+	$(BIN)/python -m pytest -n 2 -m "not cluster"
+
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -32,4 +35,4 @@ format: setup  ## rewrite the code to the format
 	$(BIN)/ruff check --fix .
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/: *(setup)? *## */\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/: *(setup)? *## */\t/'

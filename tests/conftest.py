@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from tests.scheduling import OneClusterAtATime, starts_a_cluster
 
 # Before anything imports Ray: no token file, loopback only, no usage report, and no niceness for its workers.
 os.environ |= {
@@ -82,13 +79,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Works with ``-p no:xdist`` as well."""
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.import_plugin("tests.support.cluster_process")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first."""
-    items.sort(key=lambda item: not starts_a_cluster(item.nodeid))
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAtATime:
-    """Of ``pytest -n 2``."""
-    config.option.loadscopereorder = False
-    return OneClusterAtATime(config, log)
+    items.sort(key=lambda item: item.get_closest_marker("cluster") is None)

@@ -32,6 +32,8 @@ from tests.retrieval_service import SHARED, build, eventually
 from tests.served import READY_S, STOP_S, spectra
 from tests.served import free_port as any_port
 
+pytestmark = pytest.mark.cluster
+
 FLAGS = ["--name", "tiny", "--kv-gib", "0.05", "--method", "rest", "--max-nodes", "16", "--grace", "2"]
 RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
 LONG = {"max_tokens": 500, "temperature": 0, "ignore_eos": True, "return_token_ids": True}

@@ -15,6 +15,8 @@ import pytest
 
 from tests.served import FLAGS, READY_S, Server, Stream, running
 
+pytestmark = pytest.mark.cluster
+
 ROUTER = "ServeReplica:spectra:Router"
 INGRESS = "ServeReplica:spectra:Ingress"
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")

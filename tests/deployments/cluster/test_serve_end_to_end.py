@@ -22,6 +22,8 @@ import pytest
 from app.cli import main
 from tests.served import STOP_S, Server, Stream, running, spectra
 
+pytestmark = pytest.mark.cluster
+
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 
 

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 from app.cli import main
 from app.config.serve import ServeConfig
 
+pytestmark = pytest.mark.cluster
+
 DRIVER = """
 import json, sys, time
 import httpx, ray

@@ -13,6 +13,8 @@ import pytest
 
 from tests.served import FLAGS, READY_S, Server, Stream, running
 
+pytestmark = pytest.mark.cluster
+
 MORE = ("--replicas", "2", "--speculator-actors", "2", "--draft-timeout", "0.5")
 
 

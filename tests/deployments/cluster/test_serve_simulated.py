@@ -14,6 +14,8 @@ from engine.sampling.params import SamplingParams
 from engine.simulated.answers import Answers
 from tests.served import Server, Stream, running
 
+pytestmark = pytest.mark.cluster
+
 QUESTION, ANSWER = "Does snow fall?", "Snow falls on the quiet town while the river keeps running."
 PROFILE = {"base_s": 0.01, "stages": 2, "flat_sequences": 2}
 

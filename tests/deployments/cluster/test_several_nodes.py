@@ -13,6 +13,8 @@ import pytest
 
 from app.cli import main
 
+pytestmark = pytest.mark.cluster
+
 DRIVER = """
 import json, os, signal, sys, threading, time
 import psutil, ray

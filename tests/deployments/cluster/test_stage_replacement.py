@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.served import READY_S, Server, Stream, running
 
+pytestmark = pytest.mark.cluster
+
 SEEDED: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.8, "seed": 8, "ignore_eos": True}
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
 STAGE, TARGET = "ray::StageActor", "ray::ServeReplica:spectra:Target"

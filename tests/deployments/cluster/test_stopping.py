@@ -12,6 +12,8 @@ import pytest
 
 from tests.served import Server, Stream, running
 
+pytestmark = pytest.mark.cluster
+
 STOP_S = 25  # less than Serve waits for a controller that is not there, and many times what a stop takes
 
 
