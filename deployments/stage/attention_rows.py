@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from deployments.transport.channel import Channel, UnauthenticatedError
+from deployments.transport.channel import Channel
+from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.roles import ROWS
 from engine.stage.artefacts import AttentionRows, CapturedStep
 from engine.step import StepResult, WorkResult, decode_result, encode

@@ -19,9 +19,10 @@ from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
 from deployments.stage.inbox import Arrived, Inbox, RouterInbox, StageInbox
 from deployments.stage.links.base import Link
 from deployments.stage.links.negotiation import NoCommonLinkError, accept_link, offer_link
-from deployments.transport.acceptor import Reception
-from deployments.transport.channel import Channel, UnauthenticatedError
-from deployments.transport.roles import RESULTS, ROWS, STAGE, STEPS
+from deployments.transport.acceptor import Acceptor
+from deployments.transport.channel import Channel
+from deployments.transport.handshake import UnauthenticatedError
+from deployments.transport.roles import RESULTS, ROWS, STAGE, STAGE_ROLES
 from engine.stage.base import StageLike
 from engine.step import Step, StepResult, WorkResult, decode_step, encode
 
@@ -60,8 +61,8 @@ class StageWorker:
         self._secret = secret
         self._transport = transport
         self._next_address: str | None = None
-        self._reception = Reception([one for one in (address, also) if one], secret, self._register)
-        self.addresses = self._reception.addresses
+        self._acceptor = Acceptor([one for one in (address, also) if one], secret, STAGE_ROLES, self._register)
+        self.addresses = self._acceptor.addresses
         self._rows_address = self.address
         self._lock = threading.Lock()  # the three below: connections are taken in by threads of their own
         self._upstreams: queue.Queue[tuple[Channel, Channel | None] | None] = queue.Queue()  # and where results go
@@ -115,7 +116,7 @@ class StageWorker:
             self._drop()
             return
         self._started = True
-        self._reception.start()
+        self._acceptor.start()
         threading.Thread(target=self._loop, name="stage-loop", daemon=True).start()
 
     def close(self) -> None:
@@ -127,7 +128,7 @@ class StageWorker:
         for channel in (self._upstream, self._results, self._next, *askers):
             if channel is not None:
                 channel.close()
-        self._reception.close()
+        self._acceptor.close()
 
     def _drop(self) -> None:
         with self._lock:
@@ -142,15 +143,13 @@ class StageWorker:
                 logger.info("a connection came while the stage was closing")
             elif channel.role == RESULTS:
                 previous, self._results = self._results, channel
-            elif channel.role in (STEPS, STAGE):
-                previous, self._upstream = self._upstream, channel
-                self._upstreams.put((channel, self._results))
             elif channel.role == ROWS:
                 previous = None
                 self._askers.add(channel)
                 threading.Thread(target=self._answer, args=(channel,), name="stage-rows", daemon=True).start()
             else:
-                logger.warning("connection refused: no stage has a role %r for it", channel.role)
+                previous, self._upstream = self._upstream, channel
+                self._upstreams.put((channel, self._results))
         if previous is not None:
             previous.close()
 

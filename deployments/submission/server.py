@@ -6,25 +6,16 @@ Knows a way to run a request (``Router.stream``), no Ray and no pipeline.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-import os
 import secrets
 import socket
 from collections.abc import Callable
 
 from deployments.submission.ingress_session import IngressConnection, RunRequest
 from deployments.submission.protocol import BEAT_S, SUBMIT, Attachment
-from deployments.transport.channel import (
-    HANDSHAKE_S,
-    NONCE,
-    PROOF,
-    READ_AHEAD,
-    ROLE,
-    AsyncChannel,
-    listen,
-    proof,
-)
+from deployments.transport.addresses import READ_AHEAD, listen
+from deployments.transport.channel import AsyncChannel
+from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.socket_folder import SocketFolder
 
 logger = logging.getLogger(__name__)
@@ -86,9 +77,11 @@ class SubmissionServer:
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if not self._is_cut and await _accept(reader, writer, self._secret):
-                channel = AsyncChannel(reader, writer)
+            if not self._is_cut:
+                channel = await AsyncChannel.accept(reader, writer, self._secret, (SUBMIT,))
                 await self._serve(IngressConnection(channel, writer.transport, self._run, self._beat))
+        except UnauthenticatedError as error:
+            logger.warning("connection refused: %s", error)
         except OSError as error:  # from a peer that went at once
             logger.info("an ingress has gone: %s", error)
         finally:
@@ -108,21 +101,3 @@ async def _start(
     if listening.family == socket.AF_UNIX:
         return await asyncio.start_unix_server(welcome, sock=listening, limit=READ_AHEAD)
     return await asyncio.start_server(welcome, sock=listening, limit=READ_AHEAD)
-
-
-async def _accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """The handshake of ``Channel.accept`` for an event loop; says whether the peer is an ingress."""
-    try:
-        async with asyncio.timeout(HANDSHAKE_S):
-            nonce = os.urandom(NONCE)
-            writer.write(nonce)
-            hello = await reader.readexactly(ROLE + PROOF + NONCE)
-    except (OSError, EOFError, TimeoutError) as error:
-        logger.warning("connection refused: the handshake broke off (%s)", error)
-        return False
-    role, given, back = hello[:ROLE], hello[ROLE : ROLE + PROOF], hello[-NONCE:]
-    if not hmac.compare_digest(given, proof(secret, nonce, role)) or role.strip() != SUBMIT.encode():
-        logger.warning("connection refused: no ingress with the router's secret")
-        return False
-    writer.write(proof(secret, back, b"server"))
-    return True

@@ -1,4 +1,4 @@
-"""Where a stage is reached: it takes connections in, and hands on those of peers that know the pipeline's secret."""
+"""Accepts the connections of a stage and hands on the channels of peers that have authenticated themselves."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from deployments.transport.channel import Channel, UnauthenticatedError, listen
+from deployments.transport.addresses import listen
+from deployments.transport.channel import Channel
+from deployments.transport.handshake import UnauthenticatedError
 
-ACCEPT_AGAIN_S = 0.05  # pause after a connection that could not be taken
+RETRY_S = 0.05  # pause after a connection that could not be accepted
 MAX_STRANGERS = 64  # peers of one address that have not proved themselves yet
 
 logger = logging.getLogger(__name__)
 
 
-class Reception:
-    """Listens from the start, answers from ``start`` on.
+class Acceptor:
+    """Listens from its construction on, answers from ``start`` on.
 
     Args:
         wanted: addresses to listen on.
         secret: of the pipeline.
+        roles: that a peer may ask for.
         register: called with every channel before its peer learns that it is welcome.
     """
 
-    def __init__(self, wanted: Sequence[str], secret: bytes, register: Callable[[Channel], None]) -> None:
+    def __init__(
+        self, wanted: Sequence[str], secret: bytes, roles: Collection[str], register: Callable[[Channel], None]
+    ) -> None:
         self._secret = secret
+        self._roles = roles
         self._register = register
         self._closing = False
         listening = [listen(address) for address in wanted]
@@ -35,7 +41,7 @@ class Reception:
         self.addresses = [reached for _, reached in listening]
 
     def start(self) -> None:
-        """Take connections in, by daemon threads."""
+        """Accept connections in daemon threads, one per address."""
         for server in self._servers:
             threading.Thread(target=self._accept, args=(server,), name="stage-accept", daemon=True).start()
 
@@ -48,17 +54,17 @@ class Reception:
             server.close()
 
     def _accept(self, server: socket.socket) -> None:
-        room = threading.Semaphore(MAX_STRANGERS)  # an address each: who floods TCP keeps no neighbour of this node out
+        room = threading.Semaphore(MAX_STRANGERS)  # per address: a flood over TCP keeps no neighbour on this node out
         while not self._closing:
             try:
                 connection, _ = server.accept()
-            except OSError:  # closed, or a peer that went at once, or no file descriptor left
-                time.sleep(ACCEPT_AGAIN_S)
+            except OSError:  # closed, or the peer left at once, or the process has no file descriptor left
+                time.sleep(RETRY_S)
                 continue
             if not room.acquire(blocking=False):
                 connection.close()
                 continue
-            # A thread each: a stranger who connects and says nothing must not keep the router waiting.
+            # A thread per connection: a stranger that connects and says nothing must not keep the router waiting.
             thread = threading.Thread(target=self._welcome, args=(connection, room), name="stage-welcome", daemon=True)
             try:
                 thread.start()
@@ -66,12 +72,12 @@ class Reception:
                 logger.warning("connection refused: %s", error)
                 room.release()
                 connection.close()
-                time.sleep(ACCEPT_AGAIN_S)
+                time.sleep(RETRY_S)
 
     def _welcome(self, connection: socket.socket, room: threading.Semaphore) -> None:
         try:
-            Channel.accept(connection, self._secret, self._register)
-        except (UnauthenticatedError, RuntimeError) as error:  # the latter: no thread left for what it is there for
+            Channel.accept(connection, self._secret, self._roles, self._register)
+        except (UnauthenticatedError, RuntimeError) as error:  # RuntimeError: ``register`` found no thread left
             logger.warning("connection refused: %s", error)
             connection.close()
         finally:

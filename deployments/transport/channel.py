@@ -1,50 +1,28 @@
 """The transport seam of the step path: authenticated, framed byte channels over Unix sockets or TCP.
 
-Frames are a 4-byte little-endian length and a payload. Nothing is read beyond a fixed-size handshake before the peer
-has proved that it knows the pipeline's secret (HMAC-SHA256 over a fresh nonce, both ways), and payloads are never
-unpickled. Stages use the blocking half in their loop thread, the router the asyncio half.
+Frames are a 4-byte little-endian length and a payload. Nothing is read beyond the handshake
+(``deployments.transport.handshake``) before the peer has authenticated itself, and payloads are never unpickled. Stages
+use the blocking half in their loop thread, routers and ingresses the asyncio half.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import os
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from deployments.transport.addresses import READ_AHEAD as READ_AHEAD
-from deployments.transport.addresses import listen as listen
-from deployments.transport.addresses import open_streams, tune
-from deployments.transport.addresses import parse as parse
+from deployments.transport.addresses import open_streams, parse, tune
+from deployments.transport.handshake import ClientHandshake, Handshake, ServerHandshake, UnauthenticatedError
 from engine.errors import TargetLostError
 
-NONCE = 16  # bytes
-PROOF = 32  # bytes
-ROLE = 8  # bytes, padded
 MAX_FRAME = 1 << 30  # bytes
-HANDSHAKE_S = 5.0  # for all of a handshake
+HANDSHAKE_S = 5.0  # seconds for a whole handshake
 _LENGTH = struct.Struct("<I")
-
-
-class UnauthenticatedError(TargetLostError):
-    """The peer does not know the secret."""
-
-
-def proof(secret: bytes, nonce: bytes, role: bytes) -> bytes:
-    """What only a holder of the secret can answer to a nonce, for one role."""
-    return hmac.new(secret, nonce + role, hashlib.sha256).digest()
-
-
-def _padded(role: str) -> bytes:
-    raw = role.encode()
-    assert 0 < len(raw) <= ROLE, f"role {role!r} is longer than {ROLE} bytes"
-    return raw.ljust(ROLE)
 
 
 class Channel:
@@ -56,19 +34,22 @@ class Channel:
         tune(connection)
 
     @classmethod
-    def accept(cls, connection: socket.socket, secret: bytes, register: Callable[[Channel], None]) -> None:
-        """Authenticate a peer that connected, and ``register`` its channel before it learns that it is welcome: what
-        it does next may rely on that. The connection is closed on failure.
+    def accept(
+        cls, connection: socket.socket, secret: bytes, roles: Collection[str], register: Callable[[Channel], None]
+    ) -> None:
+        """Authenticate a peer that connected, and ``register`` its channel before the peer learns that it is welcome:
+        the peer's next action may rely on the registration. The connection is closed on failure.
 
         Raises:
-            UnauthenticatedError: it does not know the secret, or takes too long to show it.
+            UnauthenticatedError: the peer does not know the secret, asks for a role that is not in ``roles``, or needs
+                more than ``HANDSHAKE_S`` seconds.
         """
-        deadline = time.monotonic() + HANDSHAKE_S
+        handshake = ServerHandshake(secret, roles)
         try:
-            role, back = _challenge(connection, secret, deadline)
+            last = _shake_hands(connection, handshake, time.monotonic() + HANDSHAKE_S)
             connection.settimeout(None)
-            register(cls(connection, role.decode(errors="replace").strip()))
-            connection.sendall(proof(secret, back, b"server"))
+            register(cls(connection, handshake.role))
+            connection.sendall(last)
         except (OSError, EOFError) as error:
             connection.close()
             raise UnauthenticatedError(f"handshake broke off: {error}") from error
@@ -82,8 +63,8 @@ class Channel:
 
         Raises:
             UnauthenticatedError: the peer does not know the secret.
-            OSError: nobody listens there, or too slowly.
-            EOFError: the peer turned us away.
+            OSError: no process listens there, or the peer needs more than ``HANDSHAKE_S`` seconds.
+            EOFError: the peer turned the connection away.
         """
         family, where = parse(address)
         connection = socket.socket(family, socket.SOCK_STREAM)
@@ -91,11 +72,7 @@ class Channel:
         try:
             connection.settimeout(HANDSHAKE_S)
             connection.connect(where)
-            mine = os.urandom(NONCE)
-            nonce = _receive_exactly(connection, NONCE, deadline)
-            connection.sendall(_padded(role) + proof(secret, nonce, _padded(role)) + mine)
-            if not hmac.compare_digest(_receive_exactly(connection, PROOF, deadline), proof(secret, mine, b"server")):
-                raise UnauthenticatedError(f"{address} does not know the pipeline's secret")
+            _shake_hands(connection, ClientHandshake(secret, role, address), deadline)
         except BaseException:
             connection.close()
             raise
@@ -162,29 +139,26 @@ class Channel:
         self._socket.close()
 
 
-def _challenge(connection: socket.socket, secret: bytes, deadline: float) -> tuple[bytes, bytes]:
-    """Let a peer prove itself; returns its role and the nonce it wants answered."""
-    nonce = os.urandom(NONCE)
+def _shake_hands(connection: socket.socket, handshake: Handshake, deadline: float) -> bytes:
+    """Run a handshake up to its last reply, which is returned unsent. ``deadline`` (monotonic seconds) holds for all
+    of it: a peer that sends byte by byte gains no time."""
     connection.settimeout(HANDSHAKE_S)
-    connection.sendall(nonce)
-    hello = _receive_exactly(connection, ROLE + PROOF + NONCE, deadline)
-    role, given, back = hello[:ROLE], hello[ROLE : ROLE + PROOF], hello[-NONCE:]
-    if not hmac.compare_digest(given, proof(secret, nonce, role)):
-        raise UnauthenticatedError("a peer without the pipeline's secret was turned away")
-    return role, back
+    reply = handshake.opening
+    while handshake.n_wanted:
+        connection.sendall(reply)
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        reply = handshake.receive(connection.recv(handshake.n_wanted))
+    return reply
 
 
-def _receive_exactly(connection: socket.socket, n: int, deadline: float | None = None) -> bytes:
-    """``n`` bytes; ``deadline`` (monotonic seconds) holds for all of them, so that trickling does not help."""
+def _receive_exactly(connection: socket.socket, n: int) -> bytes:
     buffer = bytearray(n)
-    _fill(connection, memoryview(buffer), deadline)
+    _fill(connection, memoryview(buffer))
     return bytes(buffer)
 
 
-def _fill(connection: socket.socket, view: memoryview, deadline: float | None = None) -> None:
+def _fill(connection: socket.socket, view: memoryview) -> None:
     while view:
-        if deadline is not None:
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
         got = connection.recv_into(view)
         if got == 0:
             raise EOFError("the peer closed the channel")
@@ -200,35 +174,49 @@ def _behind(parts: list[memoryview], n: int) -> list[memoryview]:
 
 
 class AsyncChannel:
-    """Asyncio half: used by the router."""
+    """Asyncio half: used by routers and ingresses."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        # A second descriptor of the same connection: what event loops show of theirs cannot be tuned.
+        # A second descriptor of the same connection: the socket objects that event loops expose cannot be tuned.
         with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
             tune(connection)
 
     @classmethod
+    async def accept(
+        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, roles: Collection[str]
+    ) -> AsyncChannel:
+        """Authenticate a peer that connected; raises like ``Channel.accept``, and leaves the connection open."""
+        try:
+            channel = cls(reader, writer)
+            async with asyncio.timeout(HANDSHAKE_S):
+                await channel._shake_hands(ServerHandshake(secret, roles))
+        except (OSError, EOFError, TimeoutError) as error:
+            raise UnauthenticatedError(f"handshake broke off: {error}") from error
+        return channel
+
+    @classmethod
     async def connect(cls, address: str, secret: bytes, role: str) -> AsyncChannel:
-        """Like ``Channel.connect``; raises TargetLostError when nobody listens or the peer breaks off."""
+        """Like ``Channel.connect``; raises TargetLostError when no process listens or the peer breaks off."""
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 channel = cls(*await open_streams(address))
                 try:
-                    await channel._authenticate(address, secret, role)
+                    await channel._shake_hands(ClientHandshake(secret, role, address))
                 except BaseException:
                     channel.close()
                     raise
         except (OSError, EOFError, TimeoutError) as error:
-            raise TargetLostError(f"no stage answers at {address}: {str(error) or 'too slow'}") from error
+            raise TargetLostError(f"no process answers at {address}: {str(error) or 'too slow'}") from error
         return channel
 
-    async def _authenticate(self, address: str, secret: bytes, role: str) -> None:
-        nonce, mine = await self._reader.readexactly(NONCE), os.urandom(NONCE)
-        self._writer.write(_padded(role) + proof(secret, nonce, _padded(role)) + mine)
-        if not hmac.compare_digest(await self._reader.readexactly(PROOF), proof(secret, mine, b"server")):
-            raise UnauthenticatedError(f"{address} does not know the pipeline's secret")
+    async def _shake_hands(self, handshake: Handshake) -> None:
+        reply = handshake.opening
+        while handshake.n_wanted:
+            self._writer.write(reply)
+            reply = handshake.receive(await self._reader.read(handshake.n_wanted))
+        self._writer.write(reply)
 
     def send(self, payload: bytes | bytearray) -> None:
         """Hand one frame to the transport; never waits or fails (a lost peer shows in ``receive``)."""
@@ -243,7 +231,7 @@ class AsyncChannel:
                 raise TargetLostError(f"a frame of {length} bytes is longer than {MAX_FRAME}")
             return await self._reader.readexactly(length)
         except (OSError, EOFError) as error:
-            raise TargetLostError(f"the channel to the target broke: {error}") from error
+            raise TargetLostError(f"the channel broke: {error}") from error
 
     def close(self) -> None:
         """Close at once; what was not sent yet is dropped."""

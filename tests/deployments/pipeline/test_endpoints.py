@@ -19,7 +19,8 @@ from deployments.pipeline.connection import Endpoints, Pipeline
 from deployments.pipeline.endpoints import Place, Reach, end_here, started_at
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import SOCKETS, StageActor
-from deployments.transport.channel import Channel, UnauthenticatedError
+from deployments.transport.channel import Channel
+from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.ranges import LayerRange

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.transport.channel import parse
+from deployments.transport.addresses import parse
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, UnknownMethodError
 from engine.events import LENGTH, STOP, SourceCounts
 from engine.loop import Completion, Job

@@ -22,7 +22,8 @@ from deployments.stage.links.base import Link
 from deployments.stage.links.channel_store import ChannelStore
 from deployments.stage.links.nccl import build_within
 from deployments.stage.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, kinds_of, offer_link
-from deployments.transport.channel import Channel, listen
+from deployments.transport.addresses import listen
+from deployments.transport.channel import Channel
 
 SECRET = b"s" * 32
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ class Peers:
 
     def accept(self) -> Channel:
         taken: list[Channel] = []
-        Channel.accept(self._server.accept()[0], SECRET, taken.append)
+        Channel.accept(self._server.accept()[0], SECRET, ["stage"], taken.append)
         self._open += taken
         return taken[0]
 

@@ -22,7 +22,9 @@ from deployments.pipeline.tensor_header import TensorHead
 from deployments.stage.links.base import rooms
 from deployments.stage.links.negotiation import Offer
 from deployments.stage.worker import StageWorker
-from deployments.transport.channel import AsyncChannel, Channel, listen
+from deployments.transport.addresses import listen
+from deployments.transport.channel import AsyncChannel, Channel
+from deployments.transport.roles import STAGE_ROLES
 from engine.loop import Completion, Job
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
@@ -273,7 +275,7 @@ async def test_a_tcp_peer_that_vanishes_without_a_word_is_noticed_within_about_t
 
     def accept() -> None:
         for _ in range(2):
-            Channel.accept(server.accept()[0], b"k" * 32, accepted.append)
+            Channel.accept(server.accept()[0], b"k" * 32, STAGE_ROLES, accepted.append)
 
     thread = threading.Thread(target=accept)
     thread.start()

@@ -19,6 +19,7 @@ from deployments.submission.link import Link
 from deployments.submission.messages import SubmitRequest
 from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_news, encode_orders
 from deployments.transport.channel import AsyncChannel
+from deployments.transport.handshake import ClientHandshake
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import OverloadedError, PromptTooLongError, StepFailedError, TargetLostError
 from engine.events import StepEvent
@@ -180,7 +181,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         attachment = await pair.server.attachment()
         reader, writer = await asyncio.open_unix_connection(attachment.address.removeprefix("unix:"), limit=64)
         lazy = AsyncChannel(reader, writer)
-        await lazy._authenticate(attachment.address, attachment.secret, SUBMIT)
+        await lazy._shake_hands(ClientHandshake(attachment.secret, SUBMIT, attachment.address))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: len(pair.server) == 2)
         lazy.send(encode_orders([Submit(0, msgspec.structs.replace(REQUEST, request_id="much"))]))

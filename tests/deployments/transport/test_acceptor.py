@@ -1,4 +1,4 @@
-"""Where a stage is reached: strangers and a lack of threads cost connections, never the reception."""
+"""The acceptor of a stage: strangers and a lack of threads cost connections, never the acceptor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.transport import acceptor as reception_module
-from deployments.transport.acceptor import Reception
-from deployments.transport.channel import NONCE, Channel, parse
+from deployments.transport import acceptor as acceptor_module
+from deployments.transport.acceptor import Acceptor
+from deployments.transport.addresses import parse
+from deployments.transport.channel import Channel
+from deployments.transport.handshake import NONCE
+from deployments.transport.roles import STAGE_ROLES
 
 SECRET = b"s" * 32
 
@@ -24,9 +27,9 @@ def taken() -> queue.Queue[Channel]:
 
 
 @pytest.fixture
-def reception(taken: queue.Queue[Channel]) -> Iterator[Reception]:
+def acceptor(taken: queue.Queue[Channel]) -> Iterator[Acceptor]:
     with tempfile.TemporaryDirectory(prefix="re-") as folder:
-        made = Reception([f"unix:{folder}/s", "tcp:127.0.0.1:0"], SECRET, taken.put)
+        made = Acceptor([f"unix:{folder}/s", "tcp:127.0.0.1:0"], SECRET, STAGE_ROLES, taken.put)
         yield made
         made.close()
         while not taken.empty():
@@ -49,12 +52,12 @@ def role_of(taken: queue.Queue[Channel]) -> str:
 
 
 def test_strangers_are_counted_and_one_too_many_is_closed_at_once(
-    reception: Reception, taken: queue.Queue[Channel], monkeypatch: pytest.MonkeyPatch
+    acceptor: Acceptor, taken: queue.Queue[Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception_module, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 2)
     monkeypatch.setattr("deployments.transport.channel.HANDSHAKE_S", 600.0)  # no stranger goes by itself
-    reception.start()
-    unix, tcp = reception.addresses
+    acceptor.start()
+    unix, tcp = acceptor.addresses
     silent = [stranger(tcp), stranger(tcp)]
     assert [len(peer.recv(NONCE, socket.MSG_WAITALL)) for peer in silent] == [NONCE, NONCE]
     with stranger(tcp) as refused:
@@ -75,9 +78,9 @@ def test_strangers_are_counted_and_one_too_many_is_closed_at_once(
 
 
 def test_a_lack_of_threads_costs_one_connection_only(
-    reception: Reception, taken: queue.Queue[Channel], monkeypatch: pytest.MonkeyPatch
+    acceptor: Acceptor, taken: queue.Queue[Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reception.start()
+    acceptor.start()
     start, failures = threading.Thread.start, [RuntimeError("can't start new thread")]
 
     def scarce(thread: threading.Thread) -> None:
@@ -86,7 +89,7 @@ def test_a_lack_of_threads_costs_one_connection_only(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", scarce)
-    for address in reception.addresses:
+    for address in acceptor.addresses:
         if not taken.qsize() and failures:
             with stranger(address) as refused:
                 assert refused.recv(1) == b""

@@ -21,18 +21,10 @@ from hypothesis import strategies as st
 
 from deployments.pipeline.frames import decode_frame
 from deployments.transport import channel as channel_module
-from deployments.transport.channel import (
-    MAX_FRAME,
-    NONCE,
-    PROOF,
-    ROLE,
-    AsyncChannel,
-    Channel,
-    UnauthenticatedError,
-    listen,
-    parse,
-    proof,
-)
+from deployments.transport.addresses import listen, parse
+from deployments.transport.channel import MAX_FRAME, AsyncChannel, Channel
+from deployments.transport.handshake import NONCE, PROOF, ROLE, UnauthenticatedError, proof
+from deployments.transport.roles import STAGE_ROLES
 from engine.errors import TargetLostError
 from engine.step import decode_result, decode_step
 
@@ -57,7 +49,7 @@ class Listener:
             except OSError:
                 return
             try:
-                Channel.accept(connection, SECRET, self._register)
+                Channel.accept(connection, SECRET, STAGE_ROLES, self._register)
             except UnauthenticatedError as error:
                 self.refused.put(error)
 
@@ -235,7 +227,7 @@ async def test_a_client_refuses_a_server_that_does_not_know_the_secret(listener:
 
 async def test_where_nobody_listens_the_target_is_lost(listener: Listener) -> None:
     listener.close()
-    with pytest.raises(TargetLostError, match="no stage answers"):
+    with pytest.raises(TargetLostError, match="no process answers"):
         await AsyncChannel.connect(listener.address, SECRET, "steps")
     with pytest.raises(OSError):
         Channel.connect(listener.address, SECRET, "steps")
