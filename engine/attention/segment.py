@@ -16,7 +16,7 @@ from engine.kv.arena import KVLayer
 from engine.kv.table import BlockTable
 from engine.tree import BoolArray
 
-# Below this many prefix keys one masked call beats two calls and a merge on a CPU (benchmarks/attention_paths.py).
+# Below this many prefix keys one masked call beats two calls and a merge on a CPU (docs/decisions.md, 4).
 SPLIT_FROM = 1024
 
 

@@ -1,6 +1,6 @@
 """What every stage of a pipeline would hold: layers, weights and KV cache, from a model's config.json alone.
 
-    python -m benchmarks.split_plan --config CONFIG.json --stages 2,4,8 --quantization int8 --kv-gib 16
+    python -m tools.split_plan --config CONFIG.json --stages 2,4,8 --quantization int8 --kv-gib 16
 
 Without --config, the model is Llama 3.3 70B.
 """

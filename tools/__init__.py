@@ -1,0 +1,1 @@
+"""Commands of this repository that are not part of the wheel."""
