@@ -24,7 +24,8 @@ from retrieval_store.index.library import FixedLibrary, Library
 from retrieval_store.index.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
-from speculators.registry import STANDALONE, SpeculatorOptions, create
+from speculators.methods import STANDALONE
+from speculators.registry import SpeculatorOptions, create
 from speculators.testing_target import HashTarget
 
 METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core")

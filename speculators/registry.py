@@ -1,4 +1,4 @@
-"""Method names and how to make a speculator from one."""
+"""Settings of the methods, and how to make a speculator from a method's name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from retrieval_store.index.library import Library
 from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.methods import check_name, method_names
 from speculators.mixing.auto import Auto, AutoConfig
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.ngrams.anpd import Anpd, AnpdConfig
@@ -25,28 +26,6 @@ from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConf
 from speculators.spectra.speculator import Spectra, SpectraConfig
 from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig, Successors
 from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
-
-METHODS = (
-    "autoregressive",
-    "pld",
-    "anpd",
-    "lookahead",
-    "spectra-core",
-    "spectra-retrieval",
-    "spectra",
-    "rest",
-    "pld-plus-h",
-    "pld-plus-a",
-    "token-recycling",
-    "suffix",
-    "draft-model",
-    "medusa",
-    "eagle",
-    "parallelspec-medusa",
-    "parallelspec-eagle",
-    "auto",
-)
-"""Every name of the contract; those without a factory yet are refused with 'not available yet'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +82,6 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
     }
 )
 
-AVAILABLE = tuple(name for name in METHODS if name in _FACTORIES)
-
-NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "draft-model")
-"""Names that cannot be made at the default settings: a corpus, the model's layers or heads, a drafter is missing."""
-
-STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)
-"""Available names that need nothing but the text."""
-
-
 def create(
     method: str, options: SpeculatorOptions | None = None, extra: Mapping[str, Factory] | None = None
 ) -> Speculator:
@@ -127,10 +97,7 @@ def create(
     """
     options = options or SpeculatorOptions()
     factories = {**_FACTORIES, **(extra or {})}
-    names = [name.strip() for name in method.split("+")]
-    if len(set(names)) < len(names):
-        raise UnknownMethodError(f"method {method!r} names one method twice", "method")
-    parts = _parts(names, factories, options)
+    parts = _parts(method_names(method, factories), factories, options)
     return parts[0] if len(parts) == 1 else Combined(parts, options.combination)
 
 
@@ -140,9 +107,9 @@ def _parts(names: list[str], factories: Mapping[str, Factory], options: Speculat
     whole = len(halves) == 2 and options.suffix.mode == options.token_recycling.mode == "mixed"
     parts: list[Speculator] = []
     for name in names:
-        factory = _factory(name, factories)
+        check_name(name, factories)
         if not whole or name not in halves:
-            parts.append(factory(options))
+            parts.append(factories[name](options))
         elif name == halves[0]:
             parts.append(Successors(options.successors, halves))
     return parts
@@ -183,13 +150,3 @@ def _library(options: SpeculatorOptions, method: str) -> Library:
     if options.retrieval is None:
         raise UnknownMethodError(f"method {method!r} needs a corpus: give --retrieval DIR", "method")
     return options.retrieval()
-
-
-def _factory(name: str, factories: Mapping[str, Factory]) -> Factory:
-    found = factories.get(name)
-    if found is not None:
-        return found
-    listed = ", ".join(factories)
-    if name in METHODS:
-        raise UnknownMethodError(f"method {name!r} is not available yet; available: {listed}", "method")
-    raise UnknownMethodError(f"unknown method {name!r}; available: {listed}", "method")

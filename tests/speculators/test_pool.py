@@ -9,7 +9,8 @@ from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.pool import SpeculatorPool
-from speculators.registry import STANDALONE, SpeculatorOptions
+from speculators.methods import STANDALONE
+from speculators.registry import SpeculatorOptions
 from speculators.testing_target import HashTarget
 
 COMBINED = [*STANDALONE, "pld+spectra-core", "suffix+token-recycling", "token-recycling+suffix+spectra-core+lookahead"]

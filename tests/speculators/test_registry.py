@@ -9,7 +9,8 @@ from engine.errors import UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
 from speculators.mixing.combined import Combined
 from speculators.ngrams.pld import PldConfig
-from speculators.registry import AVAILABLE, METHODS, NEEDS_INPUT, STANDALONE, SpeculatorOptions, create
+from speculators.methods import AVAILABLE, METHODS, NEEDS_INPUT, STANDALONE
+from speculators.registry import SpeculatorOptions, create
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.testing import AlwaysRight, AlwaysWrong
 from speculators.testing_target import HashTarget

@@ -27,7 +27,8 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import GIB, TargetOptions
 from speculators.pool import SpeculatorPool
-from speculators.registry import AVAILABLE, SpeculatorOptions
+from speculators.methods import AVAILABLE
+from speculators.registry import SpeculatorOptions
 
 QUESTIONS = [
     Question(["The quick brown fox", "jumps over"], 11, "chat"),

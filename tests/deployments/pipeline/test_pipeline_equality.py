@@ -24,7 +24,8 @@ from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
-from speculators.registry import AVAILABLE, SpeculatorOptions
+from speculators.methods import AVAILABLE
+from speculators.registry import SpeculatorOptions
 
 METHODS = (*AVAILABLE, "suffix+token-recycling", "pld-plus-a+pld-plus-h")
 DRAFTS_LITTLE = {"autoregressive"}  # nothing, here
