@@ -82,6 +82,7 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
     }
 )
 
+
 def create(
     method: str, options: SpeculatorOptions | None = None, extra: Mapping[str, Factory] | None = None
 ) -> Speculator:

@@ -7,9 +7,9 @@ from engine.errors import UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
+from speculators.methods import STANDALONE
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.pool import SpeculatorPool
-from speculators.methods import STANDALONE
 from speculators.registry import SpeculatorOptions
 from speculators.testing_target import HashTarget
 

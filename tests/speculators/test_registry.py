@@ -7,9 +7,9 @@ import pytest
 import speculators
 from engine.errors import UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
+from speculators.methods import AVAILABLE, METHODS, NEEDS_INPUT, STANDALONE
 from speculators.mixing.combined import Combined
 from speculators.ngrams.pld import PldConfig
-from speculators.methods import AVAILABLE, METHODS, NEEDS_INPUT, STANDALONE
 from speculators.registry import SpeculatorOptions, create
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.testing import AlwaysRight, AlwaysWrong

@@ -26,8 +26,8 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import GIB, TargetOptions
-from speculators.pool import SpeculatorPool
 from speculators.methods import AVAILABLE
+from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
 QUESTIONS = [

@@ -22,9 +22,9 @@ from engine.target.info import TargetInfo
 from retrieval_store.index.library import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.speculator import DraftModelConfig
+from speculators.methods import AVAILABLE
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
-from speculators.methods import AVAILABLE
 from speculators.registry import SpeculatorOptions
 
 METHODS = (*AVAILABLE, "suffix+token-recycling", "pld-plus-a+pld-plus-h")
