@@ -34,7 +34,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
-from retrieval_store.index.library import FixedLibrary, Library
+from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.corpus import read_documents
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrieval_store.index.library import Library
+from retrieval_store.index.index import Library
 from speculators.corpus.rest import RestConfig
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.ngrams.anpd import AnpdConfig

@@ -1,6 +1,6 @@
 """What drafting costs: microseconds of propose + observe per request and step, on one core, without a model.
 
-The target is a hash (``speculators.testing_target``), prompt and corpus are random text in its language, composing and
+The target is a hash (``speculators.testing``), prompt and corpus are random text in its language, composing and
 scoring are not timed. The last line is one JSON document. Run: ``python -m benchmarks.drafting_cost``.
 """
 
@@ -20,13 +20,13 @@ from engine.protocol import Outcome, RequestView
 from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
-from retrieval_store.index.library import FixedLibrary, Library
-from retrieval_store.index.snapshot_index import open_snapshot
+from retrieval_store.index.index import FixedLibrary, Library
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from speculators.methods import STANDALONE
 from speculators.registry import SpeculatorOptions, create
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core")
 _VOCAB_SIZE = 32_000

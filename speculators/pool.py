@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
-from speculators.mixing.fault_isolation import Guarded
+from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.registry import Factory, SpeculatorOptions, create
 
 
@@ -26,8 +26,8 @@ class SpeculatorPool:
     def __init__(self, options: SpeculatorOptions | None = None, extra: Mapping[str, Factory] | None = None) -> None:
         self._options = options or SpeculatorOptions()
         self._extra = extra
-        self._speculators: dict[str, Guarded] = {}  # method -> its speculator
-        self._live: dict[int, tuple[RequestView, Guarded]] = {}  # request id -> its view and who drafts for it
+        self._speculators: dict[str, FaultIsolated] = {}  # method -> its speculator
+        self._live: dict[int, tuple[RequestView, FaultIsolated]] = {}  # request id -> its view and who drafts for it
         if self._options.retrieval is not None:
             self._options.retrieval()  # now: a corpus takes seconds, and no request should wait for it
 
@@ -100,15 +100,15 @@ class SpeculatorPool:
             self.end(request_id)
         self._speculators.clear()
 
-    def _speculator(self, method: str) -> Guarded:
+    def _speculator(self, method: str) -> FaultIsolated:
         known = self._speculators.get(method)
         if known is None:
-            known = self._speculators[method] = Guarded(create(method, self._options, self._extra))
+            known = self._speculators[method] = FaultIsolated(create(method, self._options, self._extra))
         return known
 
     def _propose(self, budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """One batched call per method."""
-        groups: dict[Guarded, list[RequestView]] = {}
+        groups: dict[FaultIsolated, list[RequestView]] = {}
         for request_id in budgets:
             live = self._live.get(request_id)
             if live is not None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from engine.errors import UnknownMethodError
 from engine.protocol import Speculator
 from engine.step_cost import StepCosts
-from retrieval_store.index.library import Library
+from retrieval_store.index.index import Library
 from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig

@@ -10,7 +10,7 @@ T = TypeVar("T")
 MOST = 64  # namespaces remembered; a tenant that nobody has served for so many others begins anew
 
 
-class Namespaces(OrderedDict[str, T]):
+class TenantState(OrderedDict[str, T]):
     """Namespace -> what was learnt there, the most recently used ones only, so that memory is bounded."""
 
     def of(self, namespace: str, make: Callable[[], T]) -> T:

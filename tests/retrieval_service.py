@@ -16,14 +16,13 @@ from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import LiveOptions
 from retrieval_store.service.manifest_feed import Answer, Known
-from retrieval_store.service.namespace_worker import Surroundings
+from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.reader import Reader
 from retrieval_store.service.service import RetrievalService
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
-from retrieval_store.stores.base import Store
+from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.options import StoreOptions
 
 SHARED = "default"
 TARGET = Target("t" * 32, 1000)
@@ -129,14 +128,14 @@ def running(
 ) -> Iterator[Node]:
     """The service on the store ``where``, its threads and a reader's running."""
     store_options = replace(StoreOptions(), tokenizer_hash=target.tokenizer_hash, connect_seconds=0.5, read_seconds=1.0)
-    around = Surroundings(
+    context = ServiceContext(
         lambda namespace: open_store(where, namespace, store_options),
         NodeCache(cache, where),
         target,
         POLL,
         options or LiveOptions(interval=0.05),
     )
-    service = RetrievalService(around, SHARED, live)
+    service = RetrievalService(context, SHARED, live)
     source = Direct(service)
     reader = Reader(source, SHARED, target.tokenizer_hash, poll=POLL)
     service.start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.inputs.stores import DEFAULT_NAMESPACE, named_errors, open_store_at
 from engine.errors import ConfigError
 from retrieval_store.errors import ConflictError
-from retrieval_store.stores.names import is_version
+from retrieval_store.snapshots.names import is_version
 
 if TYPE_CHECKING:  # --help reads no manifest
     from retrieval_store.stores.base import Current, Store

@@ -26,7 +26,7 @@ from app.inputs.tokenizers import load_tokenizer
 from app.speculation.flags import add_speculation
 from app.version import VERSION
 from engine.errors import ConfigError
-from retrieval_store.index.library import FixedLibrary
+from retrieval_store.index.index import FixedLibrary
 from retrieval_store.snapshots.corpus import Document
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions

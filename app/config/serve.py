@@ -27,7 +27,7 @@ from deployments.options import PipelineOptions, RouterOptions, SpeculatorPlacem
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.simulated.profile import Simulation
 from engine.target.options import GIB, TargetOptions
-from retrieval_store.index.library import FixedLibrary, Library
+from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.service.manifest_feed import is_namespace
 from speculators.corpus.rest import RestConfig
 from speculators.draft_model.speculator import DraftModelConfig

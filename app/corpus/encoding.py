@@ -15,8 +15,7 @@ from app.corpus.bars import bar
 from app.corpus.inputs import Input
 from app.inputs.text_index import as_text
 from engine.errors import ConfigError
-from retrieval_store.refine.pieces import cut
-from retrieval_store.refine.texts import TextWriter
+from retrieval_store.refine.texts import TextWriter, cut
 from retrieval_store.snapshots.corpus import BLOCK, CorpusError, Document, read_documents
 
 BATCH = 256  # texts tokenised together, unless they have more than ``BLOCK`` characters

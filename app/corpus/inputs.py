@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ConfigError
-from retrieval_store.snapshots.corpus_files import CorpusError, corpus_hash
+from retrieval_store.snapshots.corpus import CorpusError, corpus_hash
 
 
 @dataclass(frozen=True, slots=True)

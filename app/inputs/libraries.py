@@ -19,9 +19,9 @@ from app.inputs.text_index import corpus_index
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.resolve import resolve
 from retrieval_store.errors import StoreAddressError, StoreError
-from retrieval_store.index.library import FixedLibrary, Library
-from retrieval_store.index.snapshot_index import open_snapshot
+from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.snapshot import MANIFEST
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.open import check_form, shown
 
 NONE = "none"

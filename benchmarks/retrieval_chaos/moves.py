@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_store.errors import SnapshotError
-from retrieval_store.stores.base import Store
+from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.options import StoreOptions
-from retrieval_store.stores.redis_keys import RedisKeys, chunk_field
+from retrieval_store.stores.redis_layout import RedisKeys, chunk_field
 
 NAMESPACE = "default"
 

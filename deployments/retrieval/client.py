@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
-from retrieval_store.index.library import SHARED, Library
+from retrieval_store.index.index import SHARED, Library
 from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.reader import Reader
 

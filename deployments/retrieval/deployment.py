@@ -12,11 +12,10 @@ from pathlib import Path
 from deployments.options import RetrievalOptions
 from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.manifest_feed import Answer, Known
-from retrieval_store.service.namespace_worker import Surroundings
+from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.service import RetrievalService
-from retrieval_store.stores.base import Store
+from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store, shown
-from retrieval_store.stores.options import StoreOptions
 
 IN_MEMORY = "memory://retrieval"  # of a service without a store
 LONGEST_S = 30.0  # a question waits no longer, whatever it says
@@ -32,7 +31,7 @@ class RetrievalDeployment:
     async def __init__(self, options: RetrievalOptions) -> None:  # type: ignore[misc]  # Serve awaits async constructors
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._service = RetrievalService(_surroundings(options), options.namespace, options.live, self._on_change)
+        self._service = RetrievalService(_service_context(options), options.namespace, options.live, self._on_change)
         self._service.start()
 
     def _on_change(self) -> None:
@@ -71,13 +70,13 @@ class RetrievalDeployment:
             service.stop()
 
 
-def _surroundings(options: RetrievalOptions) -> Surroundings:
+def _service_context(options: RetrievalOptions) -> ServiceContext:
     store_options = replace(StoreOptions(), tokenizer_hash=options.target.tokenizer_hash)
 
     def open_one(namespace: str) -> Store:
         return open_store(options.store or IN_MEMORY, namespace, store_options)
 
-    return Surroundings(
+    return ServiceContext(
         open_store=open_one,
         cache=NodeCache(Path(options.cache), shown(options.store) if options.store else ""),
         target=options.target,

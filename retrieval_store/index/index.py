@@ -1,6 +1,6 @@
 """What every retrieval index answers: the longest suffix of a context that occurs, and what followed it most often.
 
-An index is immutable. Whose requests may ask it is decided by who hands it out (``retrieval_store.index.library``).
+An index is immutable. Whose requests may ask it is decided by who hands it out (``retrieval_store.index.index``).
 """
 
 from __future__ import annotations
@@ -81,3 +81,28 @@ class Index(Protocol):
         None when no suffix of at least ``limits.shortest`` tokens occurs. A suffix that only occurs at the very end of
         documents has a match and no nodes.
         """
+
+
+SHARED = ""  # the namespace of requests that name none; what is indexed for it is everybody's
+
+
+class Library(Protocol):
+    """Hands out indexes. What it hands out may change between two calls; an index itself never does."""
+
+    def of(self, namespace: str) -> Sequence[Index]:
+        """The indexes that requests of ``namespace`` may ask now, the most specific first; may be empty.
+
+        Called for every draft: it takes no lock, reads no file and raises nothing. An index stays valid for as long as
+        somebody holds it. Text of one namespace is in no index of another; that of ``SHARED`` is in everybody's.
+        """
+
+
+class FixedLibrary:
+    """The same indexes for everybody, for good."""
+
+    def __init__(self, *indexes: Index) -> None:
+        self._indexes = indexes
+
+    def of(self, namespace: str) -> Sequence[Index]:
+        """See ``Library.of``."""
+        return self._indexes

@@ -20,7 +20,7 @@ def pause_after(failures: int, first: float, most: float) -> float:
     return min(first * 2.0 ** min(failures - 1, _DOUBLINGS), most)
 
 
-class Attempt:
+class Backoff:
     """One thing that is done when it is due. Belongs to one thread; ``problem`` may be read from any.
 
     Args:

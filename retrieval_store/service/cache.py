@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from retrieval_store.stores.names import folder_segment
+from retrieval_store.snapshots.names import folder_segment
 from retrieval_store.stores.transfer import fetched, private_folder
 
 UNUSED_S = 600.0  # a snapshot that nobody has touched for so long goes: readers have long opened its successor

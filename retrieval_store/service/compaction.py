@@ -19,11 +19,11 @@ import msgspec
 
 from retrieval_store.errors import ConflictError, StoreError
 from retrieval_store.index.index import Tokens
-from retrieval_store.index.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.live_texts import Texts
 from retrieval_store.service.watcher import Served
 from retrieval_store.snapshots.snapshot import Description, Manifest, Source
+from retrieval_store.snapshots.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import LiveText, Store
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from retrieval_store.errors import ConflictError, StoreError
-from retrieval_store.service.backoff import IDLE_SHARE, Attempt
+from retrieval_store.service.backoff import IDLE_SHARE, Backoff
 from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.compaction import Compactor, Target, log
 from retrieval_store.service.live_texts import Pending, Texts
@@ -81,11 +81,11 @@ class Learner:
         self._seen = ""  # id of the last entry that was read
         self._logged = 0  # tokens of the log that are not in the base
         self._is_new = False  # something was read, or the base has changed, since the last fold
-        self._attempts = (
-            Attempt("add outputs to the log", self._append),
-            Attempt("read the log", self._read),
-            Attempt("make a delta", self._fold),
-            Attempt("make a snapshot of the log", self._compact),
+        self._steps = (
+            Backoff("add outputs to the log", self._append),
+            Backoff("read the log", self._read),
+            Backoff("make a delta", self._fold),
+            Backoff("make a snapshot of the log", self._compact),
         )
         self.problem = ""  # what of learning fails; "": nothing
         self.delta: Part | None = None
@@ -110,9 +110,9 @@ class Learner:
     def step(self) -> bool:
         """Append, read, fold and compact, as far as that is due; whether the delta is another one. Raises nothing."""
         before = self.delta
-        for attempt in self._attempts:  # each by itself: who may not write can still read what others wrote
-            attempt()
-        self._note("; ".join(attempt.problem for attempt in self._attempts if attempt.problem))
+        for step in self._steps:  # each by itself: who may not write can still read what others wrote
+            step()
+        self._note("; ".join(step.problem for step in self._steps if step.problem))
         if self.delta is not None:
             self._deltas.touch([self.delta.version])
         return self.delta is not before

@@ -31,7 +31,7 @@ OpenStore = Callable[[str], Store]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ServiceContext:
     """What all namespaces of a service share."""
 
     open_store: OpenStore  # namespace -> a store of its own
@@ -41,19 +41,19 @@ class Surroundings:
     live: LiveOptions = field(default_factory=LiveOptions)
 
 
-class Tenant:
+class NamespaceWorker:
     """Threads and state of one namespace.
 
     Args:
         namespace: its name.
-        around: see there.
+        context: see there.
         learns: whether it learns live.
         changed: called from its threads when something else is offered.
     """
 
-    def __init__(self, namespace: str, around: Surroundings, learns: bool, changed: Callable[[], None]) -> None:
+    def __init__(self, namespace: str, context: ServiceContext, learns: bool, changed: Callable[[], None]) -> None:
         self.namespace = namespace
-        self._around = around
+        self._context = context
         self._learns = learns
         self._changed = changed
         self._stopped = threading.Event()
@@ -129,8 +129,8 @@ class Tenant:
             store = self._opened(stack)
             if store is None:
                 return
-            around = self._around
-            watcher = Watcher(store, around.cache.snapshots(self.namespace), around.target.tokenizer_hash)
+            context = self._context
+            watcher = Watcher(store, context.cache.snapshots(self.namespace), context.target.tokenizer_hash)
             self._guard(watcher.restore)
             self._watcher = watcher
             if watcher.served is not None:
@@ -146,12 +146,12 @@ class Tenant:
     def _pause(self, store: Store) -> None:
         """Until the store may have news, or it is time to poll."""
         try:
-            heard = store.wait(self._around.poll)
+            heard = store.wait(self._context.poll)
         except StoreError:
-            self._stopped.wait(self._around.poll)
+            self._stopped.wait(self._context.poll)
         except Exception:  # a hint is not worth a thread
             logger.exception("namespace %r: waiting for hints failed", self.namespace)
-            self._stopped.wait(self._around.poll)
+            self._stopped.wait(self._context.poll)
         else:
             self._stopped.wait(HINT_S if heard else 0)
 
@@ -162,14 +162,13 @@ class Tenant:
             store = self._opened(stack)
             if store is None:
                 return
-            around, name = self._around, self.namespace
-            self._learner = Learner(
-                store, around.cache.snapshots(name), around.cache.deltas(name), around.target, around.live, self._base
-            )
+            context, name = self._context, self.namespace
+            snapshots, deltas = context.cache.snapshots(name), context.cache.deltas(name)
+            self._learner = Learner(store, snapshots, deltas, context.target, context.live, self._base)
             while not self._stopped.is_set():
                 if self.has_looked and self._guard(self._learner.step):
                     self._changed()
-                self._stopped.wait(min(LEARN_S, around.live.interval))
+                self._stopped.wait(min(LEARN_S, context.live.interval))
 
     def _base(self) -> Served | None:
         return self.served
@@ -178,11 +177,11 @@ class Tenant:
         """The store, as soon as it can be opened; None when it is over before that."""
         while not self._stopped.is_set():
             try:
-                store = self._around.open_store(self.namespace)
+                store = self._context.open_store(self.namespace)
             except Exception as error:
                 self._problem = str(error)
                 logger.warning("namespace %r: the store does not open: %s", self.namespace, error)
-                self._stopped.wait(self._around.poll)
+                self._stopped.wait(self._context.poll)
             else:
                 stack.callback(store.close)
                 return store

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrieval_store.index.index import Index
-from retrieval_store.index.library import SHARED
-from retrieval_store.index.snapshot_index import open_snapshot
+from retrieval_store.index.index import SHARED, Index
 from retrieval_store.service.backoff import pause_after
 from retrieval_store.service.cache import NamespaceFolder, folder_at
-from retrieval_store.service.interest import Wanted
+from retrieval_store.service.interest import Interest
 from retrieval_store.service.manifest_feed import Offer, Part, Source, Status
 from retrieval_store.service.transfer import bring
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Reader:
         self._poll = poll
         self._common: tuple[Index, ...] = self._fixed  # of everybody
         self._views: dict[str, tuple[Index, ...]] = {SHARED: self._common, shared: self._common}
-        self._wanted = Wanted()
+        self._interest = Interest()
         self._held: dict[str, _Pair] = {}
         self._refused: dict[tuple[str, str], float] = {}  # (namespace, version) -> when to try again
         self._folders: dict[Path, NamespaceFolder] = {}
@@ -82,7 +81,7 @@ class Reader:
         """See ``Library.of``."""
         view = self._views.get(namespace)
         if namespace not in (SHARED, self._shared):
-            self._wanted.want(namespace)
+            self._interest.note(namespace)
         return self._common if view is None else view
 
     # -- for whoever reports -------------------------------------------------------------------------------------
@@ -141,10 +140,10 @@ class Reader:
         """
         self._let_go()
         live = {name for name, pair in self._held.items() if any(pair)}
-        names = [self._shared, *self._wanted.names(live)]
+        names = [self._shared, *self._interest.names(live)]
         answer = self._source.changes({name: self.versions(name) for name in names}, timeout)
         self._status, self._heard_at = answer.status, time.monotonic()
-        self._wanted.learn(names, answer.empty)
+        self._interest.learn(names, answer.empty)
         n_swaps = self.n_swaps
         for name, offer in answer.offers.items():
             if name in names and self._take(name, offer):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Event, Lock, Thread
 
+from retrieval_store.service.interest import NegativeCache
 from retrieval_store.service.manifest_feed import CHUNK, Answer, Known, Offer, Status, is_namespace
-from retrieval_store.service.namespace_worker import Surroundings, Tenant
-from retrieval_store.service.negative_cache import Misses
+from retrieval_store.service.namespace_worker import NamespaceWorker, ServiceContext
 from retrieval_store.snapshots.snapshot import is_file_name
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class RetrievalService:
     """Thread-safe.
 
     Args:
-        around: what all namespaces share.
+        context: what all namespaces share.
         shared: the namespace that is everybody's.
         live: namespaces that learn.
         changed: called from any thread when an offer has changed.
@@ -38,9 +38,9 @@ class RetrievalService:
     """
 
     def __init__(
-        self, around: Surroundings, shared: str, live: Iterable[str] = (), changed: Callable[[], None] = lambda: None
+        self, context: ServiceContext, shared: str, live: Iterable[str] = (), changed: Callable[[], None] = lambda: None
     ) -> None:
-        self._around = around
+        self._context = context
         self._live = frozenset(live)
         self._staying = frozenset({shared, *self._live})
         for name in self._staying:
@@ -48,16 +48,16 @@ class RetrievalService:
                 raise ValueError(f"{name!r} is no name of a namespace")
         self._changed = changed
         self._lock = Lock()
-        self._tenants: dict[str, Tenant] = {}
+        self._workers: dict[str, NamespaceWorker] = {}
         self._asked: dict[str, float] = {}  # namespace -> monotonic seconds
-        self._misses = Misses()
+        self._empty = NegativeCache()
         self._stopped = Event()
         self._sweeper = Thread(target=self._sweep, name="retrieval-sweep", daemon=True)
         self._gone = [0] * 5  # counts of namespaces that were dropped, in the order of ``_counts``
 
     def start(self) -> None:
         """Begin to watch the namespaces that stay."""
-        self._around.cache.sweep(self._staying)
+        self._context.cache.sweep(self._staying)
         self._sweeper.start()
         with self._lock:
             for name in sorted(self._staying):
@@ -66,13 +66,13 @@ class RetrievalService:
     def stop(self) -> None:
         """End all threads, without waiting for them."""
         self._stopped.set()
-        for tenant in self._all():
-            tenant.stop()
+        for worker in self._all():
+            worker.stop()
 
     def join(self, timeout: float = 5.0) -> None:
         """Wait for the threads after ``stop``."""
-        for tenant in self._all():
-            tenant.join(timeout)
+        for worker in self._all():
+            worker.join(timeout)
         self._sweeper.join(timeout)
 
     def changes(self, known: Known) -> Answer:
@@ -80,12 +80,12 @@ class RetrievalService:
         offers: dict[str, Offer] = {}
         empty: list[str] = []
         for name, versions in known.items():
-            tenant = self._asked_for(name)
-            is_empty = name in self._misses if tenant is None else tenant.is_empty
+            worker = self._asked_for(name)
+            is_empty = name in self._empty if worker is None else worker.is_empty
             if is_empty:
                 empty.append(name)
-            if tenant is not None and tenant.has_looked:
-                offer = tenant.offer()
+            if worker is not None and worker.has_looked:
+                offer = worker.offer()
                 if offer.versions[1] != versions[1] or offer.versions[0] not in ("", versions[0]):
                     offers[name] = offer
         return Answer(offers, self.status(), tuple(empty))
@@ -97,8 +97,8 @@ class RetrievalService:
             LookupError: it is not offered (any more), or has no such file.
             OSError: it cannot be read.
         """
-        tenant = self._tenants.get(namespace)
-        offer = tenant.offer() if tenant is not None else Offer()
+        worker = self._workers.get(namespace)
+        offer = worker.offer() if worker is not None else Offer()
         for part in (offer.base, offer.delta):
             if part is not None and part.version == version and is_file_name(file):
                 with (Path(part.folder) / file).open("rb") as source:
@@ -108,8 +108,8 @@ class RetrievalService:
 
     def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
         """Take outputs of a namespace; how many were not taken, because it does not learn or has no store yet."""
-        tenant = self._tenants.get(namespace)
-        learner = tenant.learner if tenant is not None else None
+        worker = self._workers.get(namespace)
+        learner = worker.learner if worker is not None else None
         if learner is None:
             return len(texts)
         learner.learn(texts)
@@ -117,11 +117,11 @@ class RetrievalService:
 
     def status(self) -> Status:
         """Figures of all namespaces that are watched."""
-        tenants = self._all()
-        counts = [sum(column) for column in zip(self._gone, *map(_counts, tenants), strict=True)]
+        workers = self._all()
+        counts = [sum(column) for column in zip(self._gone, *map(_counts, workers), strict=True)]
         refused, texts, dropped, folds, compactions = counts
         return Status(
-            namespaces={tenant.namespace: tenant.status() for tenant in tenants},
+            namespaces={worker.namespace: worker.status() for worker in workers},
             refused=refused,
             live_texts=texts,
             live_dropped=dropped,
@@ -131,53 +131,53 @@ class RetrievalService:
 
     # -- namespaces ----------------------------------------------------------------------------------------------
 
-    def _all(self) -> list[Tenant]:
-        return list(self._tenants.values())
+    def _all(self) -> list[NamespaceWorker]:
+        return list(self._workers.values())
 
-    def _asked_for(self, name: str) -> Tenant | None:
-        """The namespace's tenant, made if there is room; None if there is none."""
+    def _asked_for(self, name: str) -> NamespaceWorker | None:
+        """The namespace's worker, made if there is room; None if there is none."""
         now = time.monotonic()
         with self._lock:
-            if name in self._tenants or (is_namespace(name) and self._has_room(name, now)):
+            if name in self._workers or (is_namespace(name) and self._has_room(name, now)):
                 self._asked[name] = now
-                return self._tenants.get(name) or self._add(name)
+                return self._workers.get(name) or self._add(name)
         return None
 
     def _has_room(self, name: str, now: float) -> bool:
         """Whether ``name`` may be watched too; one without text gives way at once, else one that nobody asks for."""
-        coming = [other for other in self._tenants if other not in self._staying]
+        coming = [other for other in self._workers if other not in self._staying]
         if len(coming) < MOST:
             return True
-        if name in self._misses:
+        if name in self._empty:
             return False
-        empty = [other for other in coming if self._tenants[other].is_empty]
+        empty = [other for other in coming if self._workers[other].is_empty]
         oldest = min(empty or coming, key=lambda other: self._asked[other])
         if empty:
-            self._misses.add(oldest)
+            self._empty.add(oldest)
         elif now - self._asked[oldest] < IDLE_S:
             return False
         self._remove(oldest)
         return True
 
     def _remove(self, name: str) -> None:
-        tenant = self._tenants.pop(name)
+        worker = self._workers.pop(name)
         del self._asked[name]
-        tenant.stop()
-        self._gone = [sum(pair) for pair in zip(self._gone, _counts(tenant), strict=True)]
+        worker.stop()
+        self._gone = [sum(pair) for pair in zip(self._gone, _counts(worker), strict=True)]
 
     def _sweep(self) -> None:
         while not self._stopped.wait(SWEEP_S):
-            self._around.cache.sweep([tenant.namespace for tenant in self._all()])
+            self._context.cache.sweep([worker.namespace for worker in self._all()])
 
-    def _add(self, name: str) -> Tenant:
-        self._misses.discard(name)
-        tenant = self._tenants[name] = Tenant(name, self._around, name in self._live, self._changed)
-        tenant.start()
-        return tenant
+    def _add(self, name: str) -> NamespaceWorker:
+        self._empty.discard(name)
+        worker = self._workers[name] = NamespaceWorker(name, self._context, name in self._live, self._changed)
+        worker.start()
+        return worker
 
 
-def _counts(tenant: Tenant) -> list[int]:
-    learner = tenant.learner
+def _counts(worker: NamespaceWorker) -> list[int]:
+    learner = worker.learner
     if learner is None:
-        return [tenant.n_refused, 0, 0, 0, 0]
-    return [tenant.n_refused, learner.n_texts, learner.n_dropped, learner.n_folds, learner.n_compactions]
+        return [worker.n_refused, 0, 0, 0, 0]
+    return [worker.n_refused, learner.n_texts, learner.n_dropped, learner.n_folds, learner.n_compactions]

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from retrieval_store.errors import DamagedSnapshotError, SnapshotError, StoreError, StoreUnavailableError
-from retrieval_store.index.snapshot_index import open_snapshot
 from retrieval_store.service.backoff import pause_after
 from retrieval_store.service.cache import NamespaceFolder, Remembered, read_through
 from retrieval_store.service.manifest_feed import Part
 from retrieval_store.snapshots.snapshot import Manifest, check_tokenizer, verify
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
 
 logger = logging.getLogger(__name__)

@@ -6,17 +6,19 @@ A line of a ``.jsonl`` file is a conversation (``messages``, or ``prompt`` or ``
 
 from __future__ import annotations
 
+import codecs
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from retrieval_store.snapshots.corpus_files import CorpusError, corpus_files, is_lines
-
-__all__ = ["BLOCK", "MESSAGE_FORMS", "CorpusError", "Document", "Message", "read_documents"]
-
-BLOCK = 1 << 20  # characters of a text that are read together
+BLOCK = 1 << 20  # characters of a text, or bytes of a file, that are read together
 MESSAGE_FORMS = '{"messages": [..]}, {"prompt": .., "answer": ..}, {"question": .., "answer": ..}'
+
+
+class CorpusError(ValueError):
+    """A corpus cannot be read; the message names the file, and the line if it is one line's fault."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -112,3 +114,63 @@ def _document(raw: bytes, origin: str) -> Document:
         id=line.question_id,
         size=len(raw),
     )
+
+
+def corpus_files(path: Path) -> Iterator[Path]:
+    """The file at ``path``; of a folder all files below it, in the order of their names.
+
+    In a folder, hidden files and files that are not UTF-8 text are passed over.
+    """
+    if not path.is_dir():
+        yield path
+        return
+    for file in sorted(path.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file() and not is_hidden and (is_lines(file) or _is_text(file)):
+            yield file
+
+
+def is_lines(file: Path) -> bool:
+    """Whether every line of a file is a document of its own."""
+    return file.suffix == ".jsonl"
+
+
+def corpus_hash(path: Path) -> tuple[str, int]:
+    """sha256 of what ``path`` holds, and its bytes; of a folder: of the hashes and names of its files.
+
+    Raises:
+        CorpusError: a file cannot be read.
+    """
+    if not path.is_dir():
+        return _file_hash(path)
+    digest, size = hashlib.sha256(), 0
+    for file in corpus_files(path):
+        mine, n_bytes = _file_hash(file)
+        digest.update(f"{mine}  {file.relative_to(path)}\n".encode("utf-8", "surrogateescape"))
+        size += n_bytes
+    return digest.hexdigest(), size
+
+
+def _file_hash(file: Path) -> tuple[str, int]:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
+    except OSError as error:
+        raise CorpusError(f"{file}: {error.strerror}") from error
+
+
+def _is_text(file: Path) -> bool:
+    """Whether a file is UTF-8 text from beginning to end: half a file must not be in a corpus."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with file.open("rb") as opened:
+            while block := opened.read(BLOCK):
+                if b"\0" in block:
+                    return False
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+    except OSError:
+        return True  # reading it says what is wrong
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,6 +1,6 @@
 """What a snapshot is: an immutable folder of files, and a manifest that says what they are and what they must hash to.
 
-Knows files and hashes, not what is in the files (``retrieval_store.index.snapshot_index``) nor where snapshots come
+Knows files and hashes, not what is in the files (``retrieval_store.snapshots.snapshot_index``) nor where snapshots come
 from (``retrieval_store.stores``). A version is a hash of the contents: the same text for the same tokenizer is the same
 version, whoever builds it.
 """
@@ -20,7 +20,6 @@ FORMAT = "spectra-snapshot"
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_CHUNK = 1 << 20  # bytes hashed at a time
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,12 +81,9 @@ def version_of(about: Description, files: Mapping[str, FileEntry]) -> str:
 
 def entry_of(path: Path) -> FileEntry:
     """Size and hash of a file."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-            size += len(block)
-    return FileEntry(size, digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256")
+        return FileEntry(file.tell(), digest.hexdigest())
 
 
 def is_file_name(name: str) -> bool:

@@ -17,10 +17,9 @@ from retrieval_store.errors import (
     StoreUnavailableError,
     UnknownVersionError,
 )
+from retrieval_store.snapshots.names import check_version
 from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry, Manifest, check_tokenizer, decode_manifest, verify
-from retrieval_store.stores.base import Current, Published
-from retrieval_store.stores.names import check_version
-from retrieval_store.stores.options import StoreOptions
+from retrieval_store.stores.base import Current, Published, StoreOptions
 from retrieval_store.stores.pointer import Pointer
 from retrieval_store.stores.transfer import checked, fetched, read_blocks, receive, write_blocks
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from threading import Event
 
 from retrieval_store.errors import StoreUnavailableError
+from retrieval_store.snapshots.names import folder_segment
 from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry
-from retrieval_store.stores.base import LiveText, Move, Published
+from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
 from retrieval_store.stores.common import CommonStore
 from retrieval_store.stores.directory_log import DirectoryLog
 from retrieval_store.stores.directory_state import STATE, DirectoryState, changing, read_state
 from retrieval_store.stores.live_text import check_limit, encode_tokens
-from retrieval_store.stores.names import folder_segment
-from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.pointer import MOST_MOVES, Pointer
 from retrieval_store.stores.transfer import (
     discard,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from retrieval_store.errors import StoreError
-from retrieval_store.stores.names import is_version
+from retrieval_store.snapshots.names import is_version
 from retrieval_store.stores.pointer import Pointer
 from retrieval_store.stores.transfer import private_folder, sync_folder
 

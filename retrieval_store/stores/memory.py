@@ -11,12 +11,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from retrieval_store.snapshots.names import segment
 from retrieval_store.snapshots.snapshot import FileEntry
-from retrieval_store.stores.base import LiveText, Move, Published
+from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
 from retrieval_store.stores.common import CommonStore
 from retrieval_store.stores.live_text import check_limit, decode_tokens, encode_tokens, next_id, parse_id
-from retrieval_store.stores.names import segment
-from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.pointer import MOST_MOVES, Pointer
 
 _SLICE = 0.5  # seconds after which a waiting thread sees that its store was closed

@@ -12,11 +12,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from retrieval_store.errors import StoreAddressError
-from retrieval_store.stores.base import Store
+from retrieval_store.snapshots.names import segment
+from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.memory import MemoryStore
-from retrieval_store.stores.names import segment
-from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.redis import RedisStore
 from retrieval_store.stores.redis_url import FORMS, parse_redis_url, safe
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from retrieval_store.errors import StoreError
+from retrieval_store.snapshots.names import is_version
 from retrieval_store.stores.base import Current, Move
-from retrieval_store.stores.names import is_version
 
 MOST_BEFORE = 100  # versions that rollbacks can reach
 MOST_MOVES = 1000  # of the history

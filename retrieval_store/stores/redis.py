@@ -1,6 +1,6 @@
 """Snapshots in Redis 6.2 or later: a server, a primary behind Sentinel, or a Cluster.
 
-Knows which commands mean what; ``redis_keys`` says where things are, ``redis_scripts`` what happens at once. Everything
+Knows which commands mean what; ``redis_keys`` says where things are, ``redis_layout`` what happens at once. Everything
 that comes back is checked: others may write to the same Redis.
 """
 
@@ -13,17 +13,16 @@ from contextlib import suppress
 from typing import Any
 
 from retrieval_store.errors import StoreError
+from retrieval_store.snapshots.names import is_version
 from retrieval_store.snapshots.snapshot import FileEntry
-from retrieval_store.stores import redis_scripts
-from retrieval_store.stores.base import LiveText, Move, Published
+from retrieval_store.stores import redis_layout
+from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
 from retrieval_store.stores.common import CommonStore
 from retrieval_store.stores.live_text import check_limit, decode_tokens, encode_tokens, parse_id
-from retrieval_store.stores.names import is_version
-from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.pointer import MOST_MOVES, Pointer, decode_move, decode_pointer, encode_move
 from retrieval_store.stores.redis_client import RedisClient
 from retrieval_store.stores.redis_hints import RedisHints
-from retrieval_store.stores.redis_keys import MANIFEST_FIELD, RedisKeys, chunk_field
+from retrieval_store.stores.redis_layout import MANIFEST_FIELD, RedisKeys, chunk_field
 from retrieval_store.stores.redis_url import RedisAddress
 
 _BATCH = 256  # live texts appended with one command
@@ -51,14 +50,14 @@ class RedisStore(CommonStore):
             self._put(place, chunk_field(name, number), block)
 
     def _put(self, place: str, field: str, block: bytes) -> None:
-        self._client.run(redis_scripts.WRITE, [place], field, block, int(self.options.upload_seconds * 1000))
+        self._client.run(redis_layout.WRITE, [place], field, block, int(self.options.upload_seconds * 1000))
 
     def _renew(self, place: str) -> None:
         self._client.call("PEXPIRE", place, int(self.options.upload_seconds * 1000))
 
     def _commit(self, place: str, version: str, replace: bool) -> None:
         keys = [place, self._keys.version(version), self._keys.versions]
-        if not self._client.run(redis_scripts.COMMIT, keys, version, int(replace), self._keys.hints):
+        if not self._client.run(redis_layout.COMMIT, keys, version, int(replace), self._keys.hints):
             raise self._lost()
 
     def _abandon(self, place: str) -> None:
@@ -81,11 +80,11 @@ class RedisStore(CommonStore):
             raise self._unknown(place.rpartition(":")[2])
 
     def _keep(self, version: str) -> bool:
-        return bool(self._client.run(redis_scripts.KEEP, [self._keys.version(version)]))
+        return bool(self._client.run(redis_layout.KEEP, [self._keys.version(version)]))
 
     def _retire(self, version: str) -> bool | None:
         keys = [self._keys.current, self._keys.version(version)]
-        answer = self._client.run(redis_scripts.RETIRE, keys, version, int(self.options.grace_seconds * 1000))
+        answer = self._client.run(redis_layout.RETIRE, keys, version, int(self.options.grace_seconds * 1000))
         return None if answer == 0 else answer == -1
 
     def _pointer(self) -> Pointer:
@@ -102,7 +101,7 @@ class RedisStore(CommonStore):
         move = Move(new.revision, new.version, time.time())
         values = (new.version, new.revision, " ".join(new.before), uuid.uuid4().hex, encode_move(move), MOST_MOVES)
         grace = int(self.options.grace_seconds * 1000)
-        answer = self._client.run(redis_scripts.MOVE, keys, old.revision, *values, grace, self._keys.hints)
+        answer = self._client.run(redis_layout.MOVE, keys, old.revision, *values, grace, self._keys.hints)
         if answer == 0:
             raise self._unknown(new.version)
         if answer != 1:
@@ -124,7 +123,7 @@ class RedisStore(CommonStore):
         ]
 
     def _describe(self, version: str) -> Any:
-        return self._client.run(redis_scripts.DESCRIBE, [self._keys.versions, self._keys.version(version)], version)
+        return self._client.run(redis_layout.DESCRIBE, [self._keys.versions, self._keys.version(version)], version)
 
     def wait(self, timeout: float) -> bool:
         """See ``Store.wait``."""
@@ -136,7 +135,7 @@ class RedisStore(CommonStore):
         encoded = [encode_tokens(text) for text in texts]
         for first in range(0, len(encoded), _BATCH):
             batch = encoded[first : first + _BATCH]
-            self._client.run(redis_scripts.APPEND, [self._keys.log], limit, self._keys.hints, *batch)
+            self._client.run(redis_layout.APPEND, [self._keys.log], limit, self._keys.hints, *batch)
 
     def entries(self, after: str = "", limit: int = 1000) -> list[LiveText]:
         """See ``Store.entries``."""

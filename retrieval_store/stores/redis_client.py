@@ -26,7 +26,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from retrieval_store.errors import StoreAddressError, StoreError, StoreUnavailableError
-from retrieval_store.stores.options import StoreOptions
+from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.redis_url import PASSWORD, SENTINEL_PASSWORD, USERNAME, RedisAddress
 
 Command: TypeAlias = str | bytes | int

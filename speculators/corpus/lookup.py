@@ -5,7 +5,7 @@ the most frequent prefixes are the draft, a tree. A request may be allowed sever
 each is asked, and what they have is merged, the longest match first, the more specific index first among equals.
 
 Which indexes there are is asked anew for every draft: they are replaced while requests run. No text is kept here beyond
-``speculators.corpus.unigram_cache``, which keeps it per index, so what one namespace may see reaches no other.
+``UnigramCache``, which keeps it per index, so what one namespace may see reaches no other.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import IntArray
-from retrieval_store.index.index import Continuations, Index, Limits
-from retrieval_store.index.library import Library
+from retrieval_store.index.index import Continuations, Index, Library, Limits
 from speculators.corpus.draft import RetrievalDraft
-from speculators.corpus.unigram_cache import AfterToken
 
+MAX_KEPT = 4096  # answers over all indexes; about 3 KiB each
 _LONGEST = 16  # tokens of a suffix, and of a continuation
 _AFTER_NODES = 64  # most frequent continuations of a single token that are remembered
 
@@ -72,7 +74,7 @@ class LibraryDrafter:
         self.name = name
         self._library = library
         self._config = config
-        self._after = AfterToken(self._limits(1, 1, _AFTER_NODES))
+        self._after = UnigramCache(self._limits(1, 1, _AFTER_NODES))
 
     def begin(self, view: RequestView) -> None:
         """Nothing to remember."""
@@ -121,3 +123,34 @@ def _within(found: Continuations, vocab_size: int) -> Continuations:
     if max(found.tokens, default=0) < vocab_size:
         return found
     return found.without([token >= vocab_size for token in found.tokens])
+
+
+class UnigramCache:
+    """What follows a single token anywhere in an index: many occurrences to count, so the answers are kept.
+
+    Answers belong to the index they came from and go with it: a request that may not ask an index never sees what that
+    index said, and an index that a newer snapshot replaced is not kept alive from here.
+
+    Args:
+        limits: of a query; only single tokens are asked about.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._known: WeakKeyDictionary[Index, dict[int, Continuations | None]] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        """Answers kept."""
+        return sum(map(len, self._known.values()))
+
+    def ask(self, index: Index, token: int) -> Continuations | None:
+        """What follows ``token`` in ``index``; None if it does not occur there."""
+        known = self._known.get(index)
+        if known is None:
+            known = self._known[index] = {}
+        if token not in known:
+            while len(self) >= MAX_KEPT:
+                fullest = max(self._known.values(), key=len)
+                del fullest[next(iter(fullest))]
+            known[token] = index.query(np.array([token], np.int32), self._limits)
+        return known[token]

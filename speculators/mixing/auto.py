@@ -28,8 +28,8 @@ from engine.tree import ROOT
 from speculators.mixing.calibration import DEPTHS, DepthCalibration, claims_and_hits
 from speculators.mixing.candidates import Candidates
 from speculators.mixing.estimates import FIRST_CLAIM
-from speculators.mixing.fault_isolation import Guarded
-from speculators.tenant_state import Namespaces
+from speculators.mixing.fault_isolation import FaultIsolated
+from speculators.tenant_state import TenantState
 
 SMOOTHING = 0.2  # of the newest measurement of what drafting costs
 FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
@@ -66,7 +66,7 @@ class AutoConfig:
 
 
 @dataclass(slots=True)
-class _Pace:
+class _RequestStatistics:
     """How one request is doing."""
 
     shared: DepthCalibration  # of its namespace
@@ -104,18 +104,18 @@ class Auto:
         self, parts: Sequence[Speculator], costs: StepCosts | None = None, config: AutoConfig | None = None
     ) -> None:
         assert parts, "nothing to choose from"
-        self._parts = [Guarded(part) for part in parts]
+        self._parts = [FaultIsolated(part) for part in parts]
         self.needs = reduce(Needs.merge, (part.needs for part in parts), Needs())
         self._costs = costs
         self._config = config or AutoConfig()
-        self._paces: dict[int, _Pace] = {}
-        self._shared: Namespaces[DepthCalibration] = Namespaces()
+        self._statistics: dict[int, _RequestStatistics] = {}
+        self._shared: TenantState[DepthCalibration] = TenantState()
         self._drafting = FIRST_DRAFTING
         self._looked_up: dict[int, list[float]] = {}  # batch -> seconds by nodes
 
     def begin(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        self._paces[view.request_id] = _Pace(self._shared.of(view.namespace, DepthCalibration))
+        self._statistics[view.request_id] = _RequestStatistics(self._shared.of(view.namespace, DepthCalibration))
         for part in self._parts:
             part.begin(view)
 
@@ -146,14 +146,14 @@ class Auto:
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded to all sources; what was claimed is held against what came true."""
-        pace, tree = self._paces[view.request_id], outcome.tree
-        if pace.claims and len(tree) == len(pace.claims):
-            claimed, hits = claims_and_hits(outcome, pace.claims)
-            for calibration in (pace.shared, pace.calibration):
+        stats, tree = self._statistics[view.request_id], outcome.tree
+        if stats.claims and len(tree) == len(stats.claims):
+            claimed, hits = claims_and_hits(outcome, stats.claims)
+            for calibration in (stats.shared, stats.calibration):
                 calibration.add(claimed, hits)
-        pace.claims = []
+        stats.claims = []
         rests = (
-            pace.pause > 0 and outcome.prompt_top_ids is None
+            stats.pause > 0 and outcome.prompt_top_ids is None
         )  # nobody will be asked next: who can catch up, does so
         for part in self._parts:
             if not (rests and part.catches_up):
@@ -161,7 +161,7 @@ class Auto:
 
     def end(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        self._paces.pop(view.request_id, None)
+        self._statistics.pop(view.request_id, None)
         for part in self._parts:
             part.end(view)
 
@@ -201,15 +201,15 @@ class Auto:
 
     def _is_due(self, view: RequestView) -> bool:
         """Whether it is worth asking for a draft again."""
-        pace = self._paces[view.request_id]
-        if pace.pause == 0:
+        stats = self._statistics[view.request_id]
+        if stats.pause == 0:
             return True
-        pace.pause -= 1
+        stats.pause -= 1
         return False
 
     def _wanted(self, view: RequestView, budget: int) -> int:
         """Nodes to ask for: finding candidates takes time too, most of it for those that will not pay."""
-        return min(budget, int(2.0 * self._paces[view.request_id].lately) + self._config.reserve)
+        return min(budget, int(2.0 * self._statistics[view.request_id].lately) + self._config.reserve)
 
     def _gather(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         every: list[list[Branch]] = [[] for _ in views]
@@ -225,8 +225,8 @@ class Auto:
             return _Draft(Branch([], self.name), [], [])
         assert branch.parents is not None
         assert branch.scores is not None
-        pace = self._paces[view.request_id]
-        factors = pace.calibration.factors(pace.shared)
+        stats = self._statistics[view.request_id]
+        factors = stats.calibration.factors(stats.shared)
         reach: list[float] = []
         depths: list[int] = []
         for parent, score in zip(branch.parents, branch.scores, strict=True):
@@ -258,28 +258,28 @@ class Auto:
 
     def _take(self, view: RequestView, draft: _Draft, count: int, batch: int) -> list[Branch]:
         """The first ``count`` candidates as a branch; without any the request is left alone for a while."""
-        pace = self._paces[view.request_id]
-        pace.lately = max(float(count), pace.lately + 0.25 * (count - pace.lately))
+        stats = self._statistics[view.request_id]
+        stats.lately = max(float(count), stats.lately + 0.25 * (count - stats.lately))
         if count == 0:
             if draft.order:  # refused: unless what speaks against the claims ages, they can never prove right again
-                for calibration in (pace.shared, pace.calibration):
-                    calibration.fade(1 + int(pace.next_pause))
-            pace.pause = int(pace.next_pause)
-            pace.next_pause = min(2 * pace.next_pause, self._longest_pause(batch))
+                for calibration in (stats.shared, stats.calibration):
+                    calibration.fade(1 + int(stats.next_pause))
+            stats.pause = int(stats.next_pause)
+            stats.next_pause = min(2 * stats.next_pause, self._longest_pause(batch))
             return []
-        pace.next_pause = FIRST_PAUSE
+        stats.next_pause = FIRST_PAUSE
         branch, kept = draft.branch, draft.order[:count]
         assert branch.parents is not None
         assert branch.scores is not None
         place = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
-        pace.claims = [branch.scores[node] for node in kept]
+        stats.claims = [branch.scores[node] for node in kept]
         proposers = branch.proposers
         return [
             Branch(
                 [branch.tokens[node] for node in kept],
                 branch.source,
                 [place[branch.parents[node]] for node in kept],
-                scores=pace.claims,
+                scores=stats.claims,
                 proposers=None if proposers is None else [proposers[node] for node in kept],
             )
         ]

@@ -21,8 +21,8 @@ from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from speculators.mixing.candidates import Candidates
 from speculators.mixing.estimates import Estimates
-from speculators.mixing.fault_isolation import Guarded
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.mixing.fault_isolation import FaultIsolated
+from speculators.node_counter import NodeCounter
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Combined:
     def __init__(self, parts: Sequence[Speculator], config: CombinationConfig | None = None) -> None:
         assert parts, "nothing to combine"
         self._config = config or CombinationConfig()
-        self._parts = [Guarded(part) for part in parts]
+        self._parts = [FaultIsolated(part) for part in parts]
         self._estimates = Estimates()
         self._drafted: dict[int, Candidates] = {}  # request id -> what its current tree was chosen from
         self.name = "+".join(part.name for part in parts)

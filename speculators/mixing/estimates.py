@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.protocol import Outcome
 from engine.tree import ROOT, TokenTree
-from speculators.tenant_state import Namespaces
+from speculators.tenant_state import TenantState
 
 DEPTHS = 6  # depths told apart; the last one stands for all deeper ones
 PRIOR = 8.0  # tried nodes that the shared estimate weighs, against a request's own
@@ -39,7 +39,7 @@ class Estimates:
     """Estimates of all live requests, and the ones a new request starts from."""
 
     def __init__(self) -> None:
-        self._shared: Namespaces[_Counts] = Namespaces()
+        self._shared: TenantState[_Counts] = TenantState()
         self._own: dict[int, tuple[_Counts, _Counts]] = {}  # request id -> its own counts, those of its namespace
 
     def begin(self, request_id: int, namespace: str = "") -> None:

@@ -10,7 +10,7 @@ from engine.protocol import BatchSpeculator, Branch, Outcome, RequestView, Specu
 logger = logging.getLogger(__name__)
 
 
-class Guarded:
+class FaultIsolated:
     """A speculator behind a fence.
 
     The first exception a request meets is logged with the method's name; from then on that method drafts nothing for

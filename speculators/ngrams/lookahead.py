@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.ngrams.dictionaries import ForwardDictionary, Tokens
 from speculators.ngrams.lookahead_window import LookaheadWindow
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.node_counter import NodeCounter
 
 _DOUBT_FIRST = 1.0  # a single sequence behind the last token begins right about every second time
 _DOUBT_DEEPER = 0.25  # a single sequence that began right goes on right four times out of five

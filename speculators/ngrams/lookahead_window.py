@@ -33,7 +33,7 @@ from collections.abc import Sequence
 
 from engine.protocol import Outcome
 from speculators.ngrams.dictionaries import Tokens
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.node_counter import NodeCounter
 
 
 class LookaheadWindow:

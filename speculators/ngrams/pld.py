@@ -22,7 +22,7 @@ import numpy.typing as npt
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import IntArray
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.node_counter import NodeCounter
 
 _Positions = npt.NDArray[np.intp]
 

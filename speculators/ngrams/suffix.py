@@ -28,7 +28,7 @@ from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT, IntArray
 from retrieval_store.index.jit import compiled
-from speculators.tenant_state import Namespaces
+from speculators.tenant_state import TenantState
 
 DOCUMENT_END = -1  # between earlier outputs: no match and no draft crosses it
 
@@ -96,7 +96,7 @@ class SuffixDecoding:
 
     def __init__(self, config: SuffixConfig | None = None) -> None:
         self._config = config or SuffixConfig(mode="paper")
-        self._earlier: Namespaces[TokenBuffer] = Namespaces()  # its outputs, DOCUMENT_END behind each
+        self._earlier: TenantState[TokenBuffer] = TenantState()  # its outputs, DOCUMENT_END behind each
         self._lengths = self._starts = np.empty(0, np.int32)  # scratch, as long as the longest text
 
     def begin(self, view: RequestView) -> None:

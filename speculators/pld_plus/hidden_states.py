@@ -10,7 +10,7 @@ from engine.tree import FloatArray
 _Positions = npt.NDArray[np.intp]
 
 
-class StateRows:
+class HiddenStates:
     """Normalised states of consecutive positions: an array that grows as positions are committed.
 
     Args:

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import FloatArray, IntArray
-from speculators.ngrams.node_counter import NodeCounter
-from speculators.pld_plus.hidden_states import StateRows
+from speculators.node_counter import NodeCounter
+from speculators.pld_plus.hidden_states import HiddenStates
 
 _Positions = npt.NDArray[np.intp]
 
@@ -158,11 +158,11 @@ class PldPlusHidden(_PldPlus):
             raise UnknownMethodError("pld-plus-h needs to know a layer of the model: set pld_plus.layer", "method")
         super().__init__(config)
         self.needs = Needs(hidden_layer=config.layer, hidden_dims=config.dims)
-        self._states: dict[int, StateRows] = {}  # request id -> states of its positions
+        self._states: dict[int, HiddenStates] = {}  # request id -> states of its positions
 
     def begin(self, view: RequestView) -> None:
         """Room for the states that will come."""
-        self._states[view.request_id] = StateRows(len(view.context) + min(view.params.max_tokens, 1024))
+        self._states[view.request_id] = HiddenStates(len(view.context) + min(view.params.max_tokens, 1024))
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Keep the states of the positions the step committed."""

@@ -12,7 +12,7 @@ from random import Random
 
 from engine.protocol import Outcome
 from speculators.ngrams.dictionaries import ForwardDictionary, Tokens
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.node_counter import NodeCounter
 
 
 class CandidatePool:

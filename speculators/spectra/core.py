@@ -17,7 +17,7 @@ from typing import Literal
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.ngrams.dictionaries import BackwardDictionary, ForwardDictionary, Tokens
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.node_counter import NodeCounter
 from speculators.spectra.candidate_pool import CandidatePool
 
 FORWARD, BACKWARD = "spectra-core.forward", "spectra-core.backward"  # what each dictionary's guesses may be labelled

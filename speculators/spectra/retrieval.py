@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrieval_store.index.library import Library
+from retrieval_store.index.index import Library
 from speculators.corpus.lookup import LibraryDrafter, LookupConfig
 
 

@@ -23,8 +23,8 @@ from engine.protocol import Branch, Outcome, RequestView, Speculator
 from engine.tree import ROOT
 from speculators.mixing.candidates import Candidates, Probability
 from speculators.mixing.estimates import DEPTHS, Estimates
-from speculators.mixing.fault_isolation import Guarded
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.mixing.fault_isolation import FaultIsolated
+from speculators.node_counter import NodeCounter
 from speculators.spectra.core import BACKWARD, FORWARD, SpectraCore, SpectraCoreConfig, fitting
 
 
@@ -66,7 +66,7 @@ class Spectra:
         self._config = config or SpectraConfig()
         self._core_config = core or SpectraCoreConfig()
         self._core = SpectraCore(self._core_config)
-        self._retrieval = None if retrieval is None else Guarded(retrieval)
+        self._retrieval = None if retrieval is None else FaultIsolated(retrieval)
         self._estimates = Estimates()
         self._drafted: dict[int, Candidates] = {}  # request id -> what its current tree was chosen from
         self.needs = self._core.needs

@@ -29,7 +29,7 @@ from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
 from speculators.successors.mix import MAX_CANDIDATES, Model, Sampling
 from speculators.successors.table import NONE, TAIL, learn_text, make_table
-from speculators.tenant_state import Namespaces
+from speculators.tenant_state import TenantState
 
 TEXT, TARGET = "suffix", "token-recycling"  # the sources a node can come from
 
@@ -136,7 +136,7 @@ class Successors:
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
         self._states: dict[int, _State] = {}
-        self._shared: Namespaces[Model] = Namespaces()
+        self._shared: TenantState[Model] = TenantState()
         self._growth = make_growth(64)
         self._scratch: tuple[IntArray, ...] = ()
 

@@ -23,7 +23,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.top_ids import TopIds
 from engine.tree import ROOT, IntArray
-from speculators.tenant_state import Namespaces
+from speculators.tenant_state import TenantState
 
 Matrix = dict[int, list[int]]  # token -> its successors, best first; the rows that exist of vocabulary x k
 
@@ -90,7 +90,7 @@ class TokenRecycling:
         k = self._config.top_k
         self.needs = Needs(node_top_k=k, prompt_top_k=k if self._config.use_prompt else 0)
         self._matrices: dict[int, Matrix] = {}  # request id -> its matrix
-        self._shared: Namespaces[Matrix] = Namespaces()
+        self._shared: TenantState[Matrix] = TenantState()
         self._shapes: dict[int, list[tuple[int, int]]] = {}  # nodes -> shape
 
     def begin(self, view: RequestView) -> None:

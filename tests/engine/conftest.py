@@ -34,7 +34,7 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
-from retrieval_store.index.library import FixedLibrary
+from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.corpus.rest import Rest
 from speculators.draft_model.drafter import Drafter

@@ -88,7 +88,7 @@ def test_the_text_is_that_of_plain_decoding_at_any_price(
             assert any(auto.sizes)
         elif per_row == 5.0:
             assert not any(auto.sizes)
-        assert auto._paces == {}
+        assert auto._statistics == {}
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -10,7 +10,7 @@ from engine.protocol import Branch, Outcome, RequestView, Speculator
 from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 
 @dataclass

@@ -11,7 +11,7 @@ from speculators.methods import STANDALONE
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 COMBINED = [*STANDALONE, "pld+spectra-core", "suffix+token-recycling", "token-recycling+suffix+spectra-core+lookahead"]
 

@@ -12,8 +12,7 @@ from speculators.mixing.combined import Combined
 from speculators.ngrams.pld import PldConfig
 from speculators.registry import SpeculatorOptions, create
 from speculators.spectra.core import SpectraCoreConfig
-from speculators.testing import AlwaysRight, AlwaysWrong
-from speculators.testing_target import HashTarget
+from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,8 @@ from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from speculators.mixing.auto import Auto
-from speculators.mixing.calibration import DepthCalibration
 from speculators.mixing.combined import Combined
-from speculators.mixing.estimates import Estimates
+from speculators.mixing.estimates import DepthCalibration, Estimates
 from speculators.ngrams.anpd import Anpd
 from speculators.ngrams.pld import PromptLookup
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding

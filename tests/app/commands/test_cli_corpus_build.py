@@ -28,9 +28,9 @@ from app.inputs.stores import DEFAULT_NAMESPACE
 from app.inputs.text_index import as_text
 from app.inputs.tokenizers import load_tokenizer
 from engine.model.loader import load_spec
-from retrieval_store.index.snapshot_index import open_snapshot
 from retrieval_store.snapshots.corpus import Document, read_documents
 from retrieval_store.snapshots.snapshot import verify
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.open import open_store
 
 WORDS = ["snow", "falls", "on", "the", "quiet", "town", "while", "river", "keeps", "running", "over", "dogs", "and"]

@@ -35,12 +35,11 @@ from app.inputs.text_index import as_text, conversation
 from app.inputs.tokenizers import load_tokenizer
 from app.serving.server import Server
 from engine.errors import ConfigError, UnsupportedModelError
-from retrieval_store.index.index import Index, Limits
-from retrieval_store.index.library import FixedLibrary, Library
+from retrieval_store.index.index import FixedLibrary, Index, Library, Limits
 from retrieval_store.index.memory import MemoryIndex
-from retrieval_store.index.snapshot_index import open_snapshot
 from retrieval_store.snapshots.corpus import Document, Message
 from retrieval_store.snapshots.snapshot import Description, read_manifest
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.open import open_store
 from speculators.corpus.rest import RestConfig

@@ -19,7 +19,7 @@ from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
-from retrieval_store.index.library import FixedLibrary
+from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.methods import AVAILABLE

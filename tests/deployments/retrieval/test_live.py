@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from retrieval_store.errors import ConflictError, StoreUnavailableError
-from retrieval_store.index.snapshot_index import open_snapshot
 from retrieval_store.service import backoff as attempt
 from retrieval_store.service import learner
 from retrieval_store.service.cache import NodeCache
@@ -20,6 +19,7 @@ from retrieval_store.service.learner import Learner, LiveOptions
 from retrieval_store.service.live_texts import Pending, Texts
 from retrieval_store.service.sender import Sender
 from retrieval_store.service.watcher import Watcher
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_store.service import interest as wanted
-from retrieval_store.service import negative_cache as misses
-from retrieval_store.service import service
+from retrieval_store.service import interest, service
 from retrieval_store.stores.open import open_store
 from tests.retrieval_service import SHARED, eventually, follows, publish, running
 
@@ -70,7 +68,7 @@ def test_names_that_somebody_makes_up_give_way_at_once_and_drive_nobody_out(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MOST", 4)
-    monkeypatch.setattr(wanted, "MOST", 4)
+    monkeypatch.setattr(interest, "MOST", 4)
     for name in "abc":
         publish(open_store(where, name), [TWO], tmp_path)
     with running(where, tmp_path / "cache") as node:
@@ -91,7 +89,7 @@ def test_names_that_are_asked_for_without_end_are_looked_for_in_turn(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MOST", 2)
-    monkeypatch.setattr(wanted, "MOST", 2)
+    monkeypatch.setattr(interest, "MOST", 2)
     publish(open_store(where, "real"), [TWO], tmp_path)
     with running(where, tmp_path / "cache") as node:
 
@@ -105,13 +103,13 @@ def test_names_that_are_asked_for_without_end_are_looked_for_in_turn(
 
 
 def test_what_was_missed_is_remembered_for_a_while_and_not_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misses, "MOST", 2)
-    missed = misses.Misses()
+    monkeypatch.setattr(interest, "MOST_EMPTY", 2)
+    missed = interest.NegativeCache()
     for name in "abac":
         missed.add(name)
     assert [name in missed for name in "abc"] == [True, False, True]
     assert len(missed) == 2
-    monkeypatch.setattr(misses, "MISSED_S", -1.0)
+    monkeypatch.setattr(interest, "EMPTY_S", -1.0)
     missed.add("a")
     missed.discard("c")
     assert [name in missed for name in "abc"] == [False, False, False]
@@ -120,7 +118,7 @@ def test_what_was_missed_is_remembered_for_a_while_and_not_without_limit(monkeyp
 def test_a_reader_holds_only_so_many_namespaces_and_those_it_holds_until_they_are_idle(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wanted, "MOST", 2)
+    monkeypatch.setattr(interest, "MOST", 2)
     with running(where, tmp_path / "cache") as node:
         for name in "abc":
             publish(node.store(name), [TWO], tmp_path)
@@ -129,7 +127,7 @@ def test_a_reader_holds_only_so_many_namespaces_and_those_it_holds_until_they_ar
         for _ in range(10):
             assert node.says([5, 6], "c") == []
             time.sleep(0.02)
-        monkeypatch.setattr(wanted, "IDLE_S", 0.2)
+        monkeypatch.setattr(interest, "IDLE_S", 0.2)
         eventually(lambda: node.says([5, 6], "c") == [70, 80, 90])
         assert [name for name in "abc" if node.version(name)] == ["c"]
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from retrieval_store.index.index import Tokens
-from retrieval_store.refine.pieces import cut
-from retrieval_store.refine.texts import IDS, ORIGINS, ROWS, STATE, State, Texts, TextWriter, read_state
+from retrieval_store.refine.texts import IDS, ORIGINS, ROWS, STATE, State, Texts, TextWriter, cut, read_state
 
 
 def ids(*tokens: int) -> Tokens:

@@ -4,8 +4,7 @@ import json
 import pytest
 
 from retrieval_store.snapshots import corpus
-from retrieval_store.snapshots.corpus import CorpusError, Message, read_documents
-from retrieval_store.snapshots.corpus_files import corpus_hash
+from retrieval_store.snapshots.corpus import CorpusError, Message, corpus_hash, read_documents
 
 
 def write(path, *lines):

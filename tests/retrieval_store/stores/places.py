@@ -18,15 +18,14 @@ from typing import Any
 
 import redis
 
+from retrieval_store.snapshots.names import folder_segment
 from retrieval_store.snapshots.snapshot import MANIFEST
-from retrieval_store.stores.base import Store
+from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.directory_log import LOG
 from retrieval_store.stores.live_text import encode_tokens
 from retrieval_store.stores.memory import MemoryStore
-from retrieval_store.stores.names import folder_segment
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.options import StoreOptions
-from retrieval_store.stores.redis_keys import MANIFEST_FIELD, RedisKeys, chunk_field
+from retrieval_store.stores.redis_layout import MANIFEST_FIELD, RedisKeys, chunk_field
 from tests.retrieval_store.stores.worker import perform
 
 ROOT = Path(__file__).parents[3]

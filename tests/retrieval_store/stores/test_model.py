@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from retrieval_store.errors import ConflictError, UnknownVersionError
-from retrieval_store.stores.base import Current, Store
+from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.options import StoreOptions
 from tests.redis_server import RedisServer
 from tests.retrieval_store.stores.folders import make_snapshot
 

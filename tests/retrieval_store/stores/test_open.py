@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from retrieval_store.errors import StoreAddressError, StoreError, StoreUnavailableError
+from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.open import open_store, shown
-from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.redis import RedisStore
 from tests.retrieval_store.stores.folders import make_snapshot
 

@@ -12,9 +12,8 @@ import trustme
 
 from retrieval_store.errors import StoreError, StoreUnavailableError
 from retrieval_store.snapshots.snapshot import read_manifest
-from retrieval_store.stores.base import Current, Store
+from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.options import StoreOptions
 from tests.redis_server import HOST, RedisServer, ask, cluster, sentinel, wait_until
 from tests.retrieval_store.stores.conftest import ACL, CLUSTER_ACL, SECRET, SENTINEL_ACL, USER
 from tests.retrieval_store.stores.folders import contents, make_snapshot

@@ -18,10 +18,9 @@ import pytest
 import redis
 
 from retrieval_store.errors import StoreError, StoreUnavailableError, UnknownVersionError
-from retrieval_store.stores.base import Current, Store
+from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.options import StoreOptions
-from retrieval_store.stores.redis_keys import RedisKeys
+from retrieval_store.stores.redis_layout import RedisKeys
 from tests.redis_server import HOST, RedisServer, ask, wait_until
 from tests.retrieval_store.stores.folders import FILES, contents, make_snapshot
 from tests.retrieval_store.stores.places import CHUNK, ROOT, Worker

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from retrieval_store.snapshots.names import folder_segment, segment
 from retrieval_store.snapshots.snapshot import MANIFEST
+from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
-from retrieval_store.stores.names import folder_segment, segment
-from retrieval_store.stores.options import StoreOptions
 from tests.retrieval_store.stores.folders import FILES, make_snapshot
 
 

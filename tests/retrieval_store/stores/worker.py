@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_store.errors import ConflictError
-from retrieval_store.stores.base import Store
+from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.options import StoreOptions
 from retrieval_store.stores.redis_url import PASSWORD, USERNAME
 
 

@@ -10,11 +10,11 @@ from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, RequestView
 from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
-from retrieval_store.index.library import FixedLibrary
+from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.registry import SpeculatorOptions, create
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=25), max_size=5)
 CONTEXT = st.lists(st.integers(0, 3), min_size=1, max_size=20)

@@ -22,7 +22,7 @@ from speculators.draft_model.speculator import DraftModelConfig
 from speculators.mixing.auto import FIRST_DRAFTING, Auto, AutoConfig
 from speculators.ngrams.pld import PromptLookup
 from speculators.registry import SpeculatorOptions, create
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 VOCAB = 64
 TARGET = HashTarget(VOCAB)

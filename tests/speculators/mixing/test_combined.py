@@ -17,8 +17,7 @@ from speculators.mixing.candidates import Candidates
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.mixing.estimates import FIRST_CLAIM, Estimates, tried_nodes
 from speculators.registry import SpeculatorOptions, create
-from speculators.testing import AlwaysRight, AlwaysWrong
-from speculators.testing_target import HashTarget
+from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
 
 
 class Part:

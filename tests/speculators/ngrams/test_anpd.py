@@ -15,7 +15,7 @@ from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.matches import NgramPlaces, longest_matches
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 # Trees as the plain formula has them: no limit bites but the depth and the least probability.

@@ -14,8 +14,8 @@ from engine.protocol import Branch, Outcome
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
 from speculators.ngrams.lookahead_window import LookaheadWindow
-from speculators.ngrams.node_counter import NodeCounter
-from speculators.testing_target import HashTarget
+from speculators.node_counter import NodeCounter
+from speculators.testing import HashTarget
 
 PAPER = LookaheadConfig.paper()
 ROOMY = 1000  # nodes: everything fits

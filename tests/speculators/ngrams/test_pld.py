@@ -10,7 +10,7 @@ from engine.protocol import RequestView
 from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from speculators.ngrams.pld import PldConfig, PromptLookup
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 

@@ -14,7 +14,7 @@ from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding, match_lengths
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 EVERY = 10**6
 FAITHFUL = SuffixConfig(mode="paper", max_occurrences=EVERY)

@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Outcome
 from engine.tree import EMPTY_TREE
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 PUBLISHED = replace(SpectraCoreConfig.paper(), guess_order="backward-first")  # METHODS.md 1.3
 ROOMY = 1000  # nodes: everything fits

@@ -13,13 +13,13 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.stats import count_sources
 from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT
-from retrieval_store.index.library import FixedLibrary
+from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.registry import SpeculatorOptions, create
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrieval
 from speculators.spectra.speculator import Spectra, SpectraConfig
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 MODES = ("score", "priority", "paper")
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=40)

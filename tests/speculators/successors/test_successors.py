@@ -23,7 +23,7 @@ from speculators.successors.learning import learn_prompt, learn_tree
 from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig, Successors
 from speculators.successors.table import NONE
 from speculators.successors.token_recycling import TokenRecyclingConfig
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 BOTH = (TEXT, TARGET)
 HALVES = [(TEXT,), (TARGET,), BOTH]

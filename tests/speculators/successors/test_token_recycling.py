@@ -17,7 +17,7 @@ from engine.token_buffer import TokenBuffer
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from speculators.successors.token_recycling import RANK_P, TokenRecycling, TokenRecyclingConfig, rank_tree
-from speculators.testing_target import HashTarget
+from speculators.testing import HashTarget
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -6,7 +6,7 @@ import re
 from urllib.parse import quote
 
 from retrieval_store.errors import UnknownVersionError
-from retrieval_store.index.library import SHARED
+from retrieval_store.index.index import SHARED
 
 SHARED_SEGMENT = "@shared"  # "@" never appears otherwise: it is escaped
 LONGEST_SEGMENT = 200  # bytes; a folder may have 255

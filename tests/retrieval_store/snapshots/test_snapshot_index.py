@@ -12,7 +12,6 @@ from retrieval_store.errors import DamagedSnapshotError, ForeignSnapshotError
 from retrieval_store.index import context_counts
 from retrieval_store.index.index import Limits
 from retrieval_store.index.memory import MemoryIndex
-from retrieval_store.index.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot import (
     FORMAT_VERSION,
     MANIFEST,
@@ -23,6 +22,7 @@ from retrieval_store.snapshots.snapshot import (
     verify,
     version_of,
 )
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
 VOCABULARY = 262_144
@@ -108,7 +108,7 @@ def test_paths_of_frequent_contexts_are_cut_to_the_depth_asked_for(folder, depth
 
 
 def test_texts_come_back_as_they_were(folder, monkeypatch):
-    monkeypatch.setattr("retrieval_store.index.snapshot_index._SCAN", 100)
+    monkeypatch.setattr("retrieval_store.snapshots.snapshot_index._SCAN", 100)
     texts = [*zipf_texts(30), np.array([VOCABULARY - 1]), np.array([], np.int64)]
     write_snapshot(texts, folder, ABOUT)
     assert [text.tolist() for text in open_snapshot(folder).documents()] == [text.tolist() for text in texts[:-1]]

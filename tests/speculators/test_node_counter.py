@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.protocol import Branch
-from speculators.ngrams.node_counter import NodeCounter
+from speculators.node_counter import NodeCounter
 
 CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=6)
 
