@@ -8,17 +8,18 @@ from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from speculators.mixing.auto import Auto
+from speculators.mixing.calibration import DepthCalibration
 from speculators.mixing.combined import Combined
-from speculators.mixing.estimates import DepthCalibration, Estimates
+from speculators.mixing.estimates import Estimates
 from speculators.ngrams.anpd import Anpd
 from speculators.ngrams.pld import PromptLookup
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
 from speculators.successors.speculator import SuccessorConfig, Successors
-from speculators.tenant_state import MOST, Namespaces
+from speculators.tenant_state import MOST, TenantState
 
 
 def test_the_namespace_unused_for_longest_gives_way():
-    kept: Namespaces[list[int]] = Namespaces()
+    kept: TenantState[list[int]] = TenantState()
     for i in range(MOST):
         kept.of(f"tenant {i}", list).append(i)
     assert kept.of("tenant 0", list) == [0]  # used again: tenant 1 is the oldest now

@@ -12,7 +12,7 @@ from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from retrieval_store.index.index import FixedLibrary, Limits
 from retrieval_store.index.memory import MemoryIndex
-from speculators.corpus.lookup import AfterToken
+from speculators.corpus.lookup import UnigramCache
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
 
@@ -178,7 +178,7 @@ def test_what_a_full_draft_has_no_room_for_is_not_looked_up():
 def test_remembered_answers_do_not_pile_up(monkeypatch):
     monkeypatch.setattr("speculators.corpus.lookup.MAX_KEPT", 10)
     indexes = [MemoryIndex([[i, i + n] for i in range(60)]) for n in (1, 2, 3)]
-    after = AfterToken(Limits(1, 1, 200, 10, 64))
+    after = UnigramCache(Limits(1, 1, 200, 10, 64))
     for _ in range(2):
         for token in range(60):
             for n, index in enumerate(indexes, start=1):

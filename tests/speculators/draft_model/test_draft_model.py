@@ -30,7 +30,7 @@ from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.draft_model.drafter import Drafter, Rows
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
-from speculators.mixing.fault_isolation import Guarded
+from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.pool import SpeculatorPool
 
 VOCAB, EOS, LONGEST = 61, 2, 400
@@ -459,10 +459,10 @@ def test_no_block_is_ever_lost(actions: list[tuple[str, int]], n_blocks: int, tr
 
 def test_a_failed_forward_costs_drafts_and_leaves_nothing_wrong_behind() -> None:
     model = draft_model()
-    guarded = Guarded(model)
+    isolated = FaultIsolated(model)
     requests = [view(text(30, i), i) for i in range(2)]
     for request in requests:
-        guarded.begin(request)
+        isolated.begin(request)
     forward = model.drafter.forward
     calls = 0
 
@@ -474,10 +474,10 @@ def test_a_failed_forward_costs_drafts_and_leaves_nothing_wrong_behind() -> None
         return forward(parts)
 
     model.drafter.forward = failing  # type: ignore[method-assign]
-    drafts = guarded.propose_batch(requests, [64, 64])  # fails together, then goes through one by one
+    drafts = isolated.propose_batch(requests, [64, 64])  # fails together, then goes through one by one
     for request, draft in zip(requests, drafts, strict=True):
         assert tokens_of(draft) == written(text(30, request.request_id), GREEDY, 5)
-        guarded.end(request)
+        isolated.end(request)
     check_integrity(model, 0)
 
 

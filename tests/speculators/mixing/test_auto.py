@@ -526,7 +526,7 @@ def test_a_part_that_fails_hurts_nobody_and_its_state_goes_as_well(fails_in):
         assert min(decoding.step()) >= 3
     decoding.end()
     assert broken.live == sound.live == set()
-    assert auto._paces == {}
+    assert auto._statistics == {}
     assert all(part._failed == set() for part in auto._parts)
 
 
@@ -542,7 +542,7 @@ def test_requests_begin_anew_after_their_end():
     assert source.asked == [0]  # no pause is left over
     again.end()
     again.end()  # a second time is harmless
-    assert auto._paces == {}
+    assert auto._statistics == {}
 
 
 def test_all_parts_hear_everything_and_needs_are_merged():

@@ -13,7 +13,7 @@ from engine.protocol import Artefacts, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, TokenTree
-from speculators.pld_plus.hidden_states import StateRows
+from speculators.pld_plus.hidden_states import HiddenStates
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden, paper_layer
 from speculators.registry import SpeculatorOptions, create
 
@@ -117,7 +117,7 @@ def test_every_draft_is_the_one_the_equations_give(run):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 2**32 - 1))
 def test_rows_grow_without_changing(sizes, capacity, seed):
     rng = np.random.default_rng(seed)
-    rows, states = StateRows(capacity), np.zeros((0, 5), np.float32)
+    rows, states = HiddenStates(capacity), np.zeros((0, 5), np.float32)
     for size in sizes:
         new = rng.standard_normal((size, 5)).astype(np.float32)
         rows.put(len(states), new)
@@ -128,7 +128,7 @@ def test_rows_grow_without_changing(sizes, capacity, seed):
 
 
 def test_a_state_of_zeros_is_like_nothing():
-    rows = StateRows(1)
+    rows = HiddenStates(1)
     rows.put(0, np.array([[0, 0], [3, 4]], np.float32))
     assert rows.cosines(np.array([0, 1])).tolist() == pytest.approx([0, 1])
 
