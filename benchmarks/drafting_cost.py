@@ -21,8 +21,8 @@ from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from retrieval_store.index.index import FixedLibrary, Library
-from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot import Description
+from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from speculators.methods import STANDALONE
 from speculators.registry import SpeculatorOptions, create
