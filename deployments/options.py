@@ -17,7 +17,7 @@ class RouterOptions:
     model: str = "demo"  # name in metrics
     method: str = AUTOREGRESSIVE  # for requests that name none
     max_nodes: int = 64  # likewise
-    limit_nodes: int = 256  # most a request may ask for
+    limit_nodes: int = 256  # a request that asks for more nodes is refused
     cost_file: str = ""  # where measured step times are kept between starts; "": nowhere
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     shared_namespace: str = "default"  # naming it is naming none

@@ -16,6 +16,9 @@ from engine import errors
 
 logger = logging.getLogger("spectra.api")
 
+# Fields of the engine's requests that clients write elsewhere.
+CLIENT_NAMES = {"method": "speculative.method", "max_nodes": "speculative.max_nodes"}
+
 
 class ApiError(Exception):
     """An error that only exists at the edge."""
@@ -61,11 +64,12 @@ def answer_for(error: BaseException) -> ErrorAnswer:
         case ApiError():
             return ErrorAnswer(error.status, error.message, error.param, error.code)
         case errors.UnknownMethodError():
-            return ErrorAnswer(400, str(error), "speculative.method", "unknown_method")  # where clients write it
+            return ErrorAnswer(400, str(error), CLIENT_NAMES["method"], "unknown_method")
         case errors.PromptTooLongError():
             return ErrorAnswer(400, str(error), error.param, "context_length_exceeded")
         case errors.RequestError():
-            return ErrorAnswer(400, str(error), error.param, "invalid_request")
+            param = CLIENT_NAMES.get(error.param or "", error.param)
+            return ErrorAnswer(400, str(error), param, "invalid_request")
         case errors.OverloadedError():
             seconds = str(max(1, math.ceil(error.retry_after)))
             return ErrorAnswer(429, str(error), None, "overloaded", {"Retry-After": seconds})

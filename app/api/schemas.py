@@ -25,7 +25,7 @@ class SpeculativeOptions(Strict):
     """Extension: how this request is drafted for."""
 
     method: str | None = None  # None: the server's default; several are joined with "+"
-    max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step
+    max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
     # Whose text it may be drafted from, besides everybody's. A gateway that knows the tenant should set it, for clients
     # can name any: whoever shares a namespace shares what it has learnt.

@@ -13,7 +13,7 @@ from itertools import pairwise
 from benchmarks.pipeline_scheduling.stages import StageReport, Stages
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline, measure_pipeline
-from deployments.router.draft_client import InlineDrafter
+from deployments.router.draft_client import InlineDraftClient
 from deployments.router.router import Router
 from deployments.submission.messages import SubmitRequest
 from engine.sampling.params import SamplingParams
@@ -56,7 +56,7 @@ async def router_on(
     pool = SpeculatorPool(SpeculatorOptions(step_costs=costs), extra)
     limits = SchedulerOptions(max_sequences=max_sequences, n_micro_batches=n_stages, prefix_cache=False)
     options = RouterOptions("simulated", scheduler=limits, max_wait=None)
-    drafter = InlineDrafter(pool, stages.info.spec.vocab_size)
+    drafter = InlineDraftClient(pool, stages.info.spec.vocab_size)
     router = Router(options, stages.info, drafter, lambda: Pipeline.connect(stages.endpoints), costs=costs)
     router.start()
     gc.collect()

@@ -1,28 +1,29 @@
-"""Who is refused when there is more work than can be done in time, and when they should come back."""
+"""Admission: refuses requests when there is more work than can be done in time, and says when to try again."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from deployments.options import RouterOptions
 from deployments.router.lane import Lane
-from deployments.router.wait_estimate import Waits
+from deployments.router.service_rate import WaitEstimate
 from engine.errors import OverloadedError
-from engine.scheduling.sequence import Sequence as Request
+from engine.scheduling.sequence import Sequence
 
-SOONEST_S = 1.0  # before a client that was refused may try again
-FRESH_S = 0.05  # that an estimate holds while nobody is let in: refusing many must not keep the router from its steps
-OVERFLOW = 2  # no more than so many times ``max_waiting`` wait, whoever they belong to
+SOONEST_S = 1.0  # least ``retry_after``
+FRESH_S = 0.05  # an estimate holds so long unless a request is admitted: a flood of refusals must not delay steps
+OVERFLOW = 2  # at most so many times ``max_waiting`` requests wait, over all tenants
 
 
-class Gate:
-    """Lets newcomers in.
+class Admission:
+    """Admits newcomers or refuses them.
 
-    Places and queue are counted together: what is alive in all lanes is at most what may run and what may wait. A
-    queue that is full is still open to a tenant who has less than an equal share of it waiting: nobody's flood shuts
-    out others. Then the wait that is to be expected decides, by what is ahead of this very newcomer.
+    Counts over all lanes: at most as many requests are alive as may run (``max_sequences`` for every lane that is up)
+    and may wait (``max_waiting``). A full queue still admits a tenant that has less than an equal share of it waiting,
+    so that the flood of one tenant does not shut out the others. A newcomer for whom there is room is refused when
+    its estimated wait exceeds ``max_wait``.
 
     Args:
         lanes: all of them.
@@ -30,26 +31,25 @@ class Gate:
         clock: seconds.
     """
 
-    def __init__(
-        self, lanes: Sequence[Lane], options: RouterOptions, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, lanes: list[Lane], options: RouterOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._lanes = lanes
         self._options = options
         self._clock = clock
-        self._waits: dict[Lane, tuple[int, float, Waits]] = {}  # for which newcomer, and when, each was worked out
+        # Lane -> number of the newcomer the estimate was made for, when it was made, and the estimate.
+        self._estimates: dict[Lane, tuple[int, float, WaitEstimate]] = {}
 
-    def check(self, newcomer: Request, lane: Lane) -> None:
+    def check(self, newcomer: Sequence, lane: Lane) -> None:
         """Raises OverloadedError, with ``retry_after`` seconds, when ``newcomer`` should not queue in ``lane`` now.
 
-        ``newcomer`` has the number of sequences that were let in before it.
+        ``newcomer.seq`` is the number of sequences that were admitted before it.
         """
         limits = self._options.scheduler
         live = sum(len(other.sequences) for other in self._lanes)
         n_waiting = live - limits.max_sequences * max(1, sum(other.is_up for other in self._lanes))
-        if n_waiting < 0 and not lane.n_waiting:
-            return  # there is a place, and nobody before it; where memory is short, a queue forms before places are
-        wait = self._waits_in(lane, newcomer.seq).of(newcomer)
-        if n_waiting >= limits.max_waiting and not self._is_owed(newcomer, n_waiting):
+        if n_waiting < 0 and not lane.n_waiting:  # where memory is short, a queue forms before all slots are taken
+            return
+        wait = self._estimate(lane, newcomer.seq).seconds(newcomer)
+        if n_waiting >= limits.max_waiting and not self._is_owed_a_place(newcomer, n_waiting):
             retry = wait / 2 if wait else SOONEST_S
             raise OverloadedError(f"{n_waiting} requests are waiting already", max(SOONEST_S, retry))
         bound = self._options.max_wait
@@ -58,20 +58,20 @@ class Gate:
                 f"the wait would be about {wait:.0f} s, more than {bound:g} s", max(SOONEST_S, wait - bound)
             )
 
-    def _waits_in(self, lane: Lane, n_before: int) -> Waits:
-        """Worked out anew when somebody was let in since, or after a while."""
+    def _estimate(self, lane: Lane, n_before: int) -> WaitEstimate:
+        """The lane's estimate, made anew after an admission or when it is older than ``FRESH_S``."""
         now = self._clock()
-        known = self._waits.get(lane)
+        known = self._estimates.get(lane)
         if known is None or known[0] != n_before or now - known[1] > FRESH_S:
-            known = self._waits[lane] = n_before, now, Waits(lane.scheduler, lane.pace)
+            known = self._estimates[lane] = n_before, now, WaitEstimate(lane.scheduler, lane.service_rate)
         return known[2]
 
-    def _is_owed(self, newcomer: Request, n_waiting: int) -> bool:
-        """Whether its tenant has less than an equal share of a queue that is full."""
+    def _is_owed_a_place(self, newcomer: Sequence, n_waiting: int) -> bool:
+        """Whether the newcomer's tenant has less than an equal share of a full queue waiting."""
         if n_waiting >= OVERFLOW * self._options.scheduler.max_waiting:
             return False
         tenants: Counter[str] = Counter()
         for lane in self._lanes:
-            tenants.update(self._waits_in(lane, newcomer.seq).waiting)
+            tenants.update(self._estimate(lane, newcomer.seq).waiting)
         share = self._options.scheduler.max_waiting / len({*tenants, newcomer.tenant})
         return tenants[newcomer.tenant] < share

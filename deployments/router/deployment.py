@@ -16,10 +16,10 @@ from ray.serve.handle import DeploymentHandle
 from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
 from deployments.retrieval.bridge import RouterRetrieval
-from deployments.router.draft_client import ActorDrafter, Drafter, InlineDrafter
+from deployments.router.draft_client import ActorDraftClient, DraftClient, InlineDraftClient
 from deployments.router.router import Router
 from deployments.router.speculator_actor import start_speculators
-from deployments.router.target_client import TargetHome, first_endpoints
+from deployments.router.target_client import ServeTarget, first_endpoints
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
 from deployments.submission.server import SubmissionServer
@@ -41,8 +41,8 @@ class RouterDeployment:
         speculators: settings of the methods.
         placement: where they run.
         aliases: further model names.
-        retrieval: handle of the retrieval deployment; None: what the methods look up does not change.
-        retrieved: what that deployment was told.
+        retrieval: handle of the retrieval deployment; None: methods look up in ``speculators.retrieval`` alone.
+        retrieved: options of that deployment.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits async constructors
@@ -59,26 +59,25 @@ class RouterDeployment:
         if retrieval is not None and retrieved is not None:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
             speculators = self._retrieval.speculators
-        homes = [TargetHome(target) for target in targets]
-        self._homes = homes
+        self._targets = [ServeTarget(handle) for handle in targets]
         compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
-        first, endpoints = await first_endpoints(homes)
+        first, endpoints = await first_endpoints(self._targets)
         info = endpoints.info
         self._aliases = aliases
         self._created = int(time.time())
         await compiling  # before steps are timed
         costs = await step_costs(first.connect, options.cost_file, info, options.step_deadline, first.suspect)
-        drafter = _make_drafter(replace(speculators, step_costs=costs), placement, info)
-        check_needs(drafter.needs(options.method), info.spec)  # a default nobody could use must not come up
+        draft_client = _make_draft_client(replace(speculators, step_costs=costs), placement, info)
+        check_needs(draft_client.needs(options.method), info.spec)  # an unusable default must fail the start
         learn = None if self._retrieval is None else self._retrieval.learn
-        self._router = Router(options, info, drafter, [target.home() for target in homes], learn, costs)
+        self._router = Router(options, info, draft_client, [target.client() for target in self._targets], learn, costs)
         self._router.start()
         self._submissions = SubmissionServer(self._router.stream)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
 
     def __del__(self) -> None:
-        """Serve calls this when it stops the replica in good order: ingresses go on with the next router at once."""
+        """Serve calls this when it stops the replica in an orderly way: ingresses turn to the next router at once."""
         submissions = getattr(self, "_submissions", None)  # missing when the constructor failed
         if submissions is not None:
             submissions.cut()
@@ -108,7 +107,7 @@ class RouterDeployment:
         detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}
         detail |= {name: value for name, value in state.items() if name != "ready"}
         detail |= {} if self._retrieval is None else self._retrieval.detail()
-        trouble = "; ".join(home.trouble for home in self._homes if home.trouble)
+        trouble = "; ".join(target.trouble for target in self._targets if target.trouble)
         return Health(ok=ready, reason="" if ready else trouble or "no pipeline is up", detail=detail)
 
     async def metrics(self) -> str:
@@ -116,9 +115,9 @@ class RouterDeployment:
         return self._router.metrics_text() + ("" if self._retrieval is None else self._retrieval.metrics_text())
 
 
-def _make_drafter(speculators: SpeculatorOptions, placement: SpeculatorPlacement, info: TargetInfo) -> Drafter:
+def _make_draft_client(speculators: SpeculatorOptions, placement: SpeculatorPlacement, info: TargetInfo) -> DraftClient:
     pool = SpeculatorPool(speculators)
     if placement.actors == 0:
-        return InlineDrafter(pool, info.spec.vocab_size)
+        return InlineDraftClient(pool, info.spec.vocab_size)
     actors = start_speculators(placement.actors, speculators, gpus=placement.gpus)
-    return ActorDrafter(actors, pool, info.spec.vocab_size, placement.timeout)
+    return ActorDraftClient(actors, pool, info.spec.vocab_size, placement.timeout)

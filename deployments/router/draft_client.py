@@ -1,4 +1,4 @@
-"""Where speculators run: inline in the router, or in actors of their own. The router sees one interface."""
+"""The router's client of the speculators: they run in its own process or in Ray actors, behind one interface."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from engine.scheduling.sequence import Sequence as Request
 logger = logging.getLogger(__name__)
 
 Drafts = Mapping[int, Sequence[Branch]]
-COUNT_S = 1.0  # seconds an actor has to say how many requests it holds
+COUNT_S = 1.0  # seconds to wait for an actor's count of live requests
 
 
-class Drafter(Protocol):
+class DraftClient(Protocol):
     """Drafts for all live requests."""
 
     def needs(self, method: str) -> Needs:
-        """What the target must read back; raises UnknownMethodError."""
+        """What the target must read back for a method; raises UnknownMethodError."""
 
     def begin(self, request: Request, namespace: str) -> None:
-        """A request was admitted."""
+        """Begin an admitted request."""
 
     def draft(self, turn: Turn) -> Drafts | Awaitable[Drafts]:
-        """Learn from a step's outcomes and draft; at once, or awaitable."""
+        """Let speculators learn from a step's outcomes and draft; returns drafts, or an awaitable of them."""
 
     def end(self, request: Request) -> None:
-        """A request is over."""
+        """Drop the state of a request."""
 
     async def n_live(self) -> int:
-        """Requests some speculator still holds state of."""
+        """Requests that speculators hold state of."""
 
 
-class InlineDrafter:
-    """Speculators in the router's own process: no hop, and right while drafting costs less than one."""
+class InlineDraftClient:
+    """Speculators in the router's own process: the right choice while drafting costs less than a call to an actor."""
 
     def __init__(self, pool: DraftPool, vocab_size: int) -> None:
         self._pool = pool
         self._vocab_size = vocab_size
 
     def needs(self, method: str) -> Needs:
-        """What the target must read back; raises UnknownMethodError."""
+        """What the target must read back for a method; raises UnknownMethodError."""
         return self._pool.needs(method)
 
     def begin(self, request: Request, namespace: str) -> None:
-        """A request was admitted."""
+        """Begin an admitted request."""
         self._pool.begin(request.seq, request.tokens, request.params, request.method, self._vocab_size, namespace)
 
     def draft(self, turn: Turn) -> Drafts:
-        """Learn and draft at once."""
+        """Learn and draft in this call."""
         return self._pool.advance(turn.outcomes, turn.budgets)
 
     def end(self, request: Request) -> None:
-        """A request is over."""
+        """Drop the state of a request."""
         self._pool.end(request.seq)
 
     async def n_live(self) -> int:
-        """Requests the pool holds state of."""
+        """Requests that the pool holds state of."""
         return self._pool.n_live
 
 
-class ActorDrafter:
-    """Speculators in actors; a request stays with one of them.
+class ActorDraftClient:
+    """Speculators in actors; every request belongs to one of them.
 
-    A dead or slow actor costs drafts, never a request: its requests decode without one until it answers again, then
-    begin anew on it with all their text as context.
+    A dead or slow actor costs drafts, never a request: its requests decode without drafts until the actor answers
+    again, then begin anew on it with all their text as context.
 
     Args:
         actors: handles of ``SpeculatorActor``.
@@ -83,26 +83,26 @@ class ActorDrafter:
         self._pool = pool
         self._vocab_size = vocab_size
         self._timeout = timeout
-        self._namespaces: dict[int, str] = {}  # live requests
-        self._known: set[int] = set()  # those whose actor has all of their text
-        self._late: dict[int, asyncio.Future[Any]] = {}  # actor -> the answer it still owes
+        self._namespaces: dict[int, str] = {}  # of live requests
+        self._known: set[int] = set()  # requests whose actor has all of their text
+        self._overdue: dict[int, asyncio.Future[Any]] = {}  # actor -> the call it has not answered in time
 
     def needs(self, method: str) -> Needs:
-        """What the target must read back; raises UnknownMethodError."""
+        """What the target must read back for a method; raises UnknownMethodError."""
         return self._pool.needs(method)
 
     def begin(self, request: Request, namespace: str) -> None:
-        """A request was admitted."""
+        """Begin an admitted request."""
         self._namespaces[request.seq] = namespace
-        if self._home(request.seq) not in self._late:
+        if self._actor_of(request.seq) not in self._overdue:
             self._begin(request)
 
-    def _home(self, seq: int) -> int:
+    def _actor_of(self, seq: int) -> int:
         return seq % len(self._actors)
 
     def _begin(self, request: Request) -> None:
         self._known.add(request.seq)
-        self._actors[self._home(request.seq)].begin.remote(
+        self._actors[self._actor_of(request.seq)].begin.remote(
             request.seq,
             request.tokens,
             request.params,
@@ -112,66 +112,68 @@ class ActorDrafter:
         )
 
     async def draft(self, turn: Turn) -> Drafts:
-        """One call per actor, side by side."""
+        """Learn and draft with one call per actor, all at the same time."""
         outcomes = [(seq, outcome) for seq, outcome in turn.outcomes if seq in self._known]
         for request in turn.drafting:
-            is_live = request.seq in self._namespaces  # or it was cancelled since the step came back
-            if is_live and request.seq not in self._known and self._home(request.seq) not in self._late:
+            is_live = request.seq in self._namespaces  # False: cancelled since the step came back
+            if is_live and request.seq not in self._known and self._actor_of(request.seq) not in self._overdue:
                 self._begin(request)
         calls = []
-        for home in range(len(self._actors)):
-            mine = [(seq, outcome) for seq, outcome in outcomes if self._home(seq) == home]
-            budgets = {seq: n for seq, n in turn.budgets.items() if seq in self._known and self._home(seq) == home}
-            if mine or budgets:
-                calls.append(self._advance(home, mine, budgets))
+        for actor in range(len(self._actors)):
+            learnt = [(seq, outcome) for seq, outcome in outcomes if self._actor_of(seq) == actor]
+            budgets = {seq: n for seq, n in turn.budgets.items() if seq in self._known and self._actor_of(seq) == actor}
+            if learnt or budgets:
+                calls.append(self._advance(actor, learnt, budgets))
         drafts: dict[int, Sequence[Branch]] = {}
         for answer in await asyncio.gather(*calls):
             drafts.update(answer)
         return drafts
 
-    async def _advance(self, home: int, outcomes: list[Any], budgets: dict[int, int]) -> Drafts:
+    async def _advance(self, actor: int, outcomes: list[Any], budgets: dict[int, int]) -> Drafts:
         from ray.exceptions import RayError
 
-        call = asyncio.ensure_future(_answer(self._actors[home].advance.remote(outcomes, budgets)))
+        call = asyncio.ensure_future(_answer(self._actors[actor].advance.remote(outcomes, budgets)))
         try:
             answer: Drafts = await asyncio.wait_for(asyncio.shield(call), self._timeout)
         except TimeoutError:
             logger.warning(
-                "speculator %d took longer than %.1f s: it is left alone until it answers", home, self._timeout
+                "speculator %d did not answer within %.1f s: its requests decode without drafts until it does",
+                actor,
+                self._timeout,
             )
-            self._wait_for(home, call)
+            self._pause(actor, call)
             answer = {}
         except RayError as error:
-            logger.warning("speculator %d is away: %s", home, error)
+            logger.warning("speculator %d is lost: %s", actor, error)
             answer = {}
-            self._forget(home)
-        self._known.difference_update(budgets.keys() - answer.keys())  # a restarted actor knows none of them
+            self._forget(actor)
+        self._known.difference_update(budgets.keys() - answer.keys())  # requests that a restarted actor does not know
         return answer
 
-    def _wait_for(self, home: int, call: asyncio.Future[Any]) -> None:
-        """Ask nothing of an actor that owes an answer; its requests miss outcomes meanwhile, and begin anew."""
-        self._forget(home)
-        self._late[home] = call
+    def _pause(self, actor: int, call: asyncio.Future[Any]) -> None:
+        """Send an actor nothing until it has answered ``call``; its requests miss outcomes, so they begin anew then."""
+        self._forget(actor)
+        self._overdue[actor] = call
 
         def answered(call: asyncio.Future[Any]) -> None:
-            if self._late.get(home) is call:
-                del self._late[home]
+            if self._overdue.get(actor) is call:
+                del self._overdue[actor]
             if not call.cancelled():
-                call.exception()  # seen: it may have died of it
+                call.exception()  # retrieved: asyncio would log it otherwise, and the actor may have died of the call
 
         call.add_done_callback(answered)
 
-    def _forget(self, home: int) -> None:
-        self._known = {seq for seq in self._known if self._home(seq) != home}
+    def _forget(self, actor: int) -> None:
+        self._known = {seq for seq in self._known if self._actor_of(seq) != actor}
 
     def end(self, request: Request) -> None:
-        """A request is over."""
+        """Drop the state of a request."""
         self._known.discard(request.seq)
         self._namespaces.pop(request.seq, None)
-        self._actors[self._home(request.seq)].end.remote(request.seq)
+        self._actors[self._actor_of(request.seq)].end.remote(request.seq)
 
     async def n_live(self) -> int:
-        """Requests the actors hold state of; one that does not answer holds none that matters."""
+        """Requests that the actors hold state of; an actor that does not answer counts as 0."""
         from ray.exceptions import RayError
 
         async def ask(actor: Any) -> int:

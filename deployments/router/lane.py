@@ -17,9 +17,9 @@ from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline, TargetHungError
 from deployments.pipeline.hang_report import report
 from deployments.pipeline.step_deadline import StepWatch
-from deployments.router.lane_observer import Home, Host
-from deployments.router.poison_requests import MOST_LOSSES, Losses, Quarantine
-from deployments.router.service_rate import Pace
+from deployments.router.lane_observer import LaneObserver, TargetClient
+from deployments.router.poison_requests import MAX_LOSSES, Losses, PoisonRequests
+from deployments.router.service_rate import ServiceRate
 from engine.errors import TargetLostError
 from engine.scheduling.commit import Progress
 from engine.scheduling.scheduler import Scheduler
@@ -38,25 +38,30 @@ class Lane:
     """Serves one pipeline at a time.
 
     Args:
-        home: where it comes from.
+        target: where it comes from.
         info: of the target; a replacement must be of the same kind.
         options: of the router.
         costs: step times of the target; None: not measured.
-        host: is told what happens.
+        observer: is told what happens.
     """
 
     def __init__(
-        self, home: Home, info: TargetInfo, options: RouterOptions, costs: StepCosts | None, host: Host
+        self,
+        target: TargetClient,
+        info: TargetInfo,
+        options: RouterOptions,
+        costs: StepCosts | None,
+        observer: LaneObserver,
     ) -> None:
-        self.home = home
+        self.target = target
         self.scheduler = Scheduler(info, options.scheduler, costs)
-        self.quarantine = Quarantine(self.scheduler)
-        self.pace = Pace()
+        self.poison_requests = PoisonRequests(self.scheduler)
+        self.service_rate = ServiceRate()
         self.pipeline: Pipeline | None = None
         self.n_lost = 0
         self._lost_at: float | None = None  # until the first answer after a loss
         self._options = options
-        self._host = host
+        self._observer = observer
         self._watch = StepWatch(options.step_deadline, costs)
         self._in_flight: dict[int, tuple[Step, list[Sequence]]] = {}
         self._next_step = 0
@@ -101,13 +106,13 @@ class Lane:
     @property
     def sequences(self) -> Collection[Sequence]:
         """All that are not finished, held back or not; for reading at once."""
-        live, held = self.scheduler.sequences, self.quarantine.held
+        live, held = self.scheduler.sequences, self.poison_requests.held
         return [*live, *held] if held else live
 
     @property
     def n_waiting(self) -> int:
         """Sequences that own no blocks."""
-        return self.scheduler.n_waiting + len(self.quarantine.held)
+        return self.scheduler.n_waiting + len(self.poison_requests.held)
 
     @property
     def load(self) -> float:
@@ -116,18 +121,18 @@ class Lane:
 
     def work_of(self, sequence: Sequence) -> float:
         """Tokens that a sequence still has to have read and written."""
-        return max(0, sequence.n_prefill - sequence.n_cached) + self.pace.expected_output(sequence)
+        return max(0, sequence.n_prefill - sequence.n_cached) + self.service_rate.expected_output(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence."""
-        self.quarantine.forget(sequence)
+        self.poison_requests.forget(sequence)
         self.scheduler.cancel(sequence)
-        self.pace.forget(sequence.seq)
+        self.service_rate.forget(sequence.seq)
 
     def withdraw(self, sequence: Sequence) -> Losses | None:
         """Give a sequence that is in no step away, and what is held against it."""
-        self.pace.forget(sequence.seq)
-        return self.quarantine.withdraw(sequence)
+        self.service_rate.forget(sequence.seq)
+        return self.poison_requests.withdraw(sequence)
 
     def figures(self) -> dict[str, int | bool]:
         """For health checks."""
@@ -151,16 +156,16 @@ class Lane:
                     self._absorb(await self.pipeline.receive())
             except TargetLostError as error:
                 reason = self._suspicion or str(error)
-                logger.warning("%s lost with %d steps in flight: %s", self.home.name, self.n_in_flight, reason)
+                logger.warning("%s lost with %d steps in flight: %s", self.target.name, self.n_in_flight, reason)
             except Exception:  # a bug, but the requests that are alive had no part in it
-                logger.exception("the step loop of %s failed; starting over with a clean pipeline", self.home.name)
+                logger.exception("the step loop of %s failed; starting over with a clean pipeline", self.target.name)
             self._lose_pipeline()
             await asyncio.sleep(RECONNECT_S)
 
     async def _connect(self) -> None:
         # Numbers of their own for each connection: an answer to somebody else's step must not pass for one.
         self._next_step += 1 + secrets.randbits(48)
-        pipeline = await self.home.connect()
+        pipeline = await self.target.connect()
         try:
             await self._probe(pipeline)
         except BaseException:  # cancellation too
@@ -169,7 +174,7 @@ class Lane:
         self.pipeline = pipeline
         self._suspicion = ""
         self._watch.restart(time.monotonic())
-        self._host.came_up(self)
+        self._observer.came_up(self)
         self.dispatch()
 
     async def _probe(self, pipeline: Pipeline) -> None:
@@ -180,7 +185,7 @@ class Lane:
         try:
             await pipeline.ask(step, self._watch.cold)
         except TargetHungError as error:
-            self._spawn(report(self.home.suspect, self.home.name, str(error)))
+            self._spawn(report(self.target.suspect, self.target.name, str(error)))
             raise
 
     def _lose_pipeline(self) -> None:
@@ -196,17 +201,17 @@ class Lane:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         involved = {sequence.seq: sequence for _, sequences in self._in_flight.values() for sequence in sequences}
-        guilty = self.quarantine.lost(involved.values())
+        poison = self.poison_requests.lost(involved.values())
         self._in_flight.clear()
         n_running = self.scheduler.n_running
         self.scheduler.lose_target()
-        self.pace.forget_all()
-        self._host.went_down(self, n_running)
-        self._fail(guilty, f"the target was lost {MOST_LOSSES} times while it ran this request, the last time alone")
+        self.service_rate.forget_all()
+        self._observer.went_down(self, n_running)
+        self._fail(poison, f"the target was lost {MAX_LOSSES} times while it ran this request, the last time alone")
 
     def dispatch(self) -> None:
         """Keep every stage busy: send steps while the scheduler has any to send now."""
-        while self.pipeline is not None and self.quarantine.may_send():
+        while self.pipeline is not None and self.poison_requests.may_send():
             step = self.scheduler.next_step(self._next_step, len(self._in_flight))
             if step is None:
                 return
@@ -214,7 +219,7 @@ class Lane:
             self._in_flight[step.step_id] = (step, [self.scheduler.find(work.seq) for work in step.work])
             now = time.monotonic()
             self._watch.sent(step, now)
-            self.pace.sent(step, now)
+            self.service_rate.sent(step, now)
             self.pipeline.send(step)
 
     def _absorb(self, result: StepResult) -> None:
@@ -232,34 +237,34 @@ class Lane:
         try:
             progress = self.scheduler.commit(step, result, sequences)
             for p in progress:
-                self.quarantine.answered(p.sequence)
-            self._host.draft(self, progress)
+                self.poison_requests.answered(p.sequence)
+            self._observer.draft(self, progress)
         except Exception:
             self._fail(sequences, "the step's answer could not be taken in")
             raise
         self.dispatch()
         self._measure(step, progress, now)
-        self._host.tell(self, result, progress)
+        self._observer.publish(self, result, progress)
 
     def _measure(self, step: Step, progress: list[Progress], now: float) -> None:
         if self._lost_at is not None:
-            self._host.recovered(self, now - self._lost_at)
+            self._observer.recovered(self, now - self._lost_at)
             self._lost_at = None
         for work, p in zip(step.work, progress, strict=True):
             n_written = 0 if p.event is None else len(p.event.token_ids)
-            self.pace.answered(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
+            self.service_rate.answered(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
             if p.sequence.state is State.FINISHED:
-                self.pace.forget(work.seq)
+                self.service_rate.forget(work.seq)
                 if p.event is not None:
-                    self.pace.finished(p.sequence)
+                    self.service_rate.finished(p.sequence)
 
     def _fail(self, sequences: list[Sequence], error: str) -> None:
         """A step the target could not run takes its own sequences with it, no others."""
         for sequence in sequences:
-            self.quarantine.forget(sequence)
+            self.poison_requests.forget(sequence)
             self.scheduler.fail(sequence)
-            self.pace.forget(sequence.seq)
-            self._host.fail(sequence, error)
+            self.service_rate.forget(sequence.seq)
+            self._observer.fail(sequence, error)
 
     # -- a pipeline that hangs -----------------------------------------------------------------------------------
 
@@ -277,4 +282,4 @@ class Lane:
                 self._suspicion = reason
                 self._watch.suspected()
                 self.pipeline.close()  # ``_run`` sees it as lost
-                self._spawn(report(self.home.suspect, self.home.name, reason))
+                self._spawn(report(self.target.suspect, self.target.name, reason))

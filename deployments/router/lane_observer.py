@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class TargetClient:
     """Where a lane's pipeline comes from."""
 
     name: str  # in metrics, logs and health
@@ -25,13 +25,13 @@ class Home:
     suspect: Suspect | None = None  # its owner then looks at the stages
 
 
-class Host(Protocol):
+class LaneObserver(Protocol):
     """What a lane tells its router."""
 
     def draft(self, lane: Lane, progress: list[Progress]) -> None:
         """Sequences got on: let their speculators learn and draft."""
 
-    def tell(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
+    def publish(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
         """The same, once the next step is on its way."""
 
     def fail(self, sequence: Sequence, error: str) -> None:

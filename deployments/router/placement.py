@@ -1,16 +1,16 @@
-"""Which lane takes a newcomer: the least loaded, or the one that has read its beginning before."""
+"""Placement: which lane takes a newcomer, the least loaded or the one that has read the same prefix before."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 
 from deployments.options import RouterOptions
 from deployments.router.lane import Lane
 from deployments.submission.messages import SubmitRequest
 
-PREFIX_TOKENS = (256, 64, 16)  # beginnings that are remembered, longest first
-REMEMBERED = 20_000  # beginnings; the oldest are forgotten
+PREFIX_TOKENS = (256, 64, 16)  # lengths of the prefixes that are remembered, longest first
+REMEMBERED = 20_000  # prefixes; the least recently used are forgotten
 
 
 class Placement:
@@ -21,37 +21,37 @@ class Placement:
         options: of the router: ``affinity``, ``affinity_slack``.
     """
 
-    def __init__(self, lanes: Sequence[Lane], options: RouterOptions) -> None:
+    def __init__(self, lanes: list[Lane], options: RouterOptions) -> None:
         self._lanes = lanes
         self._by_prefix = options.affinity == "prefix" and len(lanes) > 1
         self._slack = options.affinity_slack
-        self._homes: OrderedDict[Hashable, Lane] = OrderedDict()
+        self._lane_of: OrderedDict[Hashable, Lane] = OrderedDict()  # by prefix key
 
     def choose(self, request: SubmitRequest) -> Lane:
         """The lane for a newcomer; one that is up, if there is any."""
-        best = self.least_loaded()
+        best = self._least_loaded()
         if not self._by_prefix:
             return best
-        keys = [*_beginnings(request)]
-        known = next((self._homes[key] for key in keys if key in self._homes), best)
+        keys = [*_prefix_keys(request)]
+        known = next((self._lane_of[key] for key in keys if key in self._lane_of), best)
         if known.is_up and known.load <= best.load + self._slack:
             best = known
         for key in keys:
-            self._homes[key] = best
-            self._homes.move_to_end(key)
-        while len(self._homes) > REMEMBERED:
-            self._homes.popitem(last=False)
+            self._lane_of[key] = best
+            self._lane_of.move_to_end(key)
+        while len(self._lane_of) > REMEMBERED:
+            self._lane_of.popitem(last=False)
         return best
 
-    def least_loaded(self) -> Lane:
-        """The one with the least work, of those that are up; of all of them while none is."""
+    def _least_loaded(self) -> Lane:
+        """The lane with the least work among those that are up; among all lanes when none is up."""
         if len(self._lanes) == 1:
             return self._lanes[0]
         return min([lane for lane in self._lanes if lane.is_up] or self._lanes, key=lambda lane: lane.load)
 
 
-def _beginnings(request: SubmitRequest) -> Iterator[Hashable]:
-    """Keys of a request's beginnings, the longest first; namespaces share none."""
+def _prefix_keys(request: SubmitRequest) -> Iterator[Hashable]:
+    """Keys of a request's prefixes, the longest first; requests of different namespaces share none."""
     for n in PREFIX_TOKENS:
         if len(request.prompt) >= n:
             yield request.namespace, n, hash(tuple(request.prompt[:n]))

@@ -1,8 +1,9 @@
-"""Finds the sequence that the target does not survive, and keeps others from being blamed for it.
+"""Finds poison requests: sequences that crash or hang the target whenever it runs them.
 
-Whoever was in flight when a pipeline was lost, and has not got beyond that place since, is counted. Losses happen, so
-one means nothing. After the second in a row a sequence is tried alone: all others of the lane are held back until it
-has got beyond the place, or has lost the target once more. Then it was the only one, and it fails. Knows no sockets.
+A pipeline loss counts against every sequence that was in flight, until that sequence gets beyond the position it had
+reached. One loss means nothing, because pipelines fail for many reasons. After ``SUSPECTED`` losses in a row a sequence
+runs alone: all others of the lane are held back until it gets beyond the position, or the target is lost again. In that
+case it was the only one in flight, and fails. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
 
 SUSPECTED = 2  # losses in a row after which a sequence runs alone
-MOST_LOSSES = 3  # in a row; the last of them alone
+MAX_LOSSES = 3  # losses in a row after which a sequence fails
 
 
 @dataclass(slots=True)
 class Losses:
-    """What happened to one sequence since it last got on."""
+    """Losses in a row of one sequence."""
 
     n: int = 0
-    n_cached: int = 0  # tokens that the target had read of it, at most
+    n_cached: int = 0  # the most tokens that the target had read of it at a loss
 
 
-class Quarantine:
-    """Holds sequences of one lane back from its scheduler.
+class PoisonRequests:
+    """Counts losses per sequence of one lane, and holds sequences back from its scheduler.
 
     Args:
         scheduler: of the lane.
@@ -36,39 +37,39 @@ class Quarantine:
         self._scheduler = scheduler
         self._losses: dict[int, Losses] = {}
         self._held: list[Sequence] = []
-        self._tried: Sequence | None = None
+        self._tried: Sequence | None = None  # runs alone
 
     @property
     def held(self) -> list[Sequence]:
-        """Those that are held back: not known to the scheduler."""
+        """Sequences that are held back; the scheduler does not know them."""
         return self._held
 
     def lost(self, in_flight: Iterable[Sequence]) -> list[Sequence]:
-        """The pipeline is lost; to be called before the scheduler hears of it. Returns who cost it."""
-        guilty = []
+        """Count a pipeline loss, before the scheduler is told of it; returns the poison requests found."""
+        poison = []
         for sequence in in_flight:
             if sequence.cancelled or sequence.state is State.FINISHED:
                 continue
             losses = self._losses.setdefault(sequence.seq, Losses())
             losses.n += 1
             losses.n_cached = max(losses.n_cached, sequence.n_cached)
-            if losses.n >= MOST_LOSSES:
-                guilty.append(sequence)
-        return guilty
+            if losses.n >= MAX_LOSSES:
+                poison.append(sequence)
+        return poison
 
     def answered(self, sequence: Sequence) -> None:
-        """The target survived a step with a sequence: that clears it, unless it had come as far before."""
+        """Clear a sequence once it has got beyond the position of its losses."""
         losses = self._losses.get(sequence.seq)
         if losses is not None and (sequence.state is State.FINISHED or sequence.n_cached > losses.n_cached):
             del self._losses[sequence.seq]
 
     def is_suspected(self, sequence: Sequence) -> bool:
-        """Whether a sequence must not run beside others."""
+        """Whether a sequence must run alone."""
         losses = self._losses.get(sequence.seq)
         return losses is not None and losses.n >= SUSPECTED and not sequence.cancelled
 
     def may_send(self) -> bool:
-        """Whether the scheduler, as it is now, may form a step; decides who is held back."""
+        """Whether the scheduler may form a step now; before, holds sequences back or releases them."""
         if not self._losses and not self._held:
             return True
         self._choose()
@@ -80,7 +81,7 @@ class Quarantine:
                 self._scheduler.withdraw(sequence)
                 self._held.append(sequence)
         if any(sequence is not self._tried for sequence in self._scheduler.sequences):
-            return False  # others are in flight
+            return False  # steps with other sequences are in flight
         if self._tried in self._held:
             self._held.remove(self._tried)
             self._scheduler.adopt(self._tried)
@@ -90,22 +91,22 @@ class Quarantine:
         if self._tried is not None and self.is_suspected(self._tried):
             return
         suspected = [one for one in (*self._held, *self._scheduler.sequences) if self.is_suspected(one)]
-        self._tried = min(suspected, key=turn, default=None)
+        self._tried = min(suspected, key=queue_order, default=None)
 
     def _release(self) -> None:
         held, self._held = self._held, []
-        for sequence in sorted(held, key=turn):
+        for sequence in sorted(held, key=queue_order):
             self._scheduler.adopt(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """A sequence is to end: nothing is held against it, and the scheduler knows it."""
+        """Drop the losses of a sequence that ends; the scheduler gets it back if it was held."""
         self._losses.pop(sequence.seq, None)
         if sequence in self._held:
             self._held.remove(sequence)
             self._scheduler.adopt(sequence)
 
     def withdraw(self, sequence: Sequence) -> Losses | None:
-        """Give a sequence that is in no step away, and what is held against it."""
+        """Give away a sequence that is not in flight; returns its losses."""
         if sequence in self._held:
             self._held.remove(sequence)
         else:
@@ -113,12 +114,12 @@ class Quarantine:
         return self._losses.pop(sequence.seq, None)
 
     def adopt(self, sequence: Sequence, losses: Losses | None) -> None:
-        """Take a sequence over that another lane has withdrawn."""
+        """Take over a sequence that another lane has withdrawn, with its losses there."""
         if losses is not None:
             self._losses[sequence.seq] = losses
         self._scheduler.adopt(sequence)
 
 
-def turn(sequence: Sequence) -> tuple[int, int]:
-    """Whose turn it is, of sequences that have begun."""
+def queue_order(sequence: Sequence) -> tuple[int, int]:
+    """Sort key: priority, then order of arrival."""
     return sequence.priority, sequence.seq

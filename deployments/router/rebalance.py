@@ -1,60 +1,59 @@
-"""Sequences change lanes here: away from a lane that has no pipeline, and to one that has just got its own.
+"""Rebalancing: sequences move from a lane that has no pipeline, and to a lane that has just got one.
 
-A move costs a prefill, never a token: the text goes on behind prompt and output, wherever it is.
+A move costs a prefill, never a token: the text goes on behind prompt and output in any lane.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
 from deployments.router.lane import Lane
 from deployments.router.metrics import RouterMetrics
-from deployments.router.poison_requests import turn
+from deployments.router.poison_requests import queue_order
 from deployments.router.sessions import Sessions
-from engine.scheduling.sequence import Sequence as Request
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import Sequence, State
 
 logger = logging.getLogger(__name__)
 
 
-class Moves:
-    """Decides who moves and when.
+class Rebalancer:
+    """Moves sequences between lanes.
 
     Args:
         lanes: all of them.
-        sessions: told where their sequences are.
-        metrics: count moves.
-        patience: seconds a lane may be without a pipeline before others take its sequences over.
+        sessions: notes the new lane of a sequence.
+        metrics: counts moves.
+        failover: seconds a lane may be without a pipeline before its sequences move.
     """
 
-    def __init__(self, lanes: Sequence[Lane], sessions: Sessions, metrics: RouterMetrics, patience: float) -> None:
+    def __init__(self, lanes: list[Lane], sessions: Sessions, metrics: RouterMetrics, failover: float) -> None:
         self._lanes = lanes
         self._sessions = sessions
         self._metrics = metrics
-        self._patience = patience
-        self._timers: dict[Lane, asyncio.TimerHandle] = {}
+        self._failover = failover
+        self._timers: dict[Lane, asyncio.TimerHandle] = {}  # of lanes that have lost their pipeline just now
 
-    def begin(self) -> None:
-        """Lanes that do not come up are as good as lost."""
+    def start(self) -> None:
+        """Give every lane ``failover`` seconds to get its first pipeline; needs a running event loop."""
         for lane in self._lanes:
             self.went_down(lane)
 
     def close(self) -> None:
-        """Move nothing any more."""
+        """Cancel all moves to come."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
     def went_down(self, lane: Lane) -> None:
-        """A lane has no pipeline: unless it is back in time, others take its sequences."""
+        """Move the sequences of a lane without a pipeline, unless it has one again within ``failover`` seconds."""
         if len(self._lanes) > 1:
             loop = asyncio.get_running_loop()
-            self._timers[lane] = loop.call_later(self._patience, self._evacuate, lane)
+            self._timers[lane] = loop.call_later(self._failover, self._evacuate, lane)
 
     def came_up(self, lane: Lane) -> None:
-        """A lane has a pipeline: it keeps its own, and takes from lanes that have been down for long or have more."""
+        """Keep the sequences of a lane that has a pipeline, and move others to it: all sequences of lanes that have
+        been down for longer than ``failover``, and waiting ones of lanes with more work."""
         timer = self._timers.pop(lane, None)
         if timer is not None:
             timer.cancel()
@@ -65,14 +64,14 @@ class Moves:
                 self._share(other, lane)
 
     def _evacuate(self, lane: Lane) -> None:
-        """All sequences of a lane without a pipeline go to those that have one; if none has, they wait here."""
+        """Move all sequences of a lane without a pipeline to lanes that are up; without any, the sequences stay."""
         self._timers.pop(lane, None)
         loads = {other: other.load for other in self._lanes if other.is_up}
         if lane.is_up or not loads:
             return
-        leaving = sorted(lane.sequences, key=turn)
+        leaving = sorted(lane.sequences, key=queue_order)
         if leaving:
-            logger.warning("%s is without a pipeline: %d sequences move", lane.home.name, len(leaving))
+            logger.warning("%s has no pipeline: %d sequences move to other lanes", lane.target.name, len(leaving))
         for sequence in leaving:
             to = min(loads, key=lambda other: loads[other])
             loads[to] += lane.work_of(sequence)
@@ -81,15 +80,15 @@ class Moves:
             other.dispatch()
 
     def _share(self, busy: Lane, idle: Lane) -> None:
-        """The latest of those that wait in a busy lane go to an idle one, until both have the same work.
+        """Move the last of the waiting sequences of a busy lane to an idle one, until both have the same work.
 
-        Not those that may cost it its pipeline.
+        Suspected poison requests stay: they may cost the idle lane its pipeline.
         """
         more = busy.load - idle.load
         waiting = [
-            one for one in busy.sequences if one.state is State.WAITING and not busy.quarantine.is_suspected(one)
+            one for one in busy.sequences if one.state is State.WAITING and not busy.poison_requests.is_suspected(one)
         ]
-        for sequence in sorted(waiting, key=turn, reverse=True):
+        for sequence in sorted(waiting, key=queue_order, reverse=True):
             work = busy.work_of(sequence)
             if work >= more:
                 break
@@ -97,8 +96,8 @@ class Moves:
             self._move(sequence, busy, idle)
         idle.dispatch()
 
-    def _move(self, sequence: Request, lane: Lane, to: Lane) -> None:
-        to.quarantine.adopt(sequence, lane.withdraw(sequence))
+    def _move(self, sequence: Sequence, lane: Lane, to: Lane) -> None:
+        to.poison_requests.adopt(sequence, lane.withdraw(sequence))
         session = self._sessions.find(sequence.seq)
         if session is not None:
             session.lane = to

@@ -1,4 +1,4 @@
-"""From a request to its sequence, also of one that goes on behind what a lost router has emitted."""
+"""From a request to its sequence; a resumed request goes on behind the tokens that a lost router emitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.scheduling.stats import StatsCounter
 
 
 def sequence_of(request: SubmitRequest, seq: int, method: str, max_nodes: int, needs: Needs) -> Sequence:
-    """The sequence of a request: its text begins with the prompt and what was emitted already."""
+    """The sequence of a request; its text is the prompt and the tokens that were emitted already."""
     return Sequence(
         seq,
         [*request.prompt, *request.emitted],
@@ -27,7 +27,7 @@ def sequence_of(request: SubmitRequest, seq: int, method: str, max_nodes: int, n
 
 
 def finish_of(request: SubmitRequest) -> StepEvent | None:
-    """The end of a request whose emitted tokens already hold it: an event without tokens; None for all others."""
+    """The last event, without tokens, of a request whose emitted tokens are its whole output; None otherwise."""
     if not request.emitted:
         return None
     last, params = request.emitted[-1], request.params

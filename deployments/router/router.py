@@ -1,7 +1,7 @@
-"""The router: decode sessions, admission, the choice of a lane, drafting. Plain asyncio, no Ray (``builder`` wraps it).
+"""The router: sessions, admission, the choice of a lane, drafting. Plain asyncio; ``deployment`` wraps it for Ray.
 
 Every pipeline has a lane (``deployments.router.lane``) with a scheduler and a step loop of its own. A sequence stays
-with its lane, unless that one is without a pipeline for long while another has one.
+in its lane until the lane has been without a pipeline for longer than ``failover`` while another lane has one.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
-from deployments.router.admission import Gate
-from deployments.router.draft_client import Drafter, Drafts
+from deployments.router.admission import Admission
+from deployments.router.draft_client import DraftClient, Drafts
 from deployments.router.lane import Lane
-from deployments.router.lane_observer import Home
+from deployments.router.lane_observer import TargetClient
 from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
-from deployments.router.rebalance import Moves
+from deployments.router.rebalance import Rebalancer
 from deployments.router.resume import finish_of, sequence_of
 from deployments.router.sessions import Session, Sessions
 from deployments.submission.messages import SubmitRequest
-from engine.errors import OverloadedError, SpectraError, StepFailedError, TargetLostError
+from engine.errors import OverloadedError, RequestError, SpectraError, StepFailedError, TargetLostError
 from engine.events import LENGTH, STOP, StepEvent
 from engine.protocol import Needs
 from engine.scheduling.commit import Progress
 from engine.scheduling.drafting import AUTOREGRESSIVE, Turn, apply_drafts, take_turn
-from engine.scheduling.sequence import Sequence as Request
+from engine.scheduling.sequence import Sequence
 from engine.step import StepResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -41,13 +41,13 @@ Connect = Callable[[], Awaitable[Pipeline]]
 
 
 class Router:
-    """Serves one lane per home.
+    """Serves requests on one lane per target.
 
     Args:
-        options: see there.
+        options: defaults and limits.
         info: of the target; all pipelines and their replacements must be of the same kind.
-        drafter: where speculators run; all lanes share it.
-        homes: where pipelines come from; a lone function that connects one is the home ``Target``.
+        draft_client: where speculators run; all lanes share it.
+        targets: where pipelines come from; a lone function that connects one is the target ``Target``.
         learn: takes the namespace and the output of every request that ended well; must return at once.
         costs: step times of a pipeline; None: not measured.
     """
@@ -56,24 +56,24 @@ class Router:
         self,
         options: RouterOptions,
         info: TargetInfo,
-        drafter: Drafter,
-        homes: Sequence[Home] | Connect,
+        draft_client: DraftClient,
+        targets: list[TargetClient] | Connect,
         learn: Callable[[str, list[int]], None] | None = None,
         costs: StepCosts | None = None,
     ) -> None:
         self.options = options
         self.info = info
-        self._drafter = drafter
+        self._draft_client = draft_client
         self._learn = learn
         self._metrics = RouterMetrics(options.model)
         self._sessions = Sessions(self._metrics)
-        homes = [Home("Target", homes)] if callable(homes) else homes
-        # The gate below counts over all lanes; a queue of one lane refuses nobody that it has let in.
-        mine = replace(options, scheduler=replace(options.scheduler, max_waiting=sys.maxsize))
-        self.lanes = [Lane(home, info, mine, costs, self) for home in homes]
-        self._gate = Gate(self.lanes, options)
+        targets = [TargetClient("Target", targets)] if callable(targets) else targets
+        # ``max_waiting`` holds for all lanes together, so ``Admission`` enforces it, and no scheduler does.
+        unlimited = replace(options, scheduler=replace(options.scheduler, max_waiting=sys.maxsize))
+        self.lanes = [Lane(target, info, unlimited, costs, self) for target in targets]
+        self._admission = Admission(self.lanes, options)
         self._placement = Placement(self.lanes, options)
-        self._moves = Moves(self.lanes, self._sessions, self._metrics, options.failover)
+        self._rebalancer = Rebalancer(self.lanes, self._sessions, self._metrics, options.failover)
         self._drafting: set[asyncio.Task[None]] = set()
         self._next_seq = 0
         self._closed = False
@@ -84,12 +84,12 @@ class Router:
         """Begin to serve; needs a running event loop."""
         for lane in self.lanes:
             lane.start()
-        self._moves.begin()
+        self._rebalancer.start()
 
     async def close(self) -> None:
-        """Stop serving: live streams get an error."""
+        """Stop serving; live streams raise TargetLostError."""
         self._closed = True
-        self._moves.close()
+        self._rebalancer.close()
         for lane in self.lanes:
             await lane.close()
         for task in self._drafting:
@@ -103,7 +103,7 @@ class Router:
         return any(lane.is_up for lane in self.lanes)
 
     async def state(self) -> dict[str, int | bool]:
-        """Figures for health checks and leak tests: sums over lanes, then every lane's own if there are several."""
+        """Figures for health checks: sums over all lanes, then each lane's own if there are several."""
         schedulers = [lane.scheduler for lane in self.lanes]
         figures: dict[str, int | bool] = {
             "ready": self.is_ready,
@@ -112,13 +112,13 @@ class Router:
             "free_blocks": sum(scheduler.blocks.n_free for scheduler in schedulers),
             "blocks": sum(scheduler.blocks.n_blocks for scheduler in schedulers),
             "sessions": len(self._sessions),
-            "speculator_states": await self._drafter.n_live(),
+            "speculator_states": await self._draft_client.n_live(),
             "pipelines_lost": sum(lane.n_lost for lane in self.lanes),
             "lanes": len(self.lanes),
             "lanes_up": sum(lane.is_up for lane in self.lanes),
         }
         for lane in self.lanes if len(self.lanes) > 1 else ():
-            figures |= {f"{lane.home.name}.{name}": value for name, value in lane.figures().items()}
+            figures |= {f"{lane.target.name}.{name}": value for name, value in lane.figures().items()}
         return figures
 
     def metrics_text(self) -> str:
@@ -128,18 +128,18 @@ class Router:
     # -- requests ------------------------------------------------------------------------------------------------
 
     async def stream(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
-        """Events of one request, as they happen; closing the iterator cancels it.
+        """Events of one request, as they happen; closing the iterator cancels the request.
 
         Raises:
-            RequestError: it can never be served.
-            OverloadedError: too much is to be done before it.
-            StepFailedError: the target failed on it.
+            RequestError: the request can never be served.
+            OverloadedError: the queue is full, or the wait would be too long.
+            StepFailedError: the target failed on the request.
             TargetLostError: the router is shutting down.
         """
         if self._closed:
             raise TargetLostError("the router is shutting down")
         over = finish_of(request)
-        if over is not None:  # a lost router had emitted all of it but the end
+        if over is not None:  # a lost router emitted all tokens, but not the end
             self._teach(request, request.emitted)
             yield over
             return
@@ -165,13 +165,12 @@ class Router:
 
     def _open(self, request: SubmitRequest) -> Session:
         method = request.method or self.options.method
-        max_nodes = self.options.max_nodes if request.max_nodes is None else request.max_nodes
-        needs = Needs() if method == AUTOREGRESSIVE else self._drafter.needs(method)
-        sequence = sequence_of(request, self._next_seq, method, min(max_nodes, self.options.limit_nodes), needs)
+        needs = Needs() if method == AUTOREGRESSIVE else self._draft_client.needs(method)
+        sequence = sequence_of(request, self._next_seq, method, self._max_nodes_of(request), needs)
         lane = self._placement.choose(request)
-        if not request.resumed:  # it was let in before
+        if not request.resumed:  # else a lost router has admitted it
             try:
-                self._gate.check(sequence, lane)
+                self._admission.check(sequence, lane)
             except OverloadedError:
                 self._metrics.count_refusal()
                 raise
@@ -179,26 +178,34 @@ class Router:
         self._next_seq += 1
         return self._sessions.open(sequence, lane)
 
+    def _max_nodes_of(self, request: SubmitRequest) -> int:
+        limit, wanted = self.options.limit_nodes, request.max_nodes
+        if wanted is None:
+            return self.options.max_nodes
+        if wanted > limit:
+            raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
+        return wanted
+
     def _begin(self, session: Session, namespace: str) -> None:
         if session.sequence.method != AUTOREGRESSIVE:
-            self._drafter.begin(session.sequence, namespace)
+            self._draft_client.begin(session.sequence, namespace)
         session.lane.dispatch()
 
     def _close_session(self, session: Session) -> None:
         self._sessions.close(session)
         session.lane.cancel(session.sequence)
         if session.sequence.method != AUTOREGRESSIVE:
-            self._drafter.end(session.sequence)
+            self._draft_client.end(session.sequence)
         session.lane.dispatch()
 
-    # -- what lanes tell -----------------------------------------------------------------------------------------
+    # -- events of lanes (``LaneObserver``) ----------------------------------------------------------------------
 
     def draft(self, lane: Lane, progress: list[Progress]) -> None:
-        """Let the speculators of sequences that got on learn and draft; at once, or when they are done."""
+        """Let speculators learn from a step and draft; inline clients do so in this call, others in a task."""
         turn = take_turn(progress, lane.scheduler)
         if turn.is_empty:
             return
-        drafts = self._drafter.draft(turn)
+        drafts = self._draft_client.draft(turn)
         if not inspect.isawaitable(drafts):
             self._apply(lane, turn, drafts)
             return
@@ -206,50 +213,50 @@ class Router:
         self._drafting.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._drafting.discard)
 
-    def tell(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
-        """Hand events to their streams."""
-        self._metrics.count_step(lane.home.name, result)
+    def publish(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
+        """Hand a step's events to their streams."""
+        self._metrics.count_step(lane.target.name, result)
         self._sessions.deliver(progress)
 
-    def fail(self, sequence: Request, error: str) -> None:
-        """Let a stream raise."""
+    def fail(self, sequence: Sequence, error: str) -> None:
+        """Let the stream of a sequence raise StepFailedError."""
         self._sessions.fail(sequence, StepFailedError(error))
 
     def came_up(self, lane: Lane) -> None:
-        """A lane has a pipeline: it may help others."""
-        self._moves.came_up(lane)
+        """Let a lane that has a pipeline take over sequences of others."""
+        self._rebalancer.came_up(lane)
 
     def went_down(self, lane: Lane, n_running: int) -> None:
-        """A lane has none: others may have to help it."""
+        """Count the loss of a lane's pipeline; other lanes take its sequences over after ``failover`` seconds."""
         self._metrics.count_loss(n_running)
-        self._moves.went_down(lane)
+        self._rebalancer.went_down(lane)
 
     def recovered(self, lane: Lane, seconds: float) -> None:
-        """A lane serves again."""
-        logger.info("%s answers again, %.2f s after it was lost", lane.home.name, seconds)
+        """Log and count how long a lane was without answers."""
+        logger.info("%s answers again, %.2f s after it was lost", lane.target.name, seconds)
         self._metrics.count_recovery(seconds)
 
     # -- drafting ------------------------------------------------------------------------------------------------
 
     async def _finish_draft(self, lane: Lane, turn: Turn, drafts: Awaitable[Drafts]) -> None:
-        """Drafts that come later; without them if that fails, for nobody else would ever wake these sequences."""
+        """Apply drafts that come later; when drafting fails, apply none, so that the sequences go on."""
         try:
             arrived = await drafts
         except Exception:
-            logger.exception("drafting failed; %d sequences go on without", len(turn.drafting))
+            logger.exception("drafting failed; %d sequences go on without drafts", len(turn.drafting))
             arrived = {}
         self._apply(lane, turn, arrived)
         lane.dispatch()
 
     def _apply(self, lane: Lane, turn: Turn, drafts: Drafts) -> None:
-        here = [sequence for sequence in turn.drafting if self._is_in(sequence, lane)]
-        turn = replace(turn, drafting=here)  # what has moved meanwhile has another scheduler, and is to be drafted anew
+        # A sequence that has moved meanwhile has another scheduler, which will have it drafted anew.
+        turn = replace(turn, drafting=[sequence for sequence in turn.drafting if self._is_in(sequence, lane)])
         try:
             apply_drafts(turn, drafts, lane.scheduler)
         except Exception:
-            logger.exception("a draft is no tree; %d sequences go on without", len(turn.drafting))
+            logger.exception("a draft is not a tree; %d sequences go on without drafts", len(turn.drafting))
             apply_drafts(turn, {}, lane.scheduler)
 
-    def _is_in(self, sequence: Request, lane: Lane) -> bool:
+    def _is_in(self, sequence: Sequence, lane: Lane) -> bool:
         session = self._sessions.find(sequence.seq)
         return session is not None and session.lane is lane

@@ -1,41 +1,43 @@
-"""How fast sequences get on in the present company, measured as they do, and when a newcomer's turn would come."""
+"""How fast a lane serves its sequences, measured as it does, and how long a newcomer would wait for its start."""
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable
 
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.step import Step
 
-MEMORY_S = 10.0  # seconds after which what was measured counts a third
-MEMORY_REQUESTS = 64  # requests after which a length counts a third
+MEMORY_S = 10.0  # seconds after which a measurement's weight is 1/e
+MEMORY_REQUESTS = 64  # requests after which a length's weight is 1/e
 
 
-class Pace:
-    """Seconds per prompt token and per output token of one sequence among all that run; every ``now`` in seconds.
+class ServiceRate:
+    """Seconds per prompt token and per output token of one sequence beside the others that run; ``now`` in seconds.
 
-    What counts is the time a sequence spends between two of its answers, whatever the reason: other sequences'
-    arithmetic, drafting, the way there and back. So the figures need no model of the pipeline.
+    Measures the time between two results of the same sequence, whatever it is spent on: the arithmetic of other
+    sequences, drafting, transport. So the rates need no model of the pipeline.
     """
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}  # sequence -> its last answer, or when its first step was sent
+        self._since: dict[int, float] = {}  # sequence -> time of its last result, or of its first step
         self._prompt_s = self._prompt_tokens = 0.0
         self._output_s = self._output_tokens = 0.0
-        self._used = self._allowed = 0.0  # output tokens of finished requests, and what they might have had
+        self._used = self._allowed = 0.0  # output tokens of finished requests, and the sum of their ``max_tokens``
         self._last_decay = 0.0
 
     def sent(self, step: Step, now: float) -> None:
-        """A step is on its way; sequences that the target has not seen begin with it."""
+        """Note a step that leaves: the clock of every sequence that is new to the target starts with it."""
         for start in step.starts:
             self._since[start.seq] = now
         for work in step.work:
             self._since.setdefault(work.seq, now)
 
     def answered(self, seq: int, n_read: int, n_written: int, now: float) -> None:
-        """A sequence got on by ``n_read`` tokens of its text read and ``n_written`` tokens of output."""
+        """Note a result: the target read ``n_read`` tokens of the sequence's text, or wrote ``n_written``."""
         since = self._since.get(seq)
         if since is None:
             return
@@ -55,47 +57,83 @@ class Pace:
         self._output_s, self._output_tokens = keep * self._output_s, keep * self._output_tokens
 
     def finished(self, sequence: Sequence) -> None:
-        """A sequence has come to its end."""
+        """Note the length of a sequence that reached its end."""
         keep = math.exp(-1 / MEMORY_REQUESTS)
         self._used = keep * self._used + sequence.n_output
         self._allowed = keep * self._allowed + sequence.params.max_tokens
 
     def forget(self, seq: int) -> None:
-        """A sequence is over, or is not running any more."""
+        """Stop the clock of a sequence that no longer runs."""
         self._since.pop(seq, None)
 
     def forget_all(self) -> None:
-        """None is running any more; what was measured stays."""
+        """Stop the clocks of all sequences; the measured rates stay."""
         self._since.clear()
 
     @property
     def is_known(self) -> bool:
-        """Whether enough was measured to say anything."""
+        """Whether there are measurements enough for an estimate."""
         return self._output_tokens > 0 and self._output_s > 0 and self._allowed > 0
 
     def expected_output(self, sequence: Sequence) -> float:
-        """Tokens it will still write: most requests end before their ``max_tokens``, by a share that is measured."""
+        """Tokens a sequence will still write: the measured share of ``max_tokens`` that requests use up."""
         share = self._used / self._allowed if self._allowed else 1.0
         return max(1.0, share * sequence.max_new)
 
     def remaining(self, sequence: Sequence) -> float:
-        """Seconds until a sequence is done once it runs; needs ``is_known``."""
+        """Seconds a sequence needs from its start, or from now when it runs, to its end; needs ``is_known``."""
         per_prompt = self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0.0
         unread = max(0, sequence.n_prefill - sequence.n_cached)
         per_output = self._output_s / self._output_tokens
         return unread * per_prompt + self.expected_output(sequence) * per_output
 
 
-def seconds_until_a_place(n_places: int, running: Iterable[float], queue: Iterable[float]) -> list[float]:
-    """When one of ``n_places`` is free for a newcomer behind none, one, two .. all of a queue.
+class WaitEstimate:
+    """The waits in one lane at one moment, worked out for every place of its queue at once.
 
     Args:
-        n_places: sequences that can run side by side; at least one, and at least those that run.
-        running: seconds until each of those that run is done.
-        queue: seconds each of those that wait will take, in order.
+        scheduler: of the lane.
+        service_rate: of the lane.
+    """
+
+    def __init__(self, scheduler: Scheduler, service_rate: ServiceRate) -> None:
+        self._line = scheduler.line()
+        self.waiting = Counter(sequence.tenant for sequence in self._line.sequences)  # tenant -> sequences
+        self._until: list[float] = []  # seconds until a slot is free, by the number of queued sequences ahead
+        if service_rate.is_known:
+            running = [service_rate.remaining(sequence) for sequence in scheduler.running]
+            n_slots = max(len(running), _n_slots(scheduler, service_rate))
+            queue = (service_rate.remaining(sequence) for sequence in self._line.sequences)
+            self._until = seconds_until_slot(n_slots, running, queue)
+
+    def seconds(self, newcomer: Sequence) -> float | None:
+        """Seconds until a newcomer would start, given what the queue puts ahead of it; None before any measurement."""
+        return self._until[self._line.n_ahead(newcomer)] if self._until else None
+
+
+def _n_slots(scheduler: Scheduler, service_rate: ServiceRate) -> int:
+    """Sequences that can run side by side: ``max_sequences``, or as many of today's length as the cache holds."""
+    live, info = scheduler.sequences, scheduler.info
+    if not live:
+        return scheduler.options.max_sequences
+    tokens = sum(len(sequence.tokens) + service_rate.expected_output(sequence) for sequence in live)
+    fit = info.n_blocks * info.block_size * len(live) / tokens
+    return max(1, min(scheduler.options.max_sequences, int(fit)))
+
+
+def seconds_until_slot(n_slots: int, running: Iterable[float], queue: Iterable[float]) -> list[float]:
+    """When one of ``n_slots`` is free for a newcomer behind the first 0, 1, 2 .. sequences of a queue.
+
+    Args:
+        n_slots: sequences that can run side by side; at least one, and at least as many as run.
+        running: seconds until the end of each running sequence.
+        queue: seconds each queued sequence will run, in the order of their starts.
+
+    Returns:
+        Seconds, one entry more than ``queue`` has.
     """
     free_at = sorted(running)
-    free_at = [0.0] * max(0, n_places - len(free_at)) + free_at  # sorted: a heap
+    free_at = [0.0] * max(0, n_slots - len(free_at)) + free_at  # sorted: a heap
     waits = [free_at[0]]
     for seconds in queue:
         heapq.heapreplace(free_at, free_at[0] + seconds)

@@ -1,4 +1,4 @@
-"""The router's end of every live request: a mailbox its stream reads from, and what metrics need to know of it."""
+"""Sessions: the mailbox that the stream of each live request reads from, and the times that metrics need."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ class Session:
     """One request: its sequence, its lane and the mailbox its stream reads from."""
 
     sequence: Sequence
-    lane: Lane  # where it is now
+    lane: Lane  # changes when the sequence moves
     mailbox: asyncio.Queue[StepEvent | SpectraError] = field(default_factory=asyncio.Queue)
     last_event: float = field(default_factory=time.perf_counter)  # seconds
     n_events: int = 0
-    is_over: bool = False  # its last event is in the mailbox
-    is_resumed: bool = False  # it goes on behind tokens that another router emitted
+    is_over: bool = False  # the last event is in the mailbox
+    is_resumed: bool = False  # another router emitted the first tokens
 
 
 class Sessions:
-    """All live requests, by the number of their sequence."""
+    """Sessions of all live requests, by ``Sequence.seq``."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
         self._live: dict[int, Session] = {}
 
     def __len__(self) -> int:
-        """Requests whose stream somebody holds."""
+        """Requests whose stream is open."""
         return len(self._live)
 
     def open(self, sequence: Sequence, lane: Lane) -> Session:
-        """A request was admitted."""
+        """Open the session of an admitted request."""
         session = self._live[sequence.seq] = Session(sequence, lane, is_resumed=sequence.n_output > 0)
         return session
 
     def find(self, seq: int) -> Session | None:
-        """The session of a sequence, if its stream is not closed."""
+        """The session of a sequence; None once its stream is closed."""
         return self._live.get(seq)
 
     def close(self, session: Session) -> None:
-        """Its stream is over, for whatever reason."""
+        """Remove the session of a stream that has ended, failed or been cancelled."""
         del self._live[session.sequence.seq]
         if not session.is_over:
             self._metrics.count_abort()
@@ -69,12 +69,12 @@ class Sessions:
             session.mailbox.put_nowait(p.event)
 
     def fail(self, sequence: Sequence, error: SpectraError) -> None:
-        """Let the request's stream raise."""
+        """Let the stream of a sequence raise ``error``."""
         session = self._live.get(sequence.seq)
         if session is not None:
             session.mailbox.put_nowait(error)
 
     def fail_all(self, error: SpectraError) -> None:
-        """Let every stream raise."""
+        """Let every stream raise ``error``."""
         for session in self._live.values():
             session.mailbox.put_nowait(error)

@@ -18,7 +18,7 @@ class SpeculatorActor:
     """Forwards to its pool; Ray keeps the order of one caller's calls."""
 
     def __init__(self, options: SpeculatorOptions) -> None:
-        compile_kernels()  # a request's first draft would time out over it
+        compile_kernels()  # here, because the first draft would time out over it
         self._pool = SpeculatorPool(options)
 
     def begin(
@@ -30,16 +30,16 @@ class SpeculatorActor:
         vocab_size: int,
         namespace: str,
     ) -> None:
-        """A request was admitted; one that begins again (after a restart of ours) starts from its text so far."""
+        """Begin an admitted request, or begin it anew with its text so far as ``prompt``."""
         self._pool.end(request_id)
         self._pool.begin(request_id, prompt, params, method, vocab_size, namespace)
 
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
-        """One step of all requests that live here."""
+        """Learn from one step's outcomes, and draft for the requests in ``budgets`` (request -> most nodes)."""
         return self._pool.advance(outcomes, budgets)
 
     def end(self, request_id: int) -> None:
-        """Drop a request."""
+        """Drop the state of a request."""
         self._pool.end(request_id)
 
     def n_live(self) -> int:
@@ -48,7 +48,7 @@ class SpeculatorActor:
 
 
 def start_speculators(n: int, options: SpeculatorOptions, cpus: float = 0.1, gpus: float = 0.0) -> list[Any]:
-    """``n`` actors that Ray restarts when they die; their state then begins anew."""
+    """Start ``n`` actors; Ray restarts those that die, with empty state."""
     remote = ray.remote(SpeculatorActor)
     resources = {"num_cpus": cpus, "num_gpus": gpus}
     return [remote.options(**resources, max_restarts=-1, max_task_retries=0).remote(options) for _ in range(n)]

@@ -1,4 +1,4 @@
-"""A target deployment as the router sees it: where its pipeline listens, and whom to tell when it hangs."""
+"""The router's client of one target deployment: connects to its pipeline, and reports a pipeline that hangs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ray.serve.handle import DeploymentHandle
 from deployments.pipeline.connection import Endpoints, Pipeline
 from deployments.pipeline.leadership import INCARNATION, SupersededError, leave
 from deployments.router.lane import RECONNECT_S
-from deployments.router.lane_observer import Home
+from deployments.router.lane_observer import TargetClient
 from engine.errors import ConfigError, TargetLostError
 
-ANSWER_S = 10.0  # seconds a target has to say where it listens, before it is asked again
-MISCONFIGURED_S = 5.0  # pause before one is that cannot be reached as it was configured
+ANSWER_S = 10.0  # seconds to wait for a target's endpoints before asking again
+MISCONFIGURED_S = 5.0  # pause before asking a target again that the configured transport does not reach
 
 logger = logging.getLogger(__name__)
 
 
-class TargetHome:
+class ServeTarget:
     """One target deployment of one replica.
 
     Args:
@@ -33,20 +33,20 @@ class TargetHome:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.name = handle.deployment_name
-        self.trouble = ""  # why it can never be reached as things are; for operators
+        self.trouble = ""  # why the configured transport does not reach it; shown in health
         self._handle = handle
 
-    def home(self) -> Home:
-        """As a lane of a router that is ready to serve wants it."""
-        return Home(self.name, partial(self.connect, ready=True), self.suspect)
+    def client(self) -> TargetClient:
+        """What a lane needs of it, for a router that is ready to serve."""
+        return TargetClient(self.name, partial(self.connect, ready=True), self.suspect)
 
     async def endpoints(self, ready: bool = False) -> Endpoints:
-        """Where it listens, as soon as it does; Serve may still name a replica that is dead.
+        """The pipeline's endpoints, as soon as it listens; asks again while Serve still names a dead replica.
 
-        Once this router is ``ready``, earlier ones are shut out.
+        A router that is ``ready`` takes the pipeline over: routers that were started earlier are refused from then on.
 
         Raises:
-            ConfigError: it cannot be reached from here as it is configured.
+            ConfigError: the configured transport does not reach this node.
         """
         while True:
             try:
@@ -57,16 +57,16 @@ class TargetHome:
             except SupersededError as error:
                 leave(error)
             except ConfigError as error:
-                raise ConfigError(_plain(error)) from error
+                raise ConfigError(_message(error)) from error
             except (RayError, RayServeException, TimeoutError) as error:
-                logger.info("%s is not there yet: %s", self.name, error)
+                logger.info("%s does not answer yet: %s", self.name, error)
                 await asyncio.sleep(RECONNECT_S)
 
     async def connect(self, ready: bool = False) -> Pipeline:
-        """A pipeline, as soon as there is one.
+        """Connect to its pipeline, as soon as there is one.
 
         Raises:
-            ConfigError: like ``endpoints``; but a router that is ``ready`` says so once, and hopes for the next target.
+            ConfigError: like ``endpoints``; a router that is ``ready`` logs it once and keeps trying instead.
         """
         while True:
             try:
@@ -88,22 +88,22 @@ class TargetHome:
         self.trouble = trouble
 
     async def suspect(self, reason: str) -> None:
-        """Let it look whether its stages still live, now and not at the next health check."""
+        """Have it check its stages now, and not at the next ping."""
         await self._handle.suspect.remote(reason)
 
 
-def _plain(error: ConfigError) -> str:
-    """Without the traceback that Ray wraps it in."""
+def _message(error: ConfigError) -> str:
+    """The message without the traceback that Ray adds."""
     return str(error.cause if isinstance(error, RayTaskError) else error)
 
 
-async def first_endpoints(homes: Sequence[TargetHome]) -> tuple[TargetHome, Endpoints]:
-    """The first target that is up, whichever it is."""
+async def first_endpoints(targets: Sequence[ServeTarget]) -> tuple[ServeTarget, Endpoints]:
+    """The target that comes up first, and its endpoints."""
 
-    async def of(home: TargetHome) -> tuple[TargetHome, Endpoints]:
-        return home, await home.endpoints()
+    async def of(target: ServeTarget) -> tuple[ServeTarget, Endpoints]:
+        return target, await target.endpoints()
 
-    asking = [asyncio.create_task(of(home)) for home in homes]
+    asking = [asyncio.create_task(of(target)) for target in targets]
     try:
         done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()

@@ -19,8 +19,8 @@ import torch
 from app.serving import environment
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Endpoints, Pipeline
-from deployments.router.draft_client import Drafter, InlineDrafter
-from deployments.router.lane_observer import Home
+from deployments.router.draft_client import DraftClient, InlineDraftClient
+from deployments.router.lane_observer import TargetClient
 from deployments.router.router import Router
 from deployments.stage.worker import StageWorker
 from deployments.submission.messages import SubmitRequest
@@ -113,13 +113,13 @@ class Served:
             except TargetLostError:
                 await asyncio.sleep(0.02)
 
-    def home(self, lane: int) -> Home:
+    def target(self, lane: int) -> TargetClient:
         """Where a lane's pipeline comes from."""
 
         async def suspect(reason: str) -> None:
             self.suspected.append((lane, reason))
 
-        return Home(f"lane-{lane}", lambda: self.connect(lane), suspect)
+        return TargetClient(f"lane-{lane}", lambda: self.connect(lane), suspect)
 
     def replace(self, kinds: Sequence[type[Stage]] | None = None, lane: int = 0) -> None:
         """A fresh pipeline, as Serve brings up after a stage died."""
@@ -172,7 +172,7 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
     async def serve(
         n_stages: int = 1,
         kinds: Sequence[type[Stage]] | None = None,
-        drafter: Drafter | None = None,
+        draft_client: DraftClient | None = None,
         target: TargetInfo = info,
         learn: Callable[[str, list[int]], None] | None = None,
         transport: str = "auto",
@@ -185,9 +185,9 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
         ]
         served = Served(tiny_checkpoint, target, pipelines)
         scheduler = SchedulerOptions(n_micro_batches=n_stages, **limits)
-        speculators = drafter or InlineDrafter(SpeculatorPool(), target.spec.vocab_size)
+        speculators = draft_client or InlineDraftClient(SpeculatorPool(), target.spec.vocab_size)
         chosen = replace(options or RouterOptions("tiny"), scheduler=scheduler)
-        served.router = Router(chosen, target, speculators, [served.home(i) for i in range(n_lanes)], learn)
+        served.router = Router(chosen, target, speculators, [served.target(i) for i in range(n_lanes)], learn)
         served.router.start()
         try:
             yield served

@@ -8,6 +8,8 @@ import json
 import httpx
 import pytest
 
+from engine.errors import RequestError
+
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "tiny", "prompt": "hello"}
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
@@ -124,6 +126,15 @@ async def test_engine_errors_have_their_status_streamed_or_not(client, backend, 
     assert error_of(response, 429)["type"] == "rate_limit_error"
     assert response.headers["retry-after"] == "2"
     assert not backend.running
+
+
+@pytest.mark.parametrize("param", ["method", "max_nodes"])
+async def test_a_field_that_the_router_refuses_is_named_as_clients_write_it(client, backend, param: str) -> None:
+    async def refuse(*args: object, **options: object) -> object:
+        raise RequestError(f"{param} is wrong", param)
+
+    backend.submit = refuse
+    assert error_of(await client.post(CHAT_PATH, json=CHAT), 400)["param"] == f"speculative.{param}"
 
 
 @pytest.mark.parametrize("stream", [False, True])

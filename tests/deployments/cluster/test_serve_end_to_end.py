@@ -110,6 +110,7 @@ def test_bad_requests_get_their_status_and_a_running_stream_does_not_notice(serv
         (404, "model", {"model": "gpt-4"}),
         (400, "speculative.method", {"speculative": {"method": "magic"}}),
         (400, "speculative.method", {"speculative": {"method": "medusa"}}),
+        (400, "speculative.max_nodes", {"speculative": {"method": "pld", "max_nodes": 257}}),
         (400, "prompt", {"prompt": "word " * 5000}),
         (400, "prompt", {"prompt": [1, 10**7]}),
         (400, "prompt", {"prompt": ""}),

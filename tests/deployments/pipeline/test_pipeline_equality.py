@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deployments.router.draft_client import InlineDrafter
+from deployments.router.draft_client import InlineDraftClient
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
@@ -62,9 +62,9 @@ def generate(tiny_checkpoint: Path) -> Generate:
 
 
 @pytest.fixture
-def drafter(
+def draft_client(
     tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, generate: Generate
-) -> Callable[[], InlineDrafter]:
+) -> Callable[[], InlineDraftClient]:
     """Every method with its input: a corpus of right texts, a draft model that is the target itself, costs."""
     corpus = [[*job.prompt, *generate(job)] for job in (make_job(number) for number in range(2))]
     options = SpeculatorOptions(
@@ -73,7 +73,7 @@ def drafter(
         retrieval=lambda: FixedLibrary(MemoryIndex(corpus)),
         step_costs=COSTS,
     )
-    return lambda: InlineDrafter(SpeculatorPool(options), info.spec.vocab_size)
+    return lambda: InlineDraftClient(SpeculatorPool(options), info.spec.vocab_size)
 
 
 async def compare(served: Any, jobs: list[Job], wanted: Callable[[Job], list[int]]) -> int:
@@ -86,9 +86,9 @@ async def compare(served: Any, jobs: list[Job], wanted: Callable[[Job], list[int
 
 @pytest.mark.parametrize("n_stages", [1, 2, 4])
 async def test_every_method_alone_and_in_company_writes_what_generate_writes(
-    n_stages: int, serving: Any, drafter: Callable[[], InlineDrafter], make_job: MakeJob, generate: Generate
+    n_stages: int, serving: Any, draft_client: Callable[[], InlineDraftClient], make_job: MakeJob, generate: Generate
 ) -> None:
-    async with serving(n_stages, drafter=drafter(), prefill_chunk=8) as served:
+    async with serving(n_stages, draft_client=draft_client(), prefill_chunk=8) as served:
         for method in METHODS:
             jobs = [make_job(number, method, max_tokens=N_TOKENS) for number in range(BATCH)]
             drafted = await compare(served, jobs[:1], generate)
@@ -103,22 +103,22 @@ async def test_every_method_alone_and_in_company_writes_what_generate_writes(
 async def test_a_seed_gives_the_same_text_on_any_number_of_stages(
     n_stages: int,
     serving: Any,
-    drafter: Callable[[], InlineDrafter],
+    draft_client: Callable[[], InlineDraftClient],
     make_job: MakeJob,
     offline: Callable[[Job], Completion],
 ) -> None:
     sampling: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "max_tokens": N_TOKENS}
     jobs = [make_job(number, method, **sampling) for number, method in enumerate(METHODS)]
-    async with serving(n_stages, drafter=drafter()) as served:
+    async with serving(n_stages, draft_client=draft_client()) as served:
         assert await compare(served, jobs, lambda job: offline(job).token_ids) > 0
         await served.settled()
 
 
 @pytest.mark.parametrize("n_stages", [2, 4])
 async def test_links_of_torch_distributed_carry_the_same_texts(
-    n_stages: int, serving: Any, drafter: Callable[[], InlineDrafter], make_job: MakeJob, generate: Generate
+    n_stages: int, serving: Any, draft_client: Callable[[], InlineDraftClient], make_job: MakeJob, generate: Generate
 ) -> None:
-    async with serving(n_stages, drafter=drafter(), transport="gloo") as served:
+    async with serving(n_stages, draft_client=draft_client(), transport="gloo") as served:
         for method in ("autoregressive", "spectra-core", "pld-plus-a+pld-plus-h", "suffix+token-recycling"):
             jobs = [make_job(number, method, max_tokens=N_TOKENS) for number in range(BATCH)]
             await compare(served, jobs[:1], generate)
@@ -128,11 +128,11 @@ async def test_links_of_torch_distributed_carry_the_same_texts(
 
 
 async def test_a_bias_that_repeats_the_prompt_is_drafted_from_states_of_a_middle_stage(
-    serving: Any, drafter: Callable[[], InlineDrafter], offline: Callable[[Job], Completion]
+    serving: Any, draft_client: Callable[[], InlineDraftClient], offline: Callable[[Job], Completion]
 ) -> None:
     prompt = [1, *(3 + i * i % 7 for i in range(30))]
     params = SamplingParams(max_tokens=N_TOKENS, logit_bias=dict.fromkeys(set(prompt), 12.0))
-    async with serving(4, drafter=drafter()) as served:
+    async with serving(4, draft_client=draft_client()) as served:
         for method in ("pld-plus-h", "pld-plus-a"):
             job = Job(prompt, params, method, 16)
             answer = await served.answer(job)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from app.config.serve import ServeConfig
 from app.serving.retrieval_service import retrieval_options
 from deployments.retrieval.metrics import RetrievalMetrics
-from deployments.router.draft_client import InlineDrafter
+from deployments.router.draft_client import InlineDraftClient
 from deployments.submission.messages import SubmitRequest
 from engine.errors import ConfigError
 from engine.loop import Job
@@ -29,7 +29,7 @@ from tests.retrieval_service import SHARED, eventually, publish, running
 ONE = [5, 6, 7, 8, 9]
 
 
-class Noting(InlineDrafter):
+class Noting(InlineDraftClient):
     """Remembers whose requests began."""
 
     def __init__(self, info: TargetInfo) -> None:
@@ -45,8 +45,10 @@ async def test_naming_the_shared_namespace_is_naming_none_and_outputs_are_learnt
     serving: Serving, info: TargetInfo, make_job: Callable[..., Job]
 ) -> None:
     learnt: list[tuple[str, list[int]]] = []
-    drafter = Noting(info)
-    async with serving(drafter=drafter, learn=lambda namespace, tokens: learnt.append((namespace, tokens))) as served:
+    draft_client = Noting(info)
+    async with serving(
+        draft_client=draft_client, learn=lambda namespace, tokens: learnt.append((namespace, tokens))
+    ) as served:
         job = make_job(1, "pld", stop_ids=())
         answers = []
         for namespace in ("", SHARED, "a"):
@@ -55,7 +57,7 @@ async def test_naming_the_shared_namespace_is_naming_none_and_outputs_are_learnt
         gone = served.router.stream(SubmitRequest("r", job.prompt, job.params, "pld", namespace="b"))
         await anext(gone)
         await gone.aclose()
-    assert drafter.namespaces == ["", "", "a", "b"]
+    assert draft_client.namespaces == ["", "", "a", "b"]
     assert learnt == [(SHARED, answers[0]), (SHARED, answers[0]), ("a", answers[0])]  # what broke off is not learnt
     assert len(answers[0]) == 40
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from deployments.options import RouterOptions
-from deployments.router.admission import Gate
-from deployments.router.service_rate import Pace, seconds_until_a_place
-from deployments.router.wait_estimate import Waits
+from deployments.router.admission import Admission
+from deployments.router.service_rate import ServiceRate, WaitEstimate, seconds_until_slot
 from engine.errors import OverloadedError
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
@@ -85,7 +84,7 @@ async def test_the_wait_that_is_expected_grows_with_the_queue(serving: Any, make
         for number in range(10):
             newcomer = endless(make_job, 99)
             sequence = Sequence(99, newcomer.prompt, len(newcomer.prompt), newcomer.params, StatsCounter(5))
-            waits.append(Waits(lane.scheduler, lane.pace).of(sequence))
+            waits.append(WaitEstimate(lane.scheduler, lane.service_rate).seconds(sequence))
             assert await crowd.send(endless(make_job, number)) is None
         assert waits[:2] == [0.0, 0.0]
         assert waits[2:] == sorted(waits[2:])
@@ -132,7 +131,7 @@ async def test_many_refusals_need_one_look_at_the_queue(
         for number in range(3):
             assert await crowd.send(endless(make_job, number)) is None
         limits = SchedulerOptions(max_sequences=1, max_waiting=2)
-        gate = Gate([lane], RouterOptions("tiny", scheduler=limits), lambda: now[0])
+        admission = Admission([lane], RouterOptions("tiny", scheduler=limits), lambda: now[0])
         looks, line = [], lane.scheduler.line
         monkeypatch.setattr(lane.scheduler, "line", lambda: looks.append(now[0]) or line())
 
@@ -141,7 +140,7 @@ async def test_many_refusals_need_one_look_at_the_queue(
                 newcomer = sequence(4, 10)
                 newcomer.seq = n_before
                 with pytest.raises(OverloadedError):
-                    gate.check(newcomer, lane)
+                    admission.check(newcomer, lane)
 
         refuse(3)
         assert looks == [0.0]
@@ -224,20 +223,20 @@ def sequence(n_prompt: int, max_tokens: int) -> Sequence:
 def test_a_place_is_free_when_those_ahead_are_done(
     n_places: int, running: list[float], queue: list[float], waits: list[float]
 ) -> None:
-    assert seconds_until_a_place(n_places, running, queue) == pytest.approx(waits)
+    assert seconds_until_slot(n_places, running, queue) == pytest.approx(waits)
 
 
 def test_pace_is_what_sequences_took_and_lengths_are_what_they_used() -> None:
-    pace = Pace()
-    assert not pace.is_known
-    pace.sent(Step(0, [Work(0, 0, [5] * 100)]), 1.0)
-    pace.answered(0, 100, 1, 2.0)
+    service_rate = ServiceRate()
+    assert not service_rate.is_known
+    service_rate.sent(Step(0, [Work(0, 0, [5] * 100)]), 1.0)
+    service_rate.answered(0, 100, 1, 2.0)
     for n in range(10):
-        pace.answered(0, 0, 2, 2.0 + 0.1 * (n + 1))
+        service_rate.answered(0, 0, 2, 2.0 + 0.1 * (n + 1))
     done = sequence(100, 40)
     done.tokens += [7] * 20
-    pace.finished(done)
-    assert pace.is_known
-    assert pace.expected_output(sequence(1, 100)) == pytest.approx(50)
+    service_rate.finished(done)
+    assert service_rate.is_known
+    assert service_rate.expected_output(sequence(1, 100)) == pytest.approx(50)
     # a hundredth of a second per prompt token, a twentieth per token of output
-    assert pace.remaining(sequence(200, 100)) == pytest.approx(2.0 + 50 * 0.05, rel=0.1)
+    assert service_rate.remaining(sequence(200, 100)) == pytest.approx(2.0 + 50 * 0.05, rel=0.1)

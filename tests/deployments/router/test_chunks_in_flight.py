@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deployments.options import RouterOptions
-from deployments.router.draft_client import InlineDrafter
+from deployments.router.draft_client import InlineDraftClient
 from engine.errors import StepFailedError
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
@@ -85,9 +85,9 @@ async def test_long_prompts_have_the_same_text_through_any_number_of_stages(
     n_stages: int, serving: Any, offline: Offline
 ) -> None:
     options = SpeculatorOptions(pld_plus=PldPlusConfig(layer=1, dims=16, heads=((1, 1), (2, 0), (1, 3))))
-    drafter = InlineDrafter(SpeculatorPool(options), 320)
+    draft_client = InlineDraftClient(SpeculatorPool(options), 320)
     jobs = [long_job(i, method, 60 + 30 * i, temperature=0.8 * (i % 2)) for i, method in enumerate(METHODS)]
-    async with serving(n_stages, drafter=drafter, prefill_chunk=CHUNK) as served:
+    async with serving(n_stages, draft_client=draft_client, prefill_chunk=CHUNK) as served:
         for job in jobs:  # one after the other: each has the pipeline for itself
             assert (await served.answer(job)).token_ids == offline(job).token_ids
         answers = await asyncio.gather(*(served.answer(job) for job in jobs))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 
-from deployments.router.draft_client import ActorDrafter
+from deployments.router.draft_client import ActorDraftClient
 from deployments.router.speculator_actor import SpeculatorActor, start_speculators
 from engine.loop import Completion, Job
 from engine.protocol import Branch, Outcome
@@ -69,13 +69,13 @@ def actors(cluster: None) -> Iterator[list[Any]]:
 
 @pytest.fixture
 def drafting(serving: Any, actors: list[Any]) -> Any:
-    """``async with drafting(timeout=1.0) as (served, drafter)``: a router that drafts in the actors."""
+    """``async with drafting(timeout=1.0) as (served, draft_client)``: a router that drafts in the actors."""
 
     @asynccontextmanager
-    async def serve(timeout: float = 2.0, **limits: Any) -> AsyncIterator[tuple[Any, ActorDrafter]]:
-        drafter = ActorDrafter(actors, SpeculatorPool(), VOCAB, timeout)
-        async with serving(drafter=drafter, **limits) as served:
-            yield served, drafter
+    async def serve(timeout: float = 2.0, **limits: Any) -> AsyncIterator[tuple[Any, ActorDraftClient]]:
+        draft_client = ActorDraftClient(actors, SpeculatorPool(), VOCAB, timeout)
+        async with serving(draft_client=draft_client, **limits) as served:
+            yield served, draft_client
 
     return serve
 
@@ -132,15 +132,15 @@ async def test_a_request_cancelled_between_its_step_and_its_draft_harms_no_other
         return Request(seq, [*job.prompt, 5], len(job.prompt), job.params, StatsCounter(1), "pld")
 
     stays, goes = request(0), request(2)  # at home on the same actor
-    async with drafting() as (_, drafter):
-        drafter.begin(stays, "")
-        drafter.begin(goes, "")
+    async with drafting() as (_, draft_client):
+        draft_client.begin(stays, "")
+        draft_client.begin(goes, "")
         turn = Turn(budgets={0: 8, 2: 8}, drafting=[stays, goes])
-        drafts = drafter.draft(turn)
-        drafter.end(goes)
+        drafts = draft_client.draft(turn)
+        draft_client.end(goes)
         assert set(await drafts) == {0}
-        drafter.end(stays)
-        assert await drafter.n_live() == 0
+        draft_client.end(stays)
+        assert await draft_client.n_live() == 0
 
 
 async def test_killed_actors_cost_no_text_and_draft_again_when_they_are_back(

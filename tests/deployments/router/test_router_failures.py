@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ import torch
 
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
-from deployments.router.draft_client import Drafts, InlineDrafter
+from deployments.router.draft_client import Drafts, InlineDraftClient
 from deployments.router.router import Router
-from engine.errors import StepFailedError, TargetLostError
+from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.loop import Completion, Job
 from engine.protocol import Branch
 from engine.scheduling.drafting import Turn
@@ -250,7 +251,7 @@ async def test_a_router_hears_nothing_that_was_meant_for_the_one_before(
     async with serving(2, [Slow, Slow]) as served:
         await served.router.close()
         for _ in range(3):
-            before = Router(RouterOptions(), served.info, InlineDrafter(SpeculatorPool(), 320), served.connect)
+            before = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), served.connect)
             before.start()
             half = before.stream(served.request(make_job(2, max_tokens=100)))
             await anext(half)
@@ -258,7 +259,7 @@ async def test_a_router_hears_nothing_that_was_meant_for_the_one_before(
             await asyncio.sleep(0.01)
             await before.close()
             await asyncio.gather(stuck, return_exceptions=True)
-            after = Router(RouterOptions(), served.info, InlineDrafter(SpeculatorPool(), 320), served.connect)
+            after = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), served.connect)
             after.start()
             events = [event async for event in after.stream(served.request(job))]
             assert [token for event in events for token in event.token_ids] == offline(job).token_ids
@@ -279,7 +280,7 @@ async def test_an_answer_nobody_asked_for_is_no_reason_to_stop(
         assert tokens == offline(job).token_ids
 
 
-class RaisesLate(InlineDrafter):
+class RaisesLate(InlineDraftClient):
     """Drafts in an awaitable that fails."""
 
     async def _fail(self) -> Drafts:
@@ -290,14 +291,14 @@ class RaisesLate(InlineDrafter):
         return self._fail()
 
 
-class DraftsNonsense(InlineDrafter):
+class DraftsNonsense(InlineDraftClient):
     """Drafts branches that are no trees."""
 
     def draft(self, turn: Turn) -> Drafts | Awaitable[Drafts]:
         return {seq: [Branch([5, 6], "nonsense", parents=[7, -3])] for seq in turn.budgets}
 
 
-class DraftsAtRandomTimes(InlineDrafter):
+class DraftsAtRandomTimes(InlineDraftClient):
     """Right drafts, but late, and in any order."""
 
     async def _later(self, turn: Turn) -> Drafts:
@@ -311,10 +312,10 @@ class DraftsAtRandomTimes(InlineDrafter):
 
 @pytest.mark.parametrize("kind", [RaisesLate, DraftsNonsense, DraftsAtRandomTimes])
 async def test_a_drafter_that_fails_or_dawdles_costs_no_text(
-    kind: type[InlineDrafter], serving: Any, make_job: MakeJob, offline: Offline
+    kind: type[InlineDraftClient], serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
     jobs = [make_job(number, "pld", temperature=0.5) for number in range(4)]
-    async with serving(2, drafter=kind(SpeculatorPool(), 320)) as served:
+    async with serving(2, draft_client=kind(SpeculatorPool(), 320)) as served:
         gone = asyncio.create_task(served.answer(make_job(9, "pld", max_tokens=300)))
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
         await asyncio.sleep(0.1)
@@ -336,3 +337,18 @@ async def test_closing_ends_live_streams_with_an_error_and_leaves_no_task(servin
             await served.answer(make_job(1))
         assert (await served.router.state())["speculator_states"] == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("method", ["pld", "autoregressive"])
+async def test_more_nodes_than_the_limit_are_refused_and_not_cut(
+    method: str, serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    job = make_job(1, method)
+    async with serving(options=RouterOptions("tiny", limit_nodes=32)) as served:
+        with pytest.raises(
+            RequestError, match="max_nodes is 33; this server drafts at most 32 nodes per step"
+        ) as refused:
+            await served.answer(replace(job, max_nodes=33))
+        assert refused.value.param == "max_nodes"
+        assert (await served.answer(replace(job, max_nodes=32))).token_ids == offline(job).token_ids
+        await served.settled()

@@ -16,8 +16,8 @@ from engine.errors import ConfigError, TargetLostError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Serve warns
-    from deployments.router import target_client as target_home
-    from deployments.router.target_client import TargetHome, first_endpoints
+    from deployments.router import target_client
+    from deployments.router.target_client import ServeTarget, first_endpoints
 
 WRONG = "transport (--transport) is unix, but the router is on another node"
 
@@ -44,30 +44,30 @@ def on_node_n(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n"))
 
 
-def home_of(handle: Handle) -> TargetHome:
-    return TargetHome(handle)  # type: ignore[arg-type]
+def target_of(handle: Handle) -> ServeTarget:
+    return ServeTarget(handle)  # type: ignore[arg-type]
 
 
 async def test_a_transport_without_a_way_fails_a_router_that_starts() -> None:
     handle = Handle(ConfigError(WRONG))
     with pytest.raises(ConfigError, match="--transport"):
-        await first_endpoints([home_of(handle)])
+        await first_endpoints([target_of(handle)])
     with pytest.raises(ConfigError, match="--transport"):
-        await home_of(handle).connect()
+        await target_of(handle).connect()
     assert len(handle.asked) == 2
 
 
 async def test_what_ray_wraps_is_told_without_its_traceback() -> None:
     wrapped: Any = ray.exceptions.RayTaskError("endpoints", "a long traceback", ConfigError(WRONG))
     with pytest.raises(ConfigError) as caught:
-        await home_of(Handle(wrapped.as_instanceof_cause())).endpoints()
+        await target_of(Handle(wrapped.as_instanceof_cause())).endpoints()
     assert str(caught.value) == WRONG
 
 
 async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_next_target(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(target_home, "MISCONFIGURED_S", 0.0)
+    monkeypatch.setattr(target_client, "MISCONFIGURED_S", 0.0)
     pipeline = object()
 
     async def connect(endpoints: object) -> object:
@@ -75,18 +75,18 @@ async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_ne
             raise TargetLostError("gone")
         return pipeline
 
-    monkeypatch.setattr(target_home, "Pipeline", SimpleNamespace(connect=connect))
+    monkeypatch.setattr(target_client, "Pipeline", SimpleNamespace(connect=connect))
     handle = Handle(ConfigError(WRONG), ConfigError(WRONG), "stale", ConfigError(WRONG), "endpoints")
-    home = home_of(handle)
+    target = target_of(handle)
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(20):
-            assert await home.home().connect() is pipeline
+            assert await target.client().connect() is pipeline
     assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {WRONG}"]
-    assert home.trouble == ""
+    assert target.trouble == ""
     assert handle.asked == [("n", INCARNATION, True)] * 5
 
 
 async def test_a_router_that_starts_does_not_say_that_it_is_ready() -> None:
     handle = Handle("endpoints")
-    await first_endpoints([home_of(handle)])
+    await first_endpoints([target_of(handle)])
     assert handle.asked == [("n", INCARNATION, False)]

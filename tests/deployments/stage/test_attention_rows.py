@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.router.draft_client import InlineDrafter
+from deployments.router.draft_client import InlineDraftClient
 from deployments.stage.attention_rows import MAX_KEPT, RowKeeper
 from deployments.transport.channel import Channel
 from engine.errors import StepFailedError
@@ -89,7 +89,9 @@ async def test_stages_behind_sockets_give_the_drafts_of_one_stage(
     assert sum(bool(found) for _, found in alone.drafted) > 5
     for n_stages in (1, 2, 3, 4):
         recording, pool = recorded(method)
-        async with serving(n_stages, drafter=InlineDrafter(pool, info.spec.vocab_size), prefill_chunk=8) as served:
+        async with serving(
+            n_stages, draft_client=InlineDraftClient(pool, info.spec.vocab_size), prefill_chunk=8
+        ) as served:
             assert (await served.answer(job(1, "recorded"))).token_ids == text
             await served.settled()
             assert all(len(worker._keeper) == 0 for worker in served.stages.workers)
@@ -104,7 +106,7 @@ async def test_requests_in_flight_together_get_their_own_rows(serving: Any, loca
     methods = (*METHODS, "pld", "autoregressive")
     jobs = [job(number, methods[number % 5], max_tokens=20 + number) for number in range(10)]
     pool = SpeculatorPool(OPTIONS)
-    async with serving(3, drafter=InlineDrafter(pool, info.spec.vocab_size), prefill_chunk=16) as served:
+    async with serving(3, draft_client=InlineDraftClient(pool, info.spec.vocab_size), prefill_chunk=16) as served:
         answers = await asyncio.gather(*(served.answer(one) for one in jobs))
         await served.settled()
         assert all(len(worker._keeper) == 0 for worker in served.stages.workers)
@@ -134,8 +136,8 @@ async def test_rows_that_cannot_be_computed_fail_their_request_alone(
 ) -> None:
     bad, good = job(1, "pld-plus-a"), job(2, "pld-plus-a", max_tokens=60)
     bad = Job([*bad.prompt, 299], bad.params, bad.method)
-    drafter = InlineDrafter(SpeculatorPool(OPTIONS), info.spec.vocab_size)
-    async with serving(3, [Stage, CannotTell, Stage], drafter) as served:
+    draft_client = InlineDraftClient(SpeculatorPool(OPTIONS), info.spec.vocab_size)
+    async with serving(3, [Stage, CannotTell, Stage], draft_client) as served:
         running = asyncio.create_task(served.answer(good))
         await asyncio.sleep(0.05)
         with pytest.raises(StepFailedError, match="poisoned"):
@@ -158,8 +160,8 @@ async def test_a_stage_that_stops_answering_is_a_lost_pipeline_and_the_text_goes
 
     monkeypatch.setattr(RowKeeper, "_answer", hang_up)
     one = job(3, "pld-plus-a", max_tokens=40)
-    drafter = InlineDrafter(SpeculatorPool(OPTIONS), info.spec.vocab_size)
-    async with serving(2, drafter=drafter) as served:
+    draft_client = InlineDraftClient(SpeculatorPool(OPTIONS), info.spec.vocab_size)
+    async with serving(2, draft_client=draft_client) as served:
         assert (await served.answer(one)).token_ids == local(Job(one.prompt, one.params), SpeculatorPool())
         state = await served.settled()
     assert state["pipelines_lost"] == 1

@@ -74,7 +74,7 @@ async def test_an_unanswered_question_names_its_limit(serving: Any) -> None:
 async def test_a_lane_is_up_once_its_pipeline_answers_and_reports_one_that_does_not(serving: Any) -> None:
     async with serving(3) as served, silent_middle(served):
         options = replace(served.router.options, step_deadline=0.05)
-        router = type(served.router)(options, served.info, served.router._drafter, [served.home(0)])
+        router = type(served.router)(options, served.info, served.router._draft_client, [served.target(0)])
         router.start()
         try:
             async with asyncio.timeout(60):

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import MEASURE_ATTEMPTS, Pipeline, measure_pipeline, step_costs
-from deployments.router.draft_client import InlineDrafter
+from deployments.router.draft_client import InlineDraftClient
 from deployments.router.router import Router
 from engine.errors import TargetLostError
 from engine.loop import Completion, Job
@@ -72,8 +72,8 @@ def route(served: Any, costs: StepCosts | None, **limits: int) -> None:
     """Start a router on the stages, with speculators that know the costs."""
     pool = SpeculatorPool(SpeculatorOptions(step_costs=costs))
     scheduler = SchedulerOptions(n_micro_batches=len(served.stages.workers), **limits)
-    drafter = InlineDrafter(pool, served.info.spec.vocab_size)
-    served.router = Router(RouterOptions("tiny", scheduler=scheduler), served.info, drafter, served.connect)
+    draft_client = InlineDraftClient(pool, served.info.spec.vocab_size)
+    served.router = Router(RouterOptions("tiny", scheduler=scheduler), served.info, draft_client, served.connect)
     served.router.start()
 
 
