@@ -1,36 +1,59 @@
-"""``spectra bench`` on a model: from the flags to records."""
+"""``spectra bench`` on a model: from the flags to records, and to the settings that are kept with them."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import os
+import platform
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from msgspec.structs import replace
-from tqdm import tqdm
 
 from app.bench.records import Record, RecordFile, Setting, fingerprint
 from app.bench.runs import Bench, Plan
-from app.bench.settings import run_settings
+from app.inputs.cache import model_hash
 from app.inputs.libraries import LibraryAt
 from app.inputs.prompts import Question, read_questions
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.setup import check_flags, load_target, model_path, sampling
+from app.reporting.progress import bar
 from app.speculation.flags import speculator_options
+from app.version import VERSION
 from engine.errors import ConfigError
 from engine.target.local import LocalTarget, resolve_dtype
 from speculators.pool import SpeculatorPool
 
 WARM = "warm"
+UNRECORDED = frozenset(
+    (
+        "command",
+        "run",
+        "out",
+        "restart",
+        "model",
+        "dtype",
+        "prompts",
+        "limit",
+        "per_category",
+        "kv_gib",
+        "retrieval_namespace",
+    )
+)
+"""Flags that do not change records, or that the settings hold in another form: questions, dtype, snapshot."""
 
 
 def measure(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
-    """Run the methods; returns all records and what the JSON document says of the run.
+    """Run the methods; returns all records and the keys that the run adds to the JSON document.
 
     Raises:
-        ConfigError: something cannot be run, or the folder holds records of other settings; nothing was run.
-        KeyboardInterrupt: Ctrl-C; what was measured is kept.
+        ConfigError: a method or question cannot be run, or the folder holds records of other settings; nothing was run.
+        KeyboardInterrupt: Ctrl-C; the records are kept.
     """
     check(arguments)
     torch.set_num_threads(arguments.threads)
@@ -45,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
     bench.check()
     dtype = resolve_dtype(arguments.dtype, target.info.spec, arguments.device)
     settings = run_settings(arguments, path, dtype, questions)
-    if isinstance(options.retrieval, LibraryAt):  # which text that was; and the flag may hold a password
+    if isinstance(options.retrieval, LibraryAt):  # the label names the snapshot; the flag may hold a password
         settings["retrieval"] = options.retrieval.label
     with RecordFile(arguments.out / "records.jsonl", settings, arguments.restart) as file:
         _run(bench, file)
@@ -90,31 +113,28 @@ def read(arguments: argparse.Namespace) -> list[Question]:
             if arguments.per_category is None or taken[category] <= arguments.per_category:
                 questions.append(replace(question, category=category))
     if not questions:
-        raise ConfigError("--prompts: there is no question in it")
+        raise ConfigError("--prompts: the files hold no question")
     return questions
 
 
 def _notes(plan: Plan) -> list[str]:
-    """What readers of warm figures must know."""
+    """How warm figures were measured, in one sentence."""
     if not any(setting.warm for setting in plan.settings):
         return []
     if plan.warm_passes == 0:
-        return ["Warm: measured in one pass, in which every turn finds what the turns before it left."]
+        return ["Warm: measured in one pass; at every turn, speculators know the turns before it."]
     times = "one pass" if plan.warm_passes == 1 else f"{plan.warm_passes} passes"
     return [f"Warm: measured after {times} over the same prompts; methods that remember outputs have seen the answers."]
 
 
 def _run(bench: Bench, file: RecordFile) -> None:
-    bar = tqdm(total=bench.work(file), unit="turn", file=sys.stderr)
     try:
-        bench.run(file, bar.update)
+        with bar(None, bench.work(file), "turn") as shown:
+            bench.run(file, shown.update)
     except KeyboardInterrupt:
-        bar.close()
         kept = f"{len(file.records)} records are kept in {file.path}"
         print(f"spectra: stopped; {kept}, and the same command goes on from there", file=sys.stderr)
         raise
-    finally:
-        bar.close()
 
 
 def _plan(arguments: argparse.Namespace, questions: list[Question], target: LocalTarget) -> Plan:
@@ -130,3 +150,38 @@ def _plan(arguments: argparse.Namespace, questions: list[Question], target: Loca
         raw=arguments.raw,
         warm_passes=arguments.warm_passes,
     )
+
+
+def run_settings(
+    arguments: argparse.Namespace, path: Path, dtype: torch.dtype, questions: Sequence[Question]
+) -> dict[str, Any]:
+    """What decides the records of a run, as JSON values: version, machine, model, questions and all given flags."""
+    flags = {name: value for name, value in vars(arguments).items() if name not in UNRECORDED and value is not None}
+    return {
+        "version": VERSION,
+        "machine": machine(arguments.device),
+        "model": f"{path.name} {model_hash(path)[:12]}",
+        "prompts": f"{len(questions)} questions, {_digest(questions)}",
+        "dtype": str(dtype).removeprefix("torch."),
+        **{name: str(value) if isinstance(value, Path) else value for name, value in sorted(flags.items())},
+    }
+
+
+def machine(device: str) -> str:
+    """The hardware that times were measured on, and the version of torch."""
+    if device != "cpu":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{_processor()}, {os.cpu_count()} CPUs, torch {torch.__version__}"
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    return hashlib.sha256(msgspec.json.encode(list(questions))).hexdigest()[:12]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

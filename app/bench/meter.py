@@ -1,4 +1,4 @@
-"""An engine that keeps time: what each step took, what of it was the target's, and which sequences were in it."""
+"""An engine that measures the time of each step, of the target's forward in it, and of each sequence."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from engine.protocol import DraftPool
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
 from engine.target.info import Target
-from speculators.mixing import fault_isolation as guarded
+from speculators.mixing import fault_isolation
 
 
 @dataclass(slots=True)
 class Times:
-    """One sequence's time; a list has one entry per decode step, in seconds."""
+    """Times of one sequence in seconds; a list has one entry per decode step."""
 
-    seconds: float = 0.0  # its share of all steps it was in, and its speculator's begin
+    seconds: float = 0.0  # its share of its steps, and the start of its speculator
     step_seconds: list[float] = field(default_factory=list)
     target_seconds: list[float] = field(default_factory=list)
     step_nodes: list[int] = field(default_factory=list)  # rows beyond one per sequence
 
 
 class FailureCount(logging.Handler):
-    """Counts the drafting failures that the fence around speculators logs: decoding goes on, figures suffer.
+    """Counts the exceptions of speculators that fault isolation logs; decoding goes on without drafts after one.
 
-    Use it as a context; ``take`` gives the failures since it was last asked.
+    Use it as a context; ``take`` returns the failures since its last call.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class FailureCount(logging.Handler):
         self._n = 0
 
     def __enter__(self) -> FailureCount:
-        logging.getLogger(guarded.__name__).addHandler(self)
+        logging.getLogger(fault_isolation.__name__).addHandler(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        logging.getLogger(guarded.__name__).removeHandler(self)
+        logging.getLogger(fault_isolation.__name__).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One more."""
+        """Count one failure."""
         self._n += 1
 
     def take(self) -> int:
@@ -55,7 +55,7 @@ class FailureCount(logging.Handler):
 
 
 class TimedTarget:
-    """A target that remembers its last step and what it took."""
+    """A target that remembers its last step and the seconds it took."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -64,7 +64,7 @@ class TimedTarget:
         self.seconds = 0.0
 
     def step(self, step: Step) -> StepResult:
-        """The target's own."""
+        """Run a step and measure it."""
         began = time.perf_counter()
         result = self._target.step(step)
         self.seconds = time.perf_counter() - began
@@ -73,16 +73,16 @@ class TimedTarget:
 
 
 class MeteredEngine(Engine):
-    """An engine that times its steps and decides which state speculators see.
+    """An engine that times its steps and puts each job into a namespace.
 
-    A step's time is shared evenly by the sequences in it, so that the seconds of all sequences sum to the time the
-    engine worked, at any batch size; the step's own time is nobody's share, but the whole.
+    The sequences in a step share its time evenly, so that ``Times.seconds`` of all sequences sum to the time that the
+    engine worked, at any batch size; ``Times.step_seconds`` holds the whole time of each step.
 
     Args:
-        target: what runs.
-        pool: its speculators.
+        target: runs the steps.
+        pool: speculators.
         options: of the scheduler.
-        namespace: called for every job; jobs in one namespace share what speculators learn.
+        namespace: called for every job; speculators share what they learn among the jobs of one namespace.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class MeteredEngine(Engine):
         self.finished: deque[Times] = deque()  # in the order of the events that ended sequences
 
     def submit(self, job: Job) -> int:
-        """Queue a job in its namespace; what the speculator does with the prompt is part of its time."""
+        """Queue a job in its namespace; its time includes what the speculator does with the prompt."""
         job = replace(job, namespace=self._namespace())
         began = time.perf_counter()
         seq = super().submit(job)
@@ -103,12 +103,12 @@ class MeteredEngine(Engine):
         return seq
 
     def cancel(self, seq: int) -> None:
-        """Stop a job now."""
+        """Stop a job and forget its times."""
         super().cancel(seq)
         self._times.pop(seq, None)
 
     def step(self) -> list[tuple[int, StepEvent]]:
-        """One target step."""
+        """Run one step and share its time among the sequences in it."""
         self._timed.last = None
         began = time.perf_counter()
         events = super().step()

@@ -1,7 +1,7 @@
-"""What a run leaves behind: one record per method, repeat and turn, kept as JSON lines.
+"""The records of a run: one per method, repeat and turn, kept as JSON lines.
 
-Tables, plots and the JSON document are made from records alone, so whatever writes records gets all of them: runs of a
-model (``app.bench.runs``) with times, replays of recorded answers without.
+Tables, plots and the JSON document are made from records alone: of runs of a model (``app.bench.runs``), which have
+times, and of replays of recorded answers (``app.bench.replay``), which have none.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from engine.scheduling.drafting import AUTOREGRESSIVE
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 COUNTS = SourceCounts._fields
-"""What is counted per source, in the order ``RequestStats.by_source`` has it; tokens."""
+"""Counts of tokens per source, in the order of ``RequestStats.by_source``."""
 
 
 class Setting(NamedTuple):
-    """What methods are compared under: figures of different settings never mix."""
+    """The conditions of a comparison: figures of different settings never mix."""
 
     temperature: float = 0.0
     warm: bool = False
 
     @property
     def label(self) -> str:
-        """For people: ``greedy, cold``."""
+        """Such as ``greedy, cold``."""
         decoding = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
         return f"{decoding}, {'warm' if self.warm else 'cold'}"
 
 
 class Key(NamedTuple):
-    """What a record is the record of."""
+    """Identifies a record."""
 
     setting: Setting
     method: str
@@ -76,27 +76,27 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def setting(self) -> Setting:
-        """What it was measured under."""
+        """The conditions it was measured under."""
         return Setting(self.temperature, self.warm)
 
     @property
     def key(self) -> Key:
-        """What it is the record of."""
+        """Identifies the record."""
         return Key(self.setting, self.method, self.repeat, self.index, self.turn)
 
     @property
     def is_reference(self) -> bool:
-        """Whether other methods are held against it."""
+        """Whether other methods are compared with it."""
         return self.method == AUTOREGRESSIVE
 
 
 def source_counts(stats: RequestStats) -> dict[str, dict[str, int]]:
-    """What each speculator of a request drafted, and what came of it, as a record keeps it."""
+    """Drafted and accepted tokens of each speculator of a request, as a record keeps them."""
     return {name: counts.named for name, counts in stats.by_source.items()}
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
-    """A short name of settings: equal for equal settings only."""
+    """A short hash of settings."""
     return hashlib.sha256(msgspec.json.encode(dict(settings), order="deterministic")).hexdigest()[:16]
 
 
@@ -108,26 +108,26 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class _Forgotten(msgspec.Struct, frozen=True):
-    """A line that takes earlier records back."""
+    """A line that revokes earlier records."""
 
     forgotten: list[Key]
 
 
-_FORGOTTEN = b'{"forgotten":'  # how its line begins
+_FORGOTTEN = b'{"forgotten":'  # the start of such a line
 
 
 class RecordFile:
-    """Records on disk: what was measured so far, and where more is appended. One process at a time.
+    """Records on disk, to which one process at a time appends.
 
-    Every record is on disk when ``append`` returns, so a run that is killed loses at most the record being written.
+    Every record is on disk when ``append`` returns, so a killed run loses at most the record it was writing.
 
     Args:
         path: of the JSON-lines file; made with its folder if missing. Its first line holds the settings.
-        settings: everything that decides what the records say.
-        restart: forget what is there.
+        settings: everything that decides the content of records.
+        restart: forget the records in the file.
 
     Raises:
-        ConfigError: the file belongs to other settings (the message names them), is in use, or is no record file.
+        ConfigError: the file holds records of other settings (the message names them), is in use, or is no record file.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], restart: bool = False) -> None:
@@ -158,20 +158,20 @@ class RecordFile:
 
     @property
     def records(self) -> list[Record]:
-        """Everything measured so far; a record measured twice counts as measured last."""
+        """All records so far; of two with the same key, the later one."""
         return list(self._records.values())
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a record is there already."""
+        """Whether the file holds a record with this key."""
         return key in self._records
 
     def append(self, record: Record) -> None:
-        """Keep a record."""
+        """Write a record to disk."""
         self._records[record.key] = record
         self._write(record)
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Treat records as never measured, now and when the file is read again."""
+        """Revoke records, now and when the file is read again."""
         known = [key for key in keys if self._records.pop(key, None) is not None]
         if known:
             self._write(_Forgotten(known))
@@ -180,12 +180,12 @@ class RecordFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"{self.path} is being written by another bench") from error
+            raise ConfigError(f"--out {self.path.parent}: another bench is writing there") from error
 
     def _read(self) -> None:
         self._file.seek(0)
         raw = self._file.read()
-        whole = raw[: raw.rfind(b"\n") + 1]  # a killed run may leave half a line at the end
+        whole = raw[: raw.rfind(b"\n") + 1]  # a killed run may leave part of a line
         self._file.truncate(len(whole))
         lines = whole.split(b"\n")[:-1]
         if not lines:
@@ -204,7 +204,7 @@ class RecordFile:
         try:
             return msgspec.json.decode(line, type=kind)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{self.path}, line {number}: {error}; --restart begins anew") from error
+            raise ConfigError(f"{self.path}, line {number}: {error}; --restart discards the file") from error
 
     def _check(self, found: _Header) -> None:
         if found.fingerprint == self._header.fingerprint:

@@ -1,24 +1,30 @@
 """``spectra bench --replay``: what speculation would have accepted of recorded answers, without a model.
 
-The recorded answer takes the target's place (``app.bench.replay_target``), everything else is the real thing. Only
-methods that read nothing but text can be asked. There are no times: what a step costs is the model's business.
+`ReplayTarget` takes the place of the model; engine, scheduler and speculators are those of any run. Only methods that
+read nothing but text can be replayed. Records have no times: the cost of a step depends on the model.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from app.bench.records import Key, Record, RecordFile, Setting, source_counts
-from app.bench.replay_target import ReplayTarget
 from app.inputs.recordings import Recorded
 from engine.errors import UnknownMethodError
 from engine.loop import Engine, Job
+from engine.model.spec import ModelSpec
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
+from engine.step import Step, StepResult, Work, WorkResult
+from engine.target.info import MAX_TREE, TargetInfo
+from engine.verify.known_text import follow
 from speculators.pool import SpeculatorPool
+
+BLOCK = 64  # tokens; the scheduler counts blocks, which hold nothing here
 
 REFUSED = {
     "draft-model": "it drafts with a small model's weights",
@@ -26,14 +32,83 @@ REFUSED = {
     "pld-plus-a": "it reads attention of the target",
     "auto": "it weighs drafts against the time a model's step takes",
 }
-"""Methods that need more than text, as far as their ``needs`` alone cannot tell, and what it is."""
-READS = {
+"""Methods that need more than text although their ``needs`` do not say so, and the reason."""
+READ = {
     "probe_top_k": "the target's best tokens behind probes",
     "node_top_k": "the target's best tokens at every node",
     "prompt_top_k": "the target's best tokens behind the prompt",
     "hidden_layer": "hidden states of the target",
     "heads": "attention of the target",
 }
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """State of one sequence."""
+
+    n_prompt: int = 0  # tokens
+    answer: Sequence[int] = ()
+    step_nodes: list[int] = field(default_factory=list)
+
+
+class ReplayTarget:
+    """A target without a model: it commits the recorded answer, whatever is drafted.
+
+    Implements ``engine.target.info.Target``; ``engine.verify.known_text`` verifies.
+
+    Args:
+        vocab_size: of the tokenizer.
+        longest: most tokens of a prompt and its answer together.
+    """
+
+    def __init__(self, vocab_size: int, longest: int) -> None:
+        spec = ModelSpec(
+            family="replay",
+            n_layers=0,
+            n_heads=0,
+            n_kv_heads=1,
+            head_dim=0,
+            hidden_size=0,
+            vocab_size=vocab_size,
+            max_positions=longest,
+            layer_types=(),
+            eos_ids=(),
+            dtype="float32",
+            logit_softcap=None,
+        )
+        n_blocks = -(-(longest + MAX_TREE + 1) // BLOCK)
+        self.info = TargetInfo(spec, n_blocks, BLOCK, longest)
+        self._live: dict[int, _Sequence] = {}
+
+    def record(self, seq: int, answer: Sequence[int]) -> None:
+        """Set the answer that sequence ``seq`` will commit; call it before the first step."""
+        self._live[seq] = _Sequence(answer=answer)
+
+    def step_nodes(self, seq: int) -> list[int]:
+        """Nodes of each tree of a live sequence so far, one entry per decode step."""
+        return self._live[seq].step_nodes
+
+    def step(self, step: Step) -> StepResult:
+        """Answer one micro-batch."""
+        began = time.perf_counter()
+        for seq in step.ends:
+            self._live.pop(seq, None)
+        for start in step.starts:
+            self._live[start.seq].n_prompt = start.n_prompt
+        results = [self._answer(work) for work in step.work]
+        return StepResult(step.step_id, results, time.perf_counter() - began)
+
+    def _answer(self, work: Work) -> WorkResult:
+        if not work.draw:
+            return WorkResult(work.seq)
+        sequence = self._live[work.seq]
+        written = work.n_cached + len(work.tokens) - sequence.n_prompt
+        future = sequence.answer[written : written + work.max_new]
+        if work.tree is None:
+            return WorkResult(work.seq, list(future[:1]))
+        sequence.step_nodes.append(len(work.tree))
+        tokens, accepted = follow(work.tree, future)
+        return WorkResult(work.seq, tokens, accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +124,13 @@ class Plan:
 
 
 class Replay:
-    """Replays a plan; as in ``app.bench.runs``, a cold setting gives each turn a namespace of its own."""
+    """Replays a plan; as in ``app.bench.runs``, each turn of a cold setting has a namespace of its own.
+
+    Args:
+        pool: speculators of all settings.
+        plan: what to replay.
+        vocab_size: of the tokenizer.
+    """
 
     def __init__(self, pool: SpeculatorPool, plan: Plan, vocab_size: int) -> None:
         self._plan = plan
@@ -59,7 +140,7 @@ class Replay:
         self._engine = Engine(self._target, pool, SchedulerOptions(max_sequences=1, prefix_cache=False))
 
     def work(self, file: RecordFile) -> int:
-        """Turns still to be replayed; forgets the parts of warm passes, which cannot be continued."""
+        """Turns still to be replayed; forgets incomplete warm passes, which cannot be continued."""
         todo = 0
         for setting in self._plan.settings:
             for method in self._plan.methods:
@@ -87,7 +168,7 @@ class Replay:
                     done()
 
     def _replay(self, setting: Setting, method: str, turn: Recorded, namespace: str | None) -> Record:
-        """One answer, written by the engine with ``method`` drafting."""
+        """Commit one recorded answer while ``method`` drafts."""
         params = SamplingParams(max_tokens=len(turn.answer))
         space = next(self._fresh) if namespace is None else namespace
         seq = self._engine.submit(Job(turn.prompt, params, method, self._plan.max_nodes, namespace=space))
@@ -98,7 +179,7 @@ class Replay:
                 written += event.token_ids
                 if event.stats is None:
                     continue
-                assert written == turn.answer, "the replay wrote something else than was recorded"
+                assert written == turn.answer, "the replay committed other tokens than were recorded"
                 return Record(
                     method=method,
                     index=turn.index,
@@ -119,7 +200,7 @@ def check_methods(methods: Sequence[str], pool: SpeculatorPool) -> None:
     """Refuse methods that need more than text.
 
     Raises:
-        UnknownMethodError: names the method and what it needs; or it is unknown, or lacks its corpus.
+        UnknownMethodError: a method is unknown, lacks its corpus, or needs more than text; the message names it.
     """
     for method in methods:
         for part in (part.strip() for part in method.split("+")):
@@ -130,12 +211,12 @@ def check_methods(methods: Sequence[str], pool: SpeculatorPool) -> None:
 
 
 def _read_back(needs: Needs) -> str:
-    """What a method reads of the target besides tokens, in words; empty if nothing."""
+    """What a method reads of the target besides tokens, in words; empty if it reads tokens only."""
     nothing = Needs()
     if needs == nothing:
         return ""
-    wanted = [what for name, what in READS.items() if getattr(needs, name) != getattr(nothing, name)]
-    return f"it reads {' and '.join(wanted) or 'states of the target'}"
+    read = [what for name, what in READ.items() if getattr(needs, name) != getattr(nothing, name)]
+    return f"it reads {' and '.join(read) or 'states of the target'}"
 
 
 def _key(setting: Setting, method: str, turn: Recorded) -> Key:

@@ -1,4 +1,4 @@
-"""Running methods side by side on a model, and writing down what they did."""
+"""Runs methods side by side on a model and records their outputs and times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.target.info import Target
 from speculators.pool import SpeculatorPool
 
 WARM_UP_TOKENS = 16
-UNIT_BATCHES = 8  # batches of questions that one method answers before the next one's turn, at batch sizes above 1
+UNIT_BATCHES = 8  # batches of questions that a method answers in a row, at batch sizes above 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Plan:
     methods: Sequence[str]
     settings: Sequence[Setting]
     questions: Sequence[Question]
-    params: SamplingParams  # temperature and, when it samples, seed + repeat are put in
+    params: SamplingParams  # each setting replaces the temperature and, if it samples, adds the repeat to the seed
     repeats: int = 1
     batch_size: int = 1
     max_nodes: int = 64
@@ -48,27 +48,27 @@ class Plan:
         return sum(map(self.turns, range(len(self.questions))))
 
     def units(self) -> list[range]:
-        """Questions that a method answers in one go; short, so that all methods meet the same machine."""
+        """Questions that a method answers in a row; few, so that all methods meet the same speed of the machine."""
         size = 1 if self.batch_size == 1 else UNIT_BATCHES * self.batch_size
         n = len(self.questions)
         return [range(start, min(n, start + size)) for start in range(0, n, size)]
 
     def keys(self, setting: Setting, method: str, repeat: int, questions: range) -> list[Key]:
-        """Records that some questions make."""
+        """Keys of the records of some questions."""
         return [Key(setting, method, repeat, q, turn) for q in questions for turn in range(self.turns(q))]
 
 
 class Bench:
     """Measures a plan on one engine.
 
-    Methods take turns question by question (unit by unit in batches), each round in another order, so that a machine
-    that changes its speed changes it for all. A cold setting gives every turn a namespace of its own, so that no
-    speculator knows anything of earlier ones; a warm setting gives all turns of a method and repeat the same.
+    Methods take turns question by question (unit by unit in batches), each round in another order, so that changes of
+    the machine's speed meet all methods alike. In a cold setting every turn has a namespace of its own, so that
+    speculators know nothing of earlier turns; in a warm setting all turns of a method and repeat share a namespace.
 
     Args:
-        target: what writes.
+        target: the model.
         tokenizer: of the target.
-        pools: speculators of cold (False) and of warm settings, as far as the plan has such.
+        pools: speculators of cold (False) and warm (True) settings, as far as the plan has such settings.
         plan: what to measure.
     """
 
@@ -85,17 +85,17 @@ class Bench:
         self._fresh = (f"cold {i}" for i in count())
         self._shared: str | None = None  # the namespace of warm turns
         size = max(64, plan.batch_size)
-        # Methods run the same prompts one after the other: each has to read them itself.
+        # All methods run the same prompts: with a prefix cache only the first one would pay for the prefill.
         options = SchedulerOptions(max_sequences=size, max_waiting=size, prefix_cache=False)
         self._engine = MeteredEngine(target, pools[plan.settings[0].warm], options, self._namespace)
         self._failures = FailureCount()
 
     def check(self) -> None:
-        """Refuse what would stop the run halfway.
+        """Check everything that would stop the run halfway.
 
         Raises:
             UnknownMethodError: a method is unknown or not available yet.
-            ConfigError: a method lacks what it needs, or a question is longer than the model's context.
+            ConfigError: a method lacks an artefact it needs, or a question is longer than the model's context.
         """
         info, params = self._engine.target.info, self._plan.params
         for pool in self._pools.values():
@@ -110,12 +110,12 @@ class Bench:
                 )
 
     def work(self, file: RecordFile) -> int:
-        """Turns still to be run, warming passes included; forgets the parts of passes that cannot be continued."""
+        """Turns still to be run, warming passes included; forgets incomplete warm passes, which cannot be continued."""
         plan, todo = self._plan, 0
         for repeat, setting, method in self._passes():
             keys = plan.keys(setting, method, repeat, range(len(plan.questions)))
             missing = [key for key in keys if key not in file]
-            if setting.warm and missing:  # what the speculator had learnt is gone: from the start again
+            if setting.warm and missing:  # the speculator's state is gone: the pass begins again
                 file.forget(keys)
                 todo += (1 + plan.warm_passes) * len(keys)
             else:
@@ -123,10 +123,10 @@ class Bench:
         return todo
 
     def run(self, file: RecordFile, done: Callable[[], object]) -> None:
-        """Measure what ``file`` does not hold yet.
+        """Measure the turns that ``file`` does not hold yet.
 
         Args:
-            file: gets a record per turn as it is complete.
+            file: gets a record of every turn.
             done: called after every turn.
         """
         with self._failures:
@@ -153,7 +153,7 @@ class Bench:
                     yield repeat, setting, method
 
     def _warm_up(self) -> None:
-        """First steps are slow (memory is touched, code is loaded): every method makes some that nobody counts."""
+        """Let every method make some steps that are not counted: the first ones touch memory and load code."""
         short = replace(self._plan.params, max_tokens=min(WARM_UP_TOKENS, self._plan.params.max_tokens))
         first = [Question(self._plan.questions[0].turns[:1])]
         for pool in self._pools.values():
@@ -200,12 +200,12 @@ class Bench:
 
 
 def first_prompt(tokenizer: PreTrainedTokenizerFast, question: Question, raw: bool) -> list[int]:
-    """Ids of a question's first turn, as ``Generator`` encodes it."""
+    """Token ids of a question's first turn, as ``Generator`` encodes it."""
     return encode_raw(tokenizer, question.turns[0]) if raw else encode_chat(tokenizer, Conversation(question, []).ask())
 
 
 def rotated(methods: Sequence[str], by: int) -> list[str]:
-    """The methods, beginning with another one each time."""
+    """The methods, cyclically shifted ``by`` places."""
     by %= len(methods)
     return [*methods[by:], *methods[:by]]
 

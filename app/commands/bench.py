@@ -105,7 +105,8 @@ def add_methods(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure what is not measured yet; print tables and the document."""
-    from app.bench.publish import as_line, publish
+    from app.bench.report import publish
+    from app.reporting.documents import as_line
 
     if arguments.warm_passes is None:
         arguments.warm_passes = 0 if arguments.replay is None else 1

@@ -14,9 +14,9 @@ import msgspec
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from app.bench.publish import publish
 from app.bench.records import Record, RecordFile, Setting, fingerprint
 from app.bench.replay import Plan, Replay, check_methods
+from app.bench.report import publish
 from app.commands.generate import add_model, add_sampling
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.inputs.libraries import LibraryAt, library_at

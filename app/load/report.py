@@ -10,7 +10,7 @@ import msgspec
 from app.load.figures import Figures, Spread
 from app.load.run import Ran
 from app.load.settings import Load
-from app.markdown import NOTHING, markdown, number
+from app.reporting.tables import NOTHING, markdown, number
 
 LATENCIES = {
     "TTFT, ms": ("ttft", 1e3),

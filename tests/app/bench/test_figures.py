@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.bench.document import document
-from app.bench.figures import Spread, report, spread, step_curve
+from app.bench.figures import compare, loop_start, step_curve, steps_before
 from app.bench.records import Record, Setting
-from app.bench.table import tables
+from app.bench.report import document, few_turns, tables
+from app.reporting.summaries import Quartiles, quartiles
 
 LOOP = [5] * 12  # its first 8-gram occurs for the second time at 1
 
@@ -43,10 +43,10 @@ def sample() -> list[Record]:
 
 
 def test_acceptance_and_throughput() -> None:
-    [reference, pld] = report(sample())[Setting()]
+    [reference, pld] = compare(sample())[Setting()]
     assert (pld.method, pld.total.turns, pld.total.tokens, pld.total.forwards) == ("pld", 2, 8, 5)
     assert pld.total.tokens_per_forward == pytest.approx(8 / 5)
-    assert pld.total.tokens_per_forward_spread == Spread(*(4 / 3 + part * 2 / 3 for part in (0.25, 0.5, 0.75)))
+    assert pld.total.tokens_per_forward_quartiles == Quartiles(*(4 / 3 + part * 2 / 3 for part in (0.25, 0.5, 0.75)))
     assert pld.total.mic_tp == pytest.approx(10 / (2.5 + 10))  # the prefills' tokens and times count
     assert pld.total.mac_tp == pytest.approx((3 / 1 + 1 / 0.5 + 1 / 2 + 1 / 4 + 2 / 3) / 5)  # decode steps alone
     assert pld.total.outside_target == pytest.approx(0.5)
@@ -56,13 +56,13 @@ def test_acceptance_and_throughput() -> None:
 
 
 def test_speed_up_is_taken_prompt_by_prompt() -> None:
-    [reference, pld] = report(sample())[Setting()]
+    [reference, pld] = compare(sample())[Setting()]
     ratios = (5 / 2.5, 5 / 10)
-    assert pld.by_category["math"].speedup == Spread(ratios[0], ratios[0], ratios[0])
-    assert pld.by_category["code"].speedup == Spread(ratios[1], ratios[1], ratios[1])
-    assert pld.total.speedup == Spread(0.875, 1.25, 1.625)
+    assert pld.by_category["math"].speedup == Quartiles(ratios[0], ratios[0], ratios[0])
+    assert pld.by_category["code"].speedup == Quartiles(ratios[1], ratios[1], ratios[1])
+    assert pld.total.speedup == Quartiles(0.875, 1.25, 1.625)
     assert pld.total.speedup_total == pytest.approx(10 / 12.5)
-    assert reference.total.speedup == Spread(1, 1, 1)
+    assert reference.total.speedup == Quartiles(1, 1, 1)
 
 
 def test_speed_up_is_taken_within_a_repeat() -> None:
@@ -72,16 +72,16 @@ def test_speed_up_is_taken_within_a_repeat() -> None:
         record("autoregressive", 0, [1, 1], [2.0, 3.0], repeat=1),  # the machine was slow, for both
         record("pld", 0, [2], [2.0], repeat=1),
     ]
-    [_, pld] = report(records)[Setting()]
+    [_, pld] = compare(records)[Setting()]
     assert pld.total.speedup_repeats == pytest.approx([3 / 1.5, 6 / 3])
-    assert pld.total.speedup == Spread(2, 2, 2)
+    assert pld.total.speedup == Quartiles(2, 2, 2)
 
 
 def test_a_loop_ends_the_honest_column() -> None:
     looping = record("pld", 0, [1, 2, 8], [1.0, 1.0, 1.0], token_ids=LOOP)
     other = record("pld", 1, [1, 1], [1.0, 1.0])
     late = record("pld", 2, [3, 9, 9], [1.0] * 3, token_ids=[9, 8, 7, 6, *[5] * 18])  # loops from 5 on
-    [row] = report([looping, other, late])[Setting()]
+    [row] = compare([looping, other, late])[Setting()]
     assert row.total.looping == pytest.approx(2 / 3)
     assert row.total.tokens_per_forward == pytest.approx((11 + 2 + 21) / 8)
     # Steps begin at 1, 2, 4 (none before 1), at 1, 2 (both), and at 1, 4, 13 (two before 5).
@@ -92,12 +92,12 @@ def test_a_loop_ends_the_honest_column() -> None:
 def test_one_changed_token_is_noticed(where: int) -> None:
     records = sample()
     records[3].token_ids[where] += 1
-    [reference, pld] = report(records)[Setting()]
+    [reference, pld] = compare(records)[Setting()]
     assert (pld.total.identical, pld.total.compared, pld.total.is_identical) == (1, 2, False)
     assert pld.by_category["math"].is_identical is True
     assert pld.by_category["code"].is_identical is False
     assert reference.total.is_identical is True
-    found = report(records)
+    found = compare(records)
     assert document(found, records)["identical_to_autoregressive"] is False
     assert "NOT identical" in tables(found)
 
@@ -105,7 +105,7 @@ def test_one_changed_token_is_noticed(where: int) -> None:
 def test_a_missing_end_is_noticed() -> None:
     records = sample()
     records[2].token_ids.pop()
-    assert report(records)[Setting()][1].total.is_identical is False
+    assert compare(records)[Setting()][1].total.is_identical is False
 
 
 def test_greedy_repeats_are_held_against_the_first_and_sampled_ones_are_not() -> None:
@@ -114,7 +114,7 @@ def test_greedy_repeats_are_held_against_the_first_and_sampled_ones_are_not() ->
             record("autoregressive", 0, [1], [1.0], temperature=temperature, repeat=repeat, token_ids=[repeat, 1])
             for repeat in range(2)
         ]
-        [row] = report(records)[Setting(temperature)]
+        [row] = compare(records)[Setting(temperature)]
         assert row.total.is_identical is same
 
 
@@ -122,9 +122,9 @@ def test_settings_do_not_mix() -> None:
     records = sample()
     changes = {"temperature": 0.8, "warm": True, "token_ids": [1, 1]}
     records += [record(method, 0, [1], [9.0], **changes) for method in ("autoregressive", "pld")]
-    found = report(records)
+    found = compare(records)
     assert [setting.label for setting in found] == ["greedy, cold", "temperature 0.8, warm"]
-    assert found[Setting()] == report(sample())[Setting()]
+    assert found[Setting()] == compare(sample())[Setting()]
     warm = found[Setting(0.8, True)]
     assert [row.total.tokens_per_forward for row in warm] == [1, 1]
     runs = document(found, records)["runs"]
@@ -136,48 +136,48 @@ def test_records_without_times_have_acceptance_and_nothing_made_up() -> None:
         Record(method=m, index=0, prompt_tokens=2, token_ids=[1, 2, 3], step_tokens=steps, category="chat")
         for m, steps in (("autoregressive", [1, 1]), ("pld", [2]))
     ]
-    [_, pld] = report(records)[Setting()]
+    [_, pld] = compare(records)[Setting()]
     assert pld.total.tokens_per_forward == 2
     assert pld.total.is_identical is True
     assert (pld.total.speedup, pld.total.speedup_total, pld.total.mic_tp, pld.total.mac_tp) == (None,) * 4
     assert step_curve(records) == {}
-    assert document(report(records), records)["methods"]["pld"]["speedup"] is None
-    assert "| pld " in tables(report(records))
+    assert document(compare(records), records)["methods"]["pld"]["speedup"] is None
+    assert "| pld " in tables(compare(records))
 
 
 def test_records_without_autoregressive_ones_are_compared_with_nothing() -> None:
     records = sample()[2:]
-    [pld] = report(records)[Setting()]
+    [pld] = compare(records)[Setting()]
     assert pld.total.is_identical is None
-    assert document(report(records), records)["identical_to_autoregressive"] is None
-    assert "no autoregressive decoding to compare" in tables(report(records))
+    assert document(compare(records), records)["identical_to_autoregressive"] is None
+    assert "no autoregressive decoding to compare" in tables(compare(records))
 
 
 def test_an_output_of_one_token_has_no_decode_step() -> None:
     records = [record(m, 0, [], []) for m in ("autoregressive", "pld")]
-    [_, pld] = report(records)[Setting()]
+    [_, pld] = compare(records)[Setting()]
     assert (pld.total.tokens_per_forward, pld.total.pre_loop, pld.total.mac_tp) == (None, None, None)
     assert pld.total.mic_tp == 1
-    assert json.loads(json.dumps(document(report(records), records)))["methods"]["pld"]["tokens_per_forward"] is None
+    assert json.loads(json.dumps(document(compare(records), records)))["methods"]["pld"]["tokens_per_forward"] is None
 
 
 def test_spread_of_nothing_one_and_several() -> None:
-    assert spread([]) is None
-    assert spread([3.0]) == Spread(3, 3, 3)
-    assert spread([4.0, 0.0, 1.0, 3.0, 2.0]) == Spread(1, 2, 3)
+    assert quartiles([]) is None
+    assert quartiles([3.0]) == Quartiles(3, 3, 3)
+    assert quartiles([4.0, 0.0, 1.0, 3.0, 2.0]) == Quartiles(1, 2, 3)
 
 
 def test_the_step_curve_has_a_point_where_there_are_enough_steps() -> None:
     records = [*sample(), record("pld", 5, [1, 1], [8.0, 8.0], step_nodes=[64, 64])]
     curve = step_curve(records)
     assert list(curve) == [0, 6]  # two steps of 64 nodes are too few
-    assert curve[0] == Spread(0.5, 0.5, 0.5)
+    assert curve[0] == Quartiles(0.5, 0.5, 0.5)
     assert curve[6].median == pytest.approx(1.0)  # halves of 1, 0.5, 2, 4, 3
 
 
 def test_the_document_has_the_names_of_the_contract() -> None:
     records = sample()
-    shown = json.loads(json.dumps(document(report(records), records)))
+    shown = json.loads(json.dumps(document(compare(records), records)))
     assert list(shown["methods"]) == ["autoregressive", "pld"]
     pld = shown["methods"]["pld"]
     keys = {"tokens_per_forward", "speedup", "mic_tp", "mac_tp", "identical_to_autoregressive"}
@@ -191,7 +191,7 @@ def test_the_document_has_the_names_of_the_contract() -> None:
 
 
 def test_tables_show_the_figures() -> None:
-    shown = tables(report(sample()))
+    shown = tables(compare(sample()))
     assert shown.startswith("## greedy, cold\n")
     assert "Every output is identical to autoregressive decoding's." in shown
     [line] = [line for line in shown.splitlines() if line.startswith("| pld") and "2/2" in line]
@@ -199,3 +199,42 @@ def test_tables_show_the_figures() -> None:
     assert cells == ["pld", "1.60", "1.60", "1.25 (0.88 - 1.62)", "0.80", "0.8", "1.3", "50.0%", "2/2"]
     assert len({len(line) for line in shown.split("###")[1].splitlines() if line.startswith("|")}) == 1
     assert "### median speed-up by category" in shown
+
+
+def test_a_text_without_repetition_has_no_loop() -> None:
+    assert loop_start(list(range(100))) is None
+
+
+def test_two_occurrences_are_no_loop_yet() -> None:
+    phrase = list(range(8))
+    assert loop_start([*phrase, 90, *phrase, 91]) is None
+
+
+def test_a_loop_starts_at_the_second_occurrence_of_what_occurs_three_times() -> None:
+    phrase = list(range(8))
+    assert loop_start([70, 71, *phrase, 90, *phrase, 91, *phrase]) == 2 + 8 + 1
+
+
+def test_overlapping_occurrences_count() -> None:
+    assert loop_start([5] * 10) == 1
+
+
+def test_without_a_loop_every_step_counts() -> None:
+    assert steps_before(None, [1, 3, 2]) == (6, 3)
+
+
+def test_steps_that_begin_at_or_behind_the_cut_do_not_count() -> None:
+    # output: token 0 from the prefill, then steps that begin at 1, 2, 5
+    assert steps_before(5, [1, 3, 2]) == (4, 2)
+    assert steps_before(4, [1, 3, 2]) == (4, 2)
+    assert steps_before(1, [1, 3, 2]) == (0, 0)
+
+
+def test_a_category_of_few_turns_is_warned_of_by_name() -> None:
+    def asked(category: str, n: int, **changes: Any) -> list[Record]:
+        return [record("pld", i, [1], [1.0], category=category, **changes) for i in range(n)]
+
+    [warning] = few_turns([*asked("code", 10), *asked("math", 9), *asked("math", 9, repeat=1)])
+    assert "math (9)" in warning
+    assert "code" not in warning, "repeats are no more prompts, ten turns are enough"
+    assert few_turns(asked("code", 10)) == []

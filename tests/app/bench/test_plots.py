@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from app.bench.figures import report
+from app.bench.figures import compare
 from app.bench.plots import plots
 from app.bench.records import Record
 
@@ -49,7 +49,7 @@ def records(timed: bool, categories: int = 3) -> list[Record]:
     ],
 )
 def test_every_plot_is_a_png_with_something_in_it(timed: bool, names: list[str], tmp_path: Path) -> None:
-    drawn = plots(report(records(timed)), records(timed), tmp_path)
+    drawn = plots(compare(records(timed)), records(timed), tmp_path)
     assert sorted(path.name for path in drawn) == names == sorted(path.name for path in tmp_path.iterdir())
     for path in drawn:
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -63,12 +63,12 @@ def test_many_categories_make_a_wider_plot(tmp_path: Path) -> None:
     widths = []
     for n in (2, 13):
         some = records(True, n)
-        plots(report(some), some, tmp_path)
+        plots(compare(some), some, tmp_path)
         widths.append(matplotlib.image.imread(tmp_path / "tau.png").shape[1])
     assert widths[0] < widths[1]
 
 
 def test_autoregressive_decoding_alone_has_no_sources(tmp_path: Path) -> None:
     alone = [record for record in records(True) if record.is_reference]
-    drawn = plots(report(alone), alone, tmp_path)
+    drawn = plots(compare(alone), alone, tmp_path)
     assert sorted(path.name for path in drawn) == ["speedup.png", "step_time.png", "tau.png"]

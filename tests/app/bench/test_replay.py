@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.bench.replay_target import ReplayTarget
+from app.bench.replay import ReplayTarget
 from app.cli import main
 from app.demo.paths import DEMO_TARGET
 from app.inputs.recordings import encode, read_logs, split
@@ -109,7 +109,7 @@ def test_the_engine_writes_the_record_whatever_is_drafted(chunk: int) -> None:
                     forwards.append(event.stats.target_forwards)
         assert written == live
         assert max(forwards) == n_forwards
-        assert target.n_sequences == 0
+        assert not target._live
 
 
 def test_figures_are_those_of_the_recorded_answers(replay: Callable[..., Said], write: Callable[..., Path]) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from app.bench.figures import report
+from app.bench.figures import compare
 from app.bench.meter import MeteredEngine
 from app.bench.records import Record, RecordFile, Setting
+from app.bench.report import tables
 from app.bench.runs import Bench, Plan, rotated
-from app.bench.table import tables
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
 from app.speculation.heads import with_model
@@ -192,7 +192,7 @@ def test_warm_methods_of_the_product_learn_from_earlier_turns(
     plan = Plan(methods, [COLD, WARM], QUESTIONS[1:], params, warm_passes=1)
     with RecordFile(tmp_path / "records.jsonl", {}) as file:
         Bench(target, load_tokenizer(tiny_checkpoint), pools, plan).run(file, lambda: None)
-        found = report(file.records)
+        found = compare(file.records)
     for cold, warm in zip(found[COLD], found[WARM], strict=True):
         assert cold.total.tokens_per_forward is not None
         assert warm.total.tokens_per_forward is not None
@@ -250,9 +250,9 @@ def test_a_method_that_fails_is_told(
     pool = SpeculatorPool(extra={"remembering": lambda options: Failing()})
     with RecordFile(tmp_path / "records.jsonl", {}) as file:
         Bench(target, load_tokenizer(tiny_checkpoint), {False: pool}, plan).run(file, lambda: None)
-        [reference, failing] = report(file.records)[COLD]
+        [reference, failing] = compare(file.records)[COLD]
         assert (reference.total.failures, failing.total.failures) == (0, 2)
-        assert "remembering FAILED 2 times" in tables(report(file.records))
+        assert "remembering FAILED 2 times" in tables(compare(file.records))
     assert "on purpose" in caplog.text
 
 

@@ -1,0 +1,20 @@
+"""Progress bars on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+
+def bar(what: str | None, total: int | None, unit: str, **options: Any) -> Any:
+    """A bar on stderr with an estimate of the time left; there is no estimate if ``total`` is None.
+
+    Args:
+        what: in front of the bar.
+        total: number of units; None: unknown.
+        unit: of what is counted.
+        options: of ``tqdm``.
+    """
+    return tqdm(total=total, desc=what, unit=unit, file=sys.stderr, **options)
