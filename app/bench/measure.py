@@ -122,7 +122,7 @@ def _notes(plan: Plan) -> list[str]:
     if not any(setting.warm for setting in plan.settings):
         return []
     if plan.warm_passes == 0:
-        return ["Warm: measured in one pass; at every turn, speculators know the turns before it."]
+        return ["Warm: measured in one pass, in which speculators know at every turn the turns before it."]
     times = "one pass" if plan.warm_passes == 1 else f"{plan.warm_passes} passes"
     return [f"Warm: measured after {times} over the same prompts; methods that remember outputs have seen the answers."]
 
