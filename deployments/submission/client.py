@@ -1,24 +1,40 @@
 """The ingress's way to the router that serves now: requests outlive their router and go on at the next one.
 
-Knows how to ask for a router, not who is asked: ``deployments.ingress.client`` brings a call of Serve, tests bring
-their own.
+Knows how to ask for a router, not which process answers: ``deployments.ingress.client`` brings a call of Serve, tests
+bring their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
-from deployments.submission.link import Link
+import msgspec
+
 from deployments.submission.messages import Failure, SubmitRequest
-from deployments.submission.protocol import BEAT_S, Attachment
-from deployments.submission.resumption import Resumption
+from deployments.submission.protocol import (
+    BEAT_S,
+    SUBMIT,
+    Attachment,
+    Cancel,
+    Command,
+    Heartbeat,
+    Submit,
+    decode_events,
+    encode,
+)
+from deployments.submission.replay_log import ReplayLog
+from deployments.transport.channel import AsyncChannel
 from engine.errors import TargetLostError
 from engine.events import StepEvent
 
-ATTACH_AGAIN_S = 0.1  # pause between two attempts to reach a router
-MAX_LOSSES = 5  # routers lost in a row without a word on a request: it may be what kills them
+RETRY_S = 0.1  # pause between two attempts to reach a router
+MAX_LOSSES = 5  # routers lost in a row without an event of a request: the request may be what kills them
 PATIENCE_S = 60.0  # a router that is replaced takes several seconds, on a busy machine many
+
+logger = logging.getLogger(__name__)
 
 
 class SubmissionChannel:
@@ -36,52 +52,139 @@ class SubmissionChannel:
         self._attach = attach
         self._patience = patience
         self._beat = beat
-        self._link: Link | None = None
+        self._connection: RouterConnection | None = None
         self._attaching = asyncio.Lock()
 
     async def stream(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
         """Events of one request, as they happen; closing the iterator cancels it.
 
         Raises:
-            SpectraError: what the router said.
-            TargetLostError: no router came up in time, or several died of it.
+            SpectraError: the router refused the request or failed on it.
+            TargetLostError: no router came up in time, or ``MAX_LOSSES`` routers in a row were lost with the request.
         """
-        resumption = Resumption(request)
+        log = ReplayLog(request)
         losses = 0
         while losses < MAX_LOSSES:
-            mailbox = (await self._current()).open(resumption.next_request())
-            try:
-                while (item := await mailbox.get()) is not None:
+            connection = await self._current()
+            async with aclosing(connection.run(log.next_request())) as events:
+                async for event in events:
                     losses = 0
-                    if isinstance(item, Failure):
-                        raise item.exception()
-                    yield resumption.take(item)
-                    if item.finish_reason is not None:
+                    yield log.take(event)
+                    if event.finish_reason is not None:
                         return
-            finally:
-                mailbox.close()
             losses += 1
         raise TargetLostError(f"{losses} routers were lost one after the other; send the request again")
 
     def close(self) -> None:
         """Drop the connection; requests that still run look for another router."""
-        if self._link is not None:
-            self._link.close()
+        if self._connection is not None:
+            self._connection.close()
 
-    async def _current(self) -> Link:
-        if self._link is not None and self._link.is_open:
-            return self._link
+    async def _current(self) -> RouterConnection:
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
         try:
             async with asyncio.timeout(self._patience), self._attaching:
-                while self._link is None or not self._link.is_open:
-                    self._link = await self._connect()
-                return self._link
+                while self._connection is None or not self._connection.is_open:
+                    self._connection = await self._connect()
+                return self._connection
         except TimeoutError:
             raise TargetLostError(f"no router came up within {self._patience:g} s; send the request again") from None
 
-    async def _connect(self) -> Link:
+    async def _connect(self) -> RouterConnection:
         while True:
             try:
-                return await Link.connect(await self._attach(), self._beat)
+                return await RouterConnection.connect(await self._attach(), self._beat)
             except TargetLostError:
-                await asyncio.sleep(ATTACH_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
+
+
+class RouterConnection:
+    """One connection to a router, as long as it holds.
+
+    Args:
+        channel: authenticated.
+        beat: seconds between heartbeats.
+    """
+
+    def __init__(self, channel: AsyncChannel, beat: float = BEAT_S) -> None:
+        self._channel = channel
+        self._heartbeat = Heartbeat(beat)
+        self._inboxes: dict[int, asyncio.Queue[StepEvent | Failure | None]] = {}  # by request number; None: lost
+        self._commands: list[Command] = []
+        self._next = 0
+        self.is_open = True
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._read()), loop.create_task(self._beat())]
+
+    @classmethod
+    async def connect(cls, attachment: Attachment, beat: float = BEAT_S) -> RouterConnection:
+        """Connect to a router; raises TargetLostError when it does not answer."""
+        return cls(await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT), beat)
+
+    async def run(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+        """Events of a request; without a last one (that has a finish reason) when the router is lost. Closing the
+        iterator cancels the request.
+
+        Raises:
+            SpectraError: the router refused the request or failed on it.
+        """
+        if not self.is_open:
+            return
+        number, inbox = self._next, asyncio.Queue[StepEvent | Failure | None]()
+        self._next += 1
+        self._inboxes[number] = inbox
+        self._send(Submit(number, request))
+        try:
+            while (item := await inbox.get()) is not None:
+                if isinstance(item, Failure):
+                    raise item.exception()
+                yield item
+        finally:
+            if self._inboxes.pop(number, None) is not None:  # the router still runs it
+                self._send(Cancel(number))
+
+    def close(self) -> None:
+        """Drop the connection; ``run`` ends for every request."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._channel.close()
+        for task in self._tasks:
+            task.cancel()
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.put_nowait(None)
+
+    def _send(self, command: Command) -> None:
+        """Commands of one turn of the event loop share a frame."""
+        if not self._commands:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._commands.append(command)
+
+    def _flush(self) -> None:
+        self._channel.send(encode(self._commands))
+        self._commands.clear()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                for event in decode_events(await self._channel.receive()):
+                    self._deliver(event.number, event.event or event.failure)
+                self._heartbeat.heard()
+        except (TargetLostError, msgspec.DecodeError) as error:
+            logger.warning("the router is lost: %s", error)
+        finally:
+            self.close()
+
+    def _deliver(self, number: int, item: StepEvent | Failure | None) -> None:
+        is_last = not isinstance(item, StepEvent) or item.finish_reason is not None
+        inbox = self._inboxes.pop(number, None) if is_last else self._inboxes.get(number)
+        if inbox is not None:  # else the request was cancelled a moment ago
+            inbox.put_nowait(item)
+
+    async def _beat(self) -> None:
+        while await self._heartbeat.beat():
+            self._channel.send(encode([]))
+        logger.warning("the router is lost: it is silent")
+        self.close()

@@ -1,4 +1,4 @@
-"""What an ingress and a router tell each other on their channel: orders one way, news the other, many in one frame.
+"""What an ingress and a router send each other on their channel: commands one way, events the other, many in a frame.
 
 msgpack in the frames of ``deployments.transport.channel``; an empty list is a heartbeat, and is answered with one.
 Knows no sockets.
@@ -7,6 +7,7 @@ Knows no sockets.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,7 +16,7 @@ from engine.events import StepEvent
 
 SUBMIT = "submit"  # role of an ingress in the handshake
 BEAT_S = 2.0  # between two heartbeats of an ingress
-SILENT_BEATS = 5  # so many without a word, and the peer counts as lost
+SILENT_BEATS = 5  # after so many beats without a frame the peer counts as lost
 
 
 class Attachment(msgspec.Struct, frozen=True):
@@ -37,12 +38,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """Nobody waits for this one any more."""
+    """Stop a request: its client has gone."""
 
     number: int
 
 
-class News(msgspec.Struct, frozen=True, array_like=True):
+class RequestEvent(msgspec.Struct, frozen=True, array_like=True):
     """One event of one request, or the error that ends it."""
 
     number: int
@@ -50,35 +51,30 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     failure: Failure | None = None
 
 
-Order = Submit | Cancel
+Command = Submit | Cancel
 
 _ENCODER = msgspec.msgpack.Encoder()
-_ORDERS: msgspec.msgpack.Decoder[list[Submit | Cancel]] = msgspec.msgpack.Decoder(list[Submit | Cancel])
-_NEWS: msgspec.msgpack.Decoder[list[News]] = msgspec.msgpack.Decoder(list[News])
+_COMMANDS: msgspec.msgpack.Decoder[list[Submit | Cancel]] = msgspec.msgpack.Decoder(list[Submit | Cancel])
+_EVENTS: msgspec.msgpack.Decoder[list[RequestEvent]] = msgspec.msgpack.Decoder(list[RequestEvent])
 
 
-def encode_orders(orders: list[Order]) -> bytes:
-    """A frame for a router."""
-    return _ENCODER.encode(orders)
+def encode(messages: Sequence[Command] | Sequence[RequestEvent]) -> bytes:
+    """A frame for the other side; without messages a heartbeat."""
+    return _ENCODER.encode(messages)
 
 
-def decode_orders(raw: bytes) -> list[Order]:
-    """What an ingress wants; raises msgspec.DecodeError when it is no such frame."""
-    return _ORDERS.decode(raw)
+def decode_commands(raw: bytes) -> list[Command]:
+    """A frame of an ingress; raises msgspec.DecodeError when it is malformed."""
+    return _COMMANDS.decode(raw)
 
 
-def encode_news(news: list[News]) -> bytes:
-    """A frame for an ingress."""
-    return _ENCODER.encode(news)
+def decode_events(raw: bytes) -> list[RequestEvent]:
+    """A frame of a router; raises msgspec.DecodeError when it is malformed."""
+    return _EVENTS.decode(raw)
 
 
-def decode_news(raw: bytes) -> list[News]:
-    """What a router tells; raises msgspec.DecodeError when it is no such frame."""
-    return _NEWS.decode(raw)
-
-
-class Silence:
-    """Notices a peer that says nothing any more, though its connection stands.
+class Heartbeat:
+    """Notices a peer that has fallen silent, though its connection stands.
 
     Counts heartbeats, not seconds: a process that was itself held up for a minute hears what waits in its socket
     before the next beat, and must not take its own absence for the peer's.
@@ -88,12 +84,12 @@ class Silence:
         self._beat = beat  # seconds
         self._missed = 0
 
-    def broken(self) -> None:
-        """The peer said something."""
+    def heard(self) -> None:
+        """A frame of the peer arrived."""
         self._missed = 0
 
     async def beat(self) -> bool:
-        """Wait for the next beat; False once the peer has been silent for too many."""
+        """Wait for the next beat; False once ``SILENT_BEATS`` beats have passed without a frame of the peer."""
         await asyncio.sleep(self._beat)
         self._missed += 1
         return self._missed <= SILENT_BEATS

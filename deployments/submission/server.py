@@ -1,4 +1,4 @@
-"""Where ingresses connect to their router: listens, lets in who knows the secret, and hands over.
+"""The router's end of the submission channel: takes ingresses in and runs their requests.
 
 Knows a way to run a request (``Router.stream``), no Ray and no pipeline.
 """
@@ -9,23 +9,42 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
-from deployments.submission.ingress_session import IngressConnection, RunRequest
-from deployments.submission.protocol import BEAT_S, SUBMIT, Attachment
+import msgspec
+
+from deployments.submission.messages import Failure, SubmitRequest
+from deployments.submission.protocol import (
+    BEAT_S,
+    SUBMIT,
+    Attachment,
+    Command,
+    Heartbeat,
+    RequestEvent,
+    Submit,
+    decode_commands,
+    encode,
+)
 from deployments.transport.addresses import READ_AHEAD, listen
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.socket_folder import SocketFolder
+from engine.errors import SpectraError, StepFailedError, TargetLostError
+from engine.events import StepEvent
+
+MAX_UNREAD = 16 << 20  # bytes a router keeps for an ingress that does not read
 
 logger = logging.getLogger(__name__)
 
+RunRequest = Callable[[SubmitRequest], AsyncGenerator[StepEvent, None]]
+
 
 class SubmissionServer:
-    """Listens for ingresses; a Unix socket for those of this machine, TCP once another one asks.
+    """Listens for ingresses: on a Unix socket for those of this machine, on TCP once an ingress of another one asks.
 
     Args:
-        run: starts a request.
+        run: starts a request; closing the generator cancels it.
         beat: seconds between heartbeats.
     """
 
@@ -49,11 +68,12 @@ class SubmissionServer:
         wanted = f"unix:{self._folder.path}/router" if host is None else f"tcp:{host}:0"
         if wanted not in self._addresses:
             listening, self._addresses[wanted] = listen(wanted)
-            self._servers[wanted] = await _start(listening, self._welcome)
+            start = asyncio.start_unix_server if listening.family == socket.AF_UNIX else asyncio.start_server
+            self._servers[wanted] = await start(self._accepted, sock=listening, limit=READ_AHEAD)
         return Attachment(self._addresses[wanted], self._secret)
 
     def cut(self) -> None:
-        """Stop listening and let every ingress go: it resubmits what was running to the next router."""
+        """Stop listening and drop every ingress: it resubmits what was running to the next router."""
         if self._is_cut:
             return
         self._is_cut = True
@@ -70,34 +90,118 @@ class SubmissionServer:
         self.cut()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._handle(reader, writer))
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._serving.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._serving.discard)
 
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection: IngressConnection | None = None
         try:
             if not self._is_cut:
                 channel = await AsyncChannel.accept(reader, writer, self._secret, (SUBMIT,))
-                await self._serve(IngressConnection(channel, writer.transport, self._run, self._beat))
+                connection = IngressConnection(channel, self._run, self._beat)
+                self._connections.add(connection)
+                await connection.serve()
         except UnauthenticatedError as error:
             logger.warning("connection refused: %s", error)
-        except OSError as error:  # from a peer that went at once
+        except OSError as error:  # the peer left at once
             logger.info("an ingress has gone: %s", error)
         finally:
+            if connection is not None:
+                self._connections.discard(connection)
             writer.transport.abort()
 
-    async def _serve(self, connection: IngressConnection) -> None:
-        self._connections.add(connection)
+
+class IngressConnection:
+    """One ingress and its requests. All events of one turn of the event loop leave in one frame.
+
+    An ingress that disconnects, stops reading, falls silent or sends malformed frames loses its connection, and its
+    requests are cancelled at once.
+
+    Args:
+        channel: authenticated.
+        run: as in ``SubmissionServer``.
+        beat: seconds between heartbeats.
+    """
+
+    def __init__(self, channel: AsyncChannel, run: RunRequest, beat: float) -> None:
+        self._channel = channel
+        self._run = run
+        self._heartbeat = Heartbeat(beat)
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._events: list[RequestEvent] = []
+        self._is_over = False
+
+    async def serve(self) -> None:
+        """Obey until the ingress disconnects or is cut off; returns once its requests have been cancelled."""
+        watching = asyncio.get_running_loop().create_task(self._watch())
         try:
-            await connection.serve()
+            while True:
+                commands = decode_commands(await self._channel.receive())
+                self._heartbeat.heard()
+                for command in commands:
+                    self._obey(command)
+                if not commands:
+                    self._channel.send(encode([]))
+        except TargetLostError as error:
+            logger.info("an ingress has gone: %s", error)
+        except msgspec.DecodeError as error:
+            logger.warning("an ingress was cut off: it sent a malformed command (%s)", error)
         finally:
-            self._connections.discard(connection)
+            watching.cancel()
+            self.close()
+            await asyncio.gather(watching, *self._running.values(), return_exceptions=True)
 
+    def close(self) -> None:
+        """Cut the connection and cancel its requests."""
+        self._is_over = True
+        self._events.clear()
+        self._channel.close()
+        for task in self._running.values():
+            task.cancel()
 
-async def _start(
-    listening: socket.socket, welcome: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
-) -> asyncio.Server:
-    if listening.family == socket.AF_UNIX:
-        return await asyncio.start_unix_server(welcome, sock=listening, limit=READ_AHEAD)
-    return await asyncio.start_server(welcome, sock=listening, limit=READ_AHEAD)
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            if command.number in self._running:
+                raise msgspec.ValidationError(f"request {command.number} was submitted twice")
+            task = asyncio.get_running_loop().create_task(self._stream(command.number, command.request))
+            self._running[command.number] = task
+            task.add_done_callback(lambda _: self._running.pop(command.number, None))
+        elif command.number in self._running:  # else it has just ended
+            self._running[command.number].cancel()
+
+    async def _stream(self, number: int, request: SubmitRequest) -> None:
+        try:
+            async with aclosing(self._run(request)) as events:
+                async for event in events:
+                    self._send(RequestEvent(number, event))
+        except SpectraError as error:
+            self._send(RequestEvent(number, None, Failure.of(error)))
+        except Exception:
+            logger.exception("a request failed")
+            failure = Failure.of(StepFailedError("the router failed on this request"))
+            self._send(RequestEvent(number, None, failure))
+
+    def _send(self, event: RequestEvent) -> None:
+        """Keep it for the frame that leaves once all requests have run in this turn of the event loop."""
+        if self._is_over:
+            return
+        if not self._events:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._events.append(event)
+
+    def _flush(self) -> None:
+        if self._is_over or not self._events:
+            return
+        self._channel.send(encode(self._events))
+        self._events.clear()
+        if self._channel.n_unsent > MAX_UNREAD:
+            logger.warning("an ingress was cut off: it has left %d bytes unread", self._channel.n_unsent)
+            self.close()
+
+    async def _watch(self) -> None:
+        while await self._heartbeat.beat():
+            pass
+        logger.warning("an ingress was cut off: it is silent")
+        self.close()

@@ -233,6 +233,11 @@ class AsyncChannel:
         except (OSError, EOFError) as error:
             raise TargetLostError(f"the channel broke: {error}") from error
 
+    @property
+    def n_unsent(self) -> int:
+        """Bytes of sent frames that the kernel has not taken yet: the peer does not read them."""
+        return self._writer.transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Close at once; what was not sent yet is dropped."""
         self._writer.transport.abort()

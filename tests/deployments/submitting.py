@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deployments.submission.client import SubmissionChannel
-from deployments.submission.ingress_session import RunRequest
 from deployments.submission.messages import SubmitRequest
 from deployments.submission.protocol import BEAT_S, Attachment
-from deployments.submission.server import SubmissionServer
+from deployments.submission.server import RunRequest, SubmissionServer
 from engine.errors import TargetLostError
 from engine.events import RequestStats, SourceCounts, StepEvent
 

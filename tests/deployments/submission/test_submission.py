@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from deployments.submission import ingress_session as submission_ingress
-from deployments.submission.link import Link
+from deployments.submission import server as submission_server
+from deployments.submission.client import RouterConnection
 from deployments.submission.messages import SubmitRequest
-from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_news, encode_orders
+from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_events, encode
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
 from deployments.transport.socket_folder import SocketFolder
@@ -80,12 +80,14 @@ async def test_events_of_one_turn_of_the_event_loop_share_a_frame() -> None:
     async with submitting(run) as pair:
         attachment = await pair.server.attachment()
         peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
-        peer.send(encode_orders([Submit(n, msgspec.structs.replace(REQUEST, request_id=str(n))) for n in range(50)]))
-        peer.send(encode_orders([]))
-        assert decode_news(await peer.receive()) == []  # all of them have been taken in
+        peer.send(encode([Submit(n, msgspec.structs.replace(REQUEST, request_id=str(n))) for n in range(50)]))
+        peer.send(encode([]))
+        assert decode_events(await peer.receive()) == []  # all of them have been taken in
         turn.set()
-        news = decode_news(await peer.receive())
-        assert [(item.number, item.event and item.event.token_ids) for item in news] == [(n, [n]) for n in range(50)]
+        received = decode_events(await peer.receive())
+        assert [(item.number, item.event and item.event.token_ids) for item in received] == [
+            (n, [n]) for n in range(50)
+        ]
         peer.close()
 
 
@@ -138,6 +140,7 @@ async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: An
                 pass
 
         readers = [asyncio.create_task(read(stream)) for stream in streams]
+        await until(lambda: len(pair.server) == 1)  # a reader cancelled before gives the connection up
         await until(lambda: len(served.router._sessions) == 6 if n_seen == 0 else True)
         await asyncio.sleep(0.01 * n_seen)
         for reader in readers:
@@ -157,8 +160,8 @@ async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
         orphan = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
         staying = asyncio.create_task(pair.answer(served.request(job)))
         requests = [served.request(make_job(n, METHODS[n % 4], max_tokens=900, stop_ids=())) for n in range(2, 8)]
-        orphan.send(encode_orders([Submit(n, request) for n, request in enumerate(requests)]))
-        assert decode_news(await orphan.receive())
+        orphan.send(encode([Submit(n, request) for n, request in enumerate(requests)]))
+        assert decode_events(await orphan.receive())
         orphan.close()
         assert tokens(await staying) == offline(job).token_ids
         await until(lambda: len(pair.server) == 1)
@@ -168,7 +171,7 @@ async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
 async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(submission_ingress, "MAX_UNREAD", 1 << 20)
+    monkeypatch.setattr(submission_server, "MAX_UNREAD", 1 << 20)
     endless, modest = Endless(n_tokens=100_000), Endless()
 
     async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
@@ -184,7 +187,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         await lazy._shake_hands(ClientHandshake(attachment.secret, SUBMIT, attachment.address))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: len(pair.server) == 2)
-        lazy.send(encode_orders([Submit(0, msgspec.structs.replace(REQUEST, request_id="much"))]))
+        lazy.send(encode([Submit(0, msgspec.structs.replace(REQUEST, request_id="much"))]))
         await until(lambda: len(pair.server) == 1)
         assert endless.alive == 0
         for _ in range(5):
@@ -202,7 +205,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         random.Random(1).randbytes(200),
         msgspec.msgpack.encode([["s", 1, {"request_id": "x"}]]),
         msgspec.msgpack.encode([["s", 1, {"request_id": "x", "prompt": ["a"], "params": {}}]]),
-        encode_orders([Submit(0, REQUEST), Submit(0, REQUEST)]),
+        encode([Submit(0, REQUEST), Submit(0, REQUEST)]),
         msgspec.msgpack.encode([["q", 1]]),
     ],
     ids=str,
@@ -234,29 +237,29 @@ async def test_who_does_not_know_the_secret_or_wants_something_else_is_turned_aw
                 await AsyncChannel.connect(attachment.address, secret, role)
         with socket.socket(socket.AF_UNIX) as silent:
             silent.connect(attachment.address.removeprefix("unix:"))
-            link = await Link.connect(attachment)  # a stranger who says nothing keeps nobody waiting
+            # A stranger that says nothing keeps no ingress waiting.
+            connection = await RouterConnection.connect(attachment)
             assert len(pair.server) == 1
-            link.close()
+            connection.close()
 
 
 async def test_a_router_with_the_wrong_secret_is_none() -> None:
     async with submitting(Endless().run) as pair:
         attachment = await pair.server.attachment()
         with pytest.raises(TargetLostError):
-            await Link.connect(Attachment(attachment.address, b"y" * 32))
+            await RouterConnection.connect(Attachment(attachment.address, b"y" * 32))
 
 
 async def test_the_same_channel_works_over_tcp(serving: Any, make_job: MakeJob, offline: Offline) -> None:
     job = make_job(2, "pld")
     async with serving() as served, submitting(served.router.stream) as pair:
-        link = await Link.connect(await pair.server.attachment("127.0.0.1"))
-        mailbox = link.open(served.request(job))
-        events = []
-        while not events or events[-1].finish_reason is None:
-            item = await mailbox.get()
-            assert isinstance(item, StepEvent)
-            events.append(item)
-        link.close()
+        connection = await RouterConnection.connect(await pair.server.attachment("127.0.0.1"))
+        stream = connection.run(served.request(job))
+        events = [await anext(stream)]
+        while events[-1].finish_reason is None:
+            events.append(await anext(stream))
+        await stream.aclose()
+        connection.close()
         assert tokens(events) == offline(job).token_ids
         await served.settled()
 
@@ -266,12 +269,12 @@ async def test_a_request_cancelled_before_it_began_never_runs() -> None:
     async with submitting(endless.run) as pair:
         attachment = await pair.server.attachment()
         peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
-        peer.send(encode_orders([Submit(0, REQUEST), Cancel(0), Cancel(0), Cancel(99)]))
-        peer.send(encode_orders([]))
-        assert decode_news(await peer.receive()) == []
+        peer.send(encode([Submit(0, REQUEST), Cancel(0), Cancel(0), Cancel(99)]))
+        peer.send(encode([]))
+        assert decode_events(await peer.receive()) == []
         assert endless.alive == 0
-        peer.send(encode_orders([Submit(0, REQUEST)]))  # its number is free again
-        assert decode_news(await peer.receive())[0].number == 0
+        peer.send(encode([Submit(0, REQUEST)]))  # its number is free again
+        assert decode_events(await peer.receive())[0].number == 0
         peer.close()
 
 
@@ -280,11 +283,12 @@ async def test_a_silent_ingress_is_cut_off() -> None:
     async with submitting(endless.run, beat=0.02) as pair:
         attachment = await pair.server.attachment()
         peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
-        peer.send(encode_orders([Submit(0, REQUEST)]))
-        await until(lambda: endless.alive == 1)
-        await until(lambda: endless.alive == 0)
-        assert len(pair.server) == 0
-        peer.close()
+        peer.send(encode([Submit(0, REQUEST)]))
+        try:
+            await until(lambda: endless.alive == 1)
+            await until(lambda: endless.alive == 0 and len(pair.server) == 0)
+        finally:
+            peer.close()
 
 
 async def test_heartbeats_keep_a_quiet_connection_open() -> None:

@@ -1,4 +1,4 @@
-"""A request's memory at the ingress: what it has emitted, so that another router can go on behind it.
+"""What a request has emitted, kept by the ingress, so that another router can go on behind it.
 
 Knows requests and events, no sockets.
 """
@@ -13,8 +13,8 @@ from deployments.submission.messages import SubmitRequest
 from engine.events import RequestStats, SourceCounts, StepEvent
 
 
-class Resumption:
-    """One request over all the routers it meets.
+class ReplayLog:
+    """One request over all the routers that run it.
 
     Args:
         request: as the client sent it.
@@ -23,28 +23,28 @@ class Resumption:
     def __init__(self, request: SubmitRequest) -> None:
         self._request = request
         self._began = time.perf_counter()
-        self._had: list[tuple[list[int], dict[str, SourceCounts] | None]] = []  # tokens and drafts of every event
+        self._taken: list[tuple[list[int], dict[str, SourceCounts] | None]] = []  # tokens and drafts of every event
         self._n_routers = 0
 
     def next_request(self) -> SubmitRequest:
-        """What to ask the next router: the original request at first, then the rest of it."""
+        """The request for the next router: the original one at first, then what is left of it."""
         self._n_routers += 1
         if self._n_routers == 1:
             return self._request
-        emitted = [token for tokens, _ in self._had for token in tokens]
+        emitted = [token for tokens, _ in self._taken for token in tokens]
         return msgspec.structs.replace(self._request, emitted=[*self._request.emitted, *emitted], resumed=True)
 
     def take(self, event: StepEvent) -> StepEvent:
-        """An event came; returned as the client shall see it: the last one's figures are those of the whole request."""
+        """Record an event of the current router; returned as the client sees it: the last one's figures cover all."""
         if event.token_ids:  # an end without tokens is no step
-            self._had.append((event.token_ids, event.drafts))
+            self._taken.append((event.token_ids, event.drafts))
         if event.stats is None or self._n_routers == 1:
             return event
-        return msgspec.structs.replace(event, stats=self._all_of_it(event.stats))
+        return msgspec.structs.replace(event, stats=self._total(event.stats))
 
-    def _all_of_it(self, last: RequestStats) -> RequestStats:
-        """Figures over all routers; ``last`` is what the last one counted."""
-        steps = self._had if self._request.emitted else self._had[1:]  # the first event of all is the prefill's
+    def _total(self, last: RequestStats) -> RequestStats:
+        """Figures over all routers; ``last`` is what the last router counted."""
+        steps = self._taken if self._request.emitted else self._taken[1:]  # the first event of all is the prefill's
         by_source: dict[str, SourceCounts] = {}
         for _, drafts in steps:
             for name, counts in (drafts or {}).items():
@@ -56,7 +56,7 @@ class Resumption:
             drafted_tokens=sum(drafted),
             accepted_tokens=sum(counts.accepted for counts in by_source.values()),
             step_tokens=[len(tokens) for tokens, _ in steps],
-            max_nodes_used=max(last.max_nodes_used, *drafted, 0),  # probes of earlier routers are not known any more
+            max_nodes_used=max(last.max_nodes_used, *drafted, 0),  # the probes of earlier routers are lost with them
             by_source=by_source,
             seconds=time.perf_counter() - self._began,
             preemptions=last.preemptions + self._n_routers - 1,

@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from deployments.router.router import Router
-from deployments.submission.ingress_session import RunRequest
 from deployments.submission.messages import SubmitRequest
 from deployments.submission.protocol import Attachment
-from deployments.submission.server import SubmissionServer
+from deployments.submission.server import RunRequest, SubmissionServer
 from engine.errors import OverloadedError, TargetLostError
 from engine.events import StepEvent
 from engine.loop import Completion, Job
