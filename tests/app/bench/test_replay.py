@@ -27,7 +27,7 @@ from engine.verify.known_text import follow
 from retrieval_store.snapshots.corpus import Document, Message
 from speculators.pool import SpeculatorPool
 from speculators.testing import AlwaysRight, AlwaysWrong
-from tests.app.said import Said, said_by
+from tests.support.cli_run import CliRun, run_cli
 
 LIST = "The river runs from the hills to the sea. The river runs past the town, and the river runs on."
 POEM = "Snow falls on the quiet town. Snow falls on the hills. Snow falls, and the quiet town sleeps."
@@ -52,11 +52,11 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def replay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def replay(capsys: pytest.CaptureFixture[str]) -> Callable[..., CliRun]:
     """``replay(logs, "--methods", "pld", ..)``: runs the command here."""
 
-    def run(logs: Path, *more: object) -> Said:
-        return said_by(capsys, "bench", "--replay", logs, "--tokenizer", "demo", *more)
+    def run(logs: Path, *more: object) -> CliRun:
+        return run_cli(capsys, "bench", "--replay", logs, "--tokenizer", "demo", *more)
 
     return run
 
@@ -112,28 +112,28 @@ def test_the_engine_writes_the_record_whatever_is_drafted(chunk: int) -> None:
         assert not target._live
 
 
-def test_figures_are_those_of_the_recorded_answers(replay: Callable[..., Said], write: Callable[..., Path]) -> None:
+def test_figures_are_those_of_the_recorded_answers(replay: Callable[..., CliRun], write: Callable[..., Path]) -> None:
     logs = write(talk("Write.", LIST, source="a"), talk("Sing.", POEM, source="b"))
-    said = replay(logs, "--methods", "pld,anpd", "--max-nodes", 16)
-    assert said.status == 0
-    assert set(said.methods) == {"autoregressive", "pld", "anpd"}
+    ran = replay(logs, "--methods", "pld,anpd", "--max-nodes", 16)
+    assert ran.status == 0
+    assert set(ran.methods) == {"autoregressive", "pld", "anpd"}
     tokenizer = load_tokenizer(DEMO_TARGET)
     end = tokenizer.eos_token_id
     n = sum(len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids) for text in (LIST, POEM))
-    for name, figures in said.methods.items():
+    for name, figures in ran.methods.items():
         assert figures["identical_to_autoregressive"] is True
         assert figures["tokens"] == n + 2 * (end is not None) - 2  # the prefill writes the first
         assert figures["tokens_per_forward"] == round(figures["tokens"] / figures["target_forwards"], 4)
         assert set(figures["by_category"]) == {"a", "b"}
         assert [figures[key] for key in ("speedup", "mic_tp", "mac_tp", "outside_target")] == [None] * 4, name
-    assert said.tau("autoregressive") == 1.0
-    assert said.tau("pld") > 1.2
-    assert (said.document["model"], said.document["prompts"], said.document["plots"]) == (None, 2, [])
-    assert "| pld " in said.out
+    assert ran.tau("autoregressive") == 1.0
+    assert ran.tau("pld") > 1.2
+    assert (ran.document["model"], ran.document["prompts"], ran.document["plots"]) == (None, 2, [])
+    assert "| pld " in ran.out
 
 
 def test_every_form_of_a_line_and_every_turn_is_replayed(
-    replay: Callable[..., Said], write: Callable[..., Path]
+    replay: Callable[..., CliRun], write: Callable[..., Path]
 ) -> None:
     turns = talk("Write.", LIST)["messages"] + talk("Again.", LIST)["messages"]
     system = [{"role": "system", "content": "Be brief."}, *talk("Sing.", POEM)["messages"]]
@@ -143,14 +143,14 @@ def test_every_form_of_a_line_and_every_turn_is_replayed(
         {"question": "Sing.", "answer": POEM, "category": "song"},
         {"messages": system, "category": "song"},
     )
-    said = replay(logs, "--methods", "pld")
-    categories = said.methods["pld"]["by_category"]
+    ran = replay(logs, "--methods", "pld")
+    categories = ran.methods["pld"]["by_category"]
     assert {name: figures["outputs"] for name, figures in categories.items()} == {"chat": 2, "song": 3}
     assert categories["chat"]["tokens_per_forward"] > 2  # the second turn repeats the first
 
 
 def test_the_history_is_the_corpus_and_what_warm_methods_have_seen(
-    replay: Callable[..., Said], write: Callable[..., Path]
+    replay: Callable[..., CliRun], write: Callable[..., Path]
 ) -> None:
     logs = write(talk("One.", LIST), talk("Two.", LIST), talk("Three.", POEM), talk("Four.", POEM))
     halves = replay(logs, "--methods", "pld,rest,pld+rest", "--split", "0.5", "--state", "cold,warm")
@@ -168,7 +168,7 @@ def test_the_history_is_the_corpus_and_what_warm_methods_have_seen(
 
 
 def test_a_stopped_replay_goes_on_and_other_settings_are_refused(
-    replay: Callable[..., Said], write: Callable[..., Path], tmp_path: Path
+    replay: Callable[..., CliRun], write: Callable[..., Path], tmp_path: Path
 ) -> None:
     logs, out = write(talk("One.", LIST), talk("Two.", POEM)), tmp_path / "out"
     whole = replay(logs, "--methods", "pld", "--out", out)
@@ -194,7 +194,7 @@ def test_a_stopped_replay_goes_on_and_other_settings_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             ["--methods", "spectra-core"],
@@ -226,16 +226,16 @@ def test_a_stopped_replay_goes_on_and_other_settings_are_refused(
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_name(
-    replay: Callable[..., Said], write: Callable[..., Path], flags: list[str], said: str
+    replay: Callable[..., CliRun], write: Callable[..., Path], flags: list[str], message: str
 ) -> None:
     logs = write(talk("One.", LIST, source="model-a"), talk("Two.", POEM, source="model-a"))
     refused = replay(logs, *(str(logs) if flag == "LOGS" else flag for flag in flags))
     assert (refused.status, refused.out) == (2, "")
-    assert said in refused.err.splitlines()[-1]
+    assert message in refused.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ({"text": "no answer"}, "line 2: there is no answer in it"),
         ({"messages": [{"role": "assistant", "content": "hello"}]}, "line 2: there is no answer"),
@@ -243,15 +243,15 @@ def test_what_cannot_be_replayed_is_refused_by_name(
     ],
 )
 def test_a_line_without_an_answer_is_named(
-    replay: Callable[..., Said], write: Callable[..., Path], line: object, said: str
+    replay: Callable[..., CliRun], write: Callable[..., Path], line: object, message: str
 ) -> None:
     refused = replay(write(talk("One.", LIST), line), "--methods", "pld")
     assert refused.status == 2
-    assert said in refused.err
+    assert message in refused.err
 
 
 def test_a_stopped_warm_replay_begins_again_with_its_history(
-    replay: Callable[..., Said], write: Callable[..., Path], tmp_path: Path
+    replay: Callable[..., CliRun], write: Callable[..., Path], tmp_path: Path
 ) -> None:
     logs, out = write(talk("One.", LIST), talk("Two.", POEM), talk("Three.", POEM)), tmp_path / "out"
     flags = ("--methods", "pld,rest", "--split", "0.4", "--warm", "--warm-passes", 2, "--out", out)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from app.cli import main
-from tests.app.said import Said, said_by
+from tests.support.cli_run import CliRun, run_cli
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["The quick brown fox jumps", "over the lazy dog"]},
@@ -41,11 +41,11 @@ def flags(tiny_checkpoint: Path, prompts: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def bench(flags: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def bench(flags: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[..., CliRun]:
     """``bench("--methods", "pld", ...)``: runs the command here."""
 
-    def run(*more: object) -> Said:
-        return said_by(capsys, *flags, *more)
+    def run(*more: object) -> CliRun:
+        return run_cli(capsys, *flags, *more)
 
     return run
 
@@ -63,11 +63,11 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_last_line_is_the_document_and_the_folder_holds_the_rest(
-    bench: Callable[..., Said], tmp_path: Path
+    bench: Callable[..., CliRun], tmp_path: Path
 ) -> None:
-    said = bench("--methods", "pld,spectra-core")
-    assert said.status == 0
-    shown = said.document
+    ran = bench("--methods", "pld,spectra-core")
+    assert ran.status == 0
+    shown = ran.document
     assert list(shown["methods"]) == ["autoregressive", "pld", "spectra-core"]
     assert shown["prompts"] == 3
     assert Path(shown["model"]).is_dir()
@@ -85,15 +85,19 @@ def test_the_last_line_is_the_document_and_the_folder_holds_the_rest(
     assert sorted(path.name for path in out.glob("*.png")) == PLOTS
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in PLOTS)
     assert json.loads((out / "bench.json").read_text()) == shown
-    assert said.out.startswith((out / "tables.md").read_text().rstrip("\n"))
-    assert "## greedy, cold" in said.out
-    assert "Every output is identical to autoregressive decoding's." in said.out
+    assert ran.out.startswith((out / "tables.md").read_text().rstrip("\n"))
+    assert "## greedy, cold" in ran.out
+    assert "Every output is identical to autoregressive decoding's." in ran.out
     assert len(records(out)) == 3 * 4
-    assert "12/12" in said.err  # the progress bar
+    assert "12/12" in ran.err  # the progress bar
 
 
 def test_figures_agree_with_generate(
-    bench: Callable[..., Said], tmp_path: Path, tiny_checkpoint: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+    bench: Callable[..., CliRun],
+    tmp_path: Path,
+    tiny_checkpoint: Path,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = bench("--methods", "spectra-core", "--max-nodes", 16, "--temperature", 0.7, "--seed", 5).document
     generate = ["--model", str(tiny_checkpoint), "--prompts", str(prompts), "--max-new-tokens", "16", "--json"]
@@ -114,18 +118,18 @@ def test_figures_agree_with_generate(
     assert shown["methods"]["spectra-core"]["tokens_per_forward"] == round(tokens / forwards, 4)
 
 
-def test_one_command_gives_greedy_and_sampling_cold_and_warm_apart(bench: Callable[..., Said]) -> None:
-    said = bench("--methods", "pld", "--temperature", "0,0.8", "--state", "cold,warm", "--repeats", 2)
-    assert said.status == 0
-    runs = said.document["runs"]
+def test_one_command_gives_greedy_and_sampling_cold_and_warm_apart(bench: Callable[..., CliRun]) -> None:
+    ran = bench("--methods", "pld", "--temperature", "0,0.8", "--state", "cold,warm", "--repeats", 2)
+    assert ran.status == 0
+    runs = ran.document["runs"]
     settings = [(run["temperature"], run["state"]) for run in runs]
     assert settings == [(0.0, "cold"), (0.0, "warm"), (0.8, "cold"), (0.8, "warm")]
-    assert said.document["methods"] == runs[0]["methods"]
+    assert ran.document["methods"] == runs[0]["methods"]
     for run in runs:
         assert run["methods"]["pld"]["outputs"] == 2 * 4
         assert len(run["methods"]["pld"]["speedup_repeats"]) == 2
         assert run["methods"]["pld"]["identical_to_autoregressive"] is True
-    headings = [line for line in said.out.splitlines() if line.startswith("## ")]
+    headings = [line for line in ran.out.splitlines() if line.startswith("## ")]
     assert headings == [
         "## greedy, cold",
         "## greedy, warm",
@@ -134,36 +138,38 @@ def test_one_command_gives_greedy_and_sampling_cold_and_warm_apart(bench: Callab
     ]
 
 
-def test_warm_alone_is_labelled_warm(bench: Callable[..., Said]) -> None:
-    said = bench("--methods", "pld", "--warm")
-    assert [run["state"] for run in said.document["runs"]] == ["warm"]
-    assert said.document["methods"] == said.document["runs"][0]["methods"]
-    assert "## greedy, warm" in said.out
-    assert said.out.startswith("Warm: measured in one pass, ")
+def test_warm_alone_is_labelled_warm(bench: Callable[..., CliRun]) -> None:
+    ran = bench("--methods", "pld", "--warm")
+    assert [run["state"] for run in ran.document["runs"]] == ["warm"]
+    assert ran.document["methods"] == ran.document["runs"][0]["methods"]
+    assert "## greedy, warm" in ran.out
+    assert ran.out.startswith("Warm: measured in one pass, ")
     again = bench("--methods", "pld", "--warm", "--warm-passes", 1, "--restart")
     assert again.out.startswith("Warm: measured after one pass over the same prompts")
     assert len(again.document["notes"]) == 1
 
 
-def test_batches_stages_and_raw_run_too(bench: Callable[..., Said]) -> None:
-    said = bench("--methods", "pld+spectra-core", "--batch-size", 3, "--stages", 2, "--raw")
-    assert said.status == 0
-    assert said.document["methods"]["pld+spectra-core"]["outputs"] == 3
-    assert said.document["identical_to_autoregressive"] is True
+def test_batches_stages_and_raw_run_too(bench: Callable[..., CliRun]) -> None:
+    ran = bench("--methods", "pld+spectra-core", "--batch-size", 3, "--stages", 2, "--raw")
+    assert ran.status == 0
+    assert ran.document["methods"]["pld+spectra-core"]["outputs"] == 3
+    assert ran.document["identical_to_autoregressive"] is True
 
 
 def test_a_category_is_the_files_name_when_a_question_has_none(
-    bench: Callable[..., Said], tmp_path: Path, prompts: Path
+    bench: Callable[..., CliRun], tmp_path: Path, prompts: Path
 ) -> None:
     more = tmp_path / "gsm8k.jsonl"
     more.write_text("\n".join(json.dumps({"turns": [f"How many are {i} and {i}?"]}) for i in range(3)))
-    said = bench("--methods", "pld", "--prompts", prompts, more, "--per-category", 1, "--limit", 2)
-    by_category = said.document["methods"]["pld"]["by_category"]
+    ran = bench("--methods", "pld", "--prompts", prompts, more, "--per-category", 1, "--limit", 2)
+    by_category = ran.document["methods"]["pld"]["by_category"]
     assert {name: some["outputs"] for name, some in by_category.items()} == {"writing": 2, "qa": 1, "gsm8k": 1}
-    assert said.document["prompts"] == 3
+    assert ran.document["prompts"] == 3
 
 
-def test_a_finished_bench_measures_nothing_again_and_says_the_same(bench: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_finished_bench_measures_nothing_again_and_says_the_same(
+    bench: Callable[..., CliRun], tmp_path: Path
+) -> None:
     first = bench("--methods", "pld")
     before = (tmp_path / "out" / "records.jsonl").read_bytes()
     second = bench("--methods", "pld")
@@ -171,7 +177,7 @@ def test_a_finished_bench_measures_nothing_again_and_says_the_same(bench: Callab
     assert (tmp_path / "out" / "records.jsonl").read_bytes() == before
 
 
-def test_other_settings_are_refused_unless_restarted(bench: Callable[..., Said], tmp_path: Path) -> None:
+def test_other_settings_are_refused_unless_restarted(bench: Callable[..., CliRun], tmp_path: Path) -> None:
     bench("--methods", "pld")
     before = (tmp_path / "out" / "records.jsonl").read_bytes()
     refused = bench("--methods", "pld", "--max-new-tokens", 8)
@@ -184,7 +190,7 @@ def test_other_settings_are_refused_unless_restarted(bench: Callable[..., Said],
     assert max(len(record["token_ids"]) for record in records(tmp_path / "out")) == 8
 
 
-def test_a_tampered_record_is_noticed(bench: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_tampered_record_is_noticed(bench: Callable[..., CliRun], tmp_path: Path) -> None:
     assert bench("--methods", "pld").status == 0
     path = tmp_path / "out" / "records.jsonl"
     lines = path.read_text().splitlines()
@@ -195,21 +201,21 @@ def test_a_tampered_record_is_noticed(bench: Callable[..., Said], tmp_path: Path
             lines[i] = json.dumps(record)
             break
     path.write_text("\n".join(lines) + "\n")
-    said = bench("--methods", "pld")
-    assert said.status == 1
-    assert "differ" in said.err
-    assert "NOT identical to autoregressive decoding (outputs that differ): pld (1)." in said.out
-    assert said.document["methods"]["pld"]["identical_to_autoregressive"] is False
-    assert said.document["methods"]["pld"]["identical"] == 3
-    assert said.document["methods"]["autoregressive"]["identical_to_autoregressive"] is True
+    ran = bench("--methods", "pld")
+    assert ran.status == 1
+    assert "differ" in ran.err
+    assert "NOT identical to autoregressive decoding (outputs that differ): pld (1)." in ran.out
+    assert ran.document["methods"]["pld"]["identical_to_autoregressive"] is False
+    assert ran.document["methods"]["pld"]["identical"] == 3
+    assert ran.document["methods"]["autoregressive"]["identical_to_autoregressive"] is True
 
 
-def test_texts_that_may_differ_are_reported_and_no_failure(bench: Callable[..., Said]) -> None:
-    said = bench("--methods", "pld", "--verification", "rejection", "--temperature", 1.5, "--max-new-tokens", 40)
-    assert said.status == 0
-    same = said.document["methods"]["pld"]["identical_to_autoregressive"]
+def test_texts_that_may_differ_are_reported_and_no_failure(bench: Callable[..., CliRun]) -> None:
+    ran = bench("--methods", "pld", "--verification", "rejection", "--temperature", 1.5, "--max-new-tokens", 40)
+    assert ran.status == 0
+    same = ran.document["methods"]["pld"]["identical_to_autoregressive"]
     assert same is False  # another rule draws other numbers: equal in distribution, not in words
-    assert "which their settings allow" in said.err
+    assert "which their settings allow" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -228,13 +234,13 @@ def test_texts_that_may_differ_are_reported_and_no_failure(bench: Callable[..., 
     ids=str,
 )
 def test_what_cannot_run_is_refused_before_anything_runs(
-    more: list[str], says: str, bench: Callable[..., Said], tmp_path: Path
+    more: list[str], says: str, bench: Callable[..., CliRun], tmp_path: Path
 ) -> None:
-    said = bench(*more)
-    assert (said.status, said.out) == (2, "")
-    assert said.err.startswith("spectra: ")
-    assert says in said.err
-    assert len(said.err.splitlines()) == 1
+    ran = bench(*more)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("spectra: ")
+    assert says in ran.err
+    assert len(ran.err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -266,7 +272,7 @@ CHILD = (
 
 
 def test_a_stopped_or_killed_run_keeps_its_records_and_goes_on(
-    bench: Callable[..., Said], flags: list[str], tmp_path: Path
+    bench: Callable[..., CliRun], flags: list[str], tmp_path: Path
 ) -> None:
     """Ctrl-C first, then SIGKILL, then to the end: nothing that was measured is measured again."""
     more = ["--methods", "pld,spectra-core", "--repeats", "12"]
@@ -297,10 +303,10 @@ def test_a_stopped_or_killed_run_keeps_its_records_and_goes_on(
         assert kept.startswith(before)
     whole = kept[: kept.rfind(b"\n") + 1]
     assert whole.count(b"\n") < 1 + 12 * 3 * 4  # it was stopped on its way
-    said = bench(*more)
-    assert said.status == 0
+    ran = bench(*more)
+    assert ran.status == 0
     assert path.read_bytes().startswith(whole)
     keys = [(r["method"], r.get("repeat", 0), r["index"], r.get("turn", 0)) for r in records(tmp_path / "out")]
     assert len(set(keys)) == 12 * 3 * 4
     assert len(keys) - len(set(keys)) <= 2  # a question stopped between its two turns is run again
-    assert said.document["methods"]["pld"]["outputs"] == 48
+    assert ran.document["methods"]["pld"]["outputs"] == 48

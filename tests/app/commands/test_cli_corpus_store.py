@@ -20,7 +20,7 @@ from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_url import PASSWORD as PASSWORD_VARIABLE
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 TEXTS = [[1, 2, 3, 4, 5], [1, 2, 3, 6]]
 PASSWORD = "open-sesame"

@@ -45,7 +45,7 @@ from retrieval_store.stores.open import open_store
 from speculators.corpus.rest import RestConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 TALK = {"messages": [{"role": "user", "content": "Sing."}, {"role": "assistant", "content": "Snow falls on the town."}]}
 SMALL = 20_000  # characters of the built-in corpus in tests

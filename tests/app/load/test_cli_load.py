@@ -12,15 +12,15 @@ from app.cli import main
 from app.commands.load import KEY_VARIABLE
 from tests.app.conftest import ScriptedBackend
 from tests.app.load.conftest import TEXT, Script, answer
-from tests.app.said import Said, said_by
+from tests.support.cli_run import CliRun, run_cli
 
 
 @pytest.fixture
-def load(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def load(capsys: pytest.CaptureFixture[str]) -> Callable[..., CliRun]:
     """``load(url, "--rate", 5)``: runs the command here."""
 
-    def run(url: str, *more: object) -> Said:
-        return said_by(capsys, "load", "--url", url, *more)
+    def run(url: str, *more: object) -> CliRun:
+        return run_cli(capsys, "load", "--url", url, *more)
 
     return run
 
@@ -28,12 +28,12 @@ def load(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 @pytest.mark.parametrize("loop", [("--concurrency", 4), ("--rate", 200), ("--rate", 200, "--arrivals", "fixed")])
 def test_our_server_answers_alike_and_is_counted_by_its_usage(
-    server: str, backend: ScriptedBackend, load: Callable[..., Said], endpoint: str, loop: tuple[object, ...]
+    server: str, backend: ScriptedBackend, load: Callable[..., CliRun], endpoint: str, loop: tuple[object, ...]
 ) -> None:
     sampled = ("--temperature", 0.8, "--max-tokens", 20, "--repeat-check", 5)
-    said = load(server, "--endpoint", endpoint, "--requests", 20, *sampled, *loop, "--slo", "ttft=60", "--warmup", 3)
-    document = said.document
-    assert (said.status, document["ok"], document["failed"], document["warmup"]) == (
+    ran = load(server, "--endpoint", endpoint, "--requests", 20, *sampled, *loop, "--slo", "ttft=60", "--warmup", 3)
+    document = ran.document
+    assert (ran.status, document["ok"], document["failed"], document["warmup"]) == (
         0,
         20,
         0,
@@ -48,7 +48,7 @@ def test_our_server_answers_alike_and_is_counted_by_its_usage(
 
 
 def test_speculation_is_asked_for_only_when_told(
-    server: str, backend: ScriptedBackend, load: Callable[..., Said]
+    server: str, backend: ScriptedBackend, load: Callable[..., CliRun]
 ) -> None:
     assert load(server, "--requests", 1).status == 0
     assert load(server, "--requests", 1, "--method", "pld", "--max-nodes", 7).status == 0
@@ -56,7 +56,7 @@ def test_speculation_is_asked_for_only_when_told(
     assert methods == [(None, None), ("pld", 7)]
 
 
-def test_what_vllm_does_not_know_is_not_sent(script: Script, load: Callable[..., Said]) -> None:
+def test_what_vllm_does_not_know_is_not_sent(script: Script, load: Callable[..., CliRun]) -> None:
     assert load(script.url, "--requests", 1, "--max-tokens", 9).status == 0
     assert set(script.bodies[0]) == {
         "model",
@@ -71,36 +71,36 @@ def test_what_vllm_does_not_know_is_not_sent(script: Script, load: Callable[...,
     assert "authorization" not in script.headers[0]
 
 
-def test_flags_reach_every_body(script: Script, load: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_reach_every_body(script: Script, load: Callable[..., CliRun], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "secret")
-    said = load(
+    ran = load(
         script.url, "--requests", 3, "--model", "other", "--ignore-eos", "--extra", '{"top_p": 0.9, "seed": null}'
     )
-    assert said.status == 0
+    assert ran.status == 0
     assert [(b["model"], b["ignore_eos"], b["top_p"], "seed" in b) for b in script.bodies] == [
         ("other", True, 0.9, False)
     ] * 3
     assert {headers["authorization"] for headers in script.headers} == {"Bearer secret"}
-    assert "secret" not in said.out + said.err
+    assert "secret" not in ran.out + ran.err
 
 
 def test_a_refused_request_is_an_error_and_status_1(
-    server: str, backend: ScriptedBackend, load: Callable[..., Said]
+    server: str, backend: ScriptedBackend, load: Callable[..., CliRun]
 ) -> None:
     backend.is_full = True
-    said = load(server, "--requests", 3, "--concurrency", 2)
-    assert said.status == 1
-    assert (said.document["errors"], said.document["requests_per_s"]) == ({"429": 3}, 0)
-    assert said.document["retry_after"]["max"] == 2.0
-    assert "3 of 3 requests failed (429: 3)" in said.err
+    ran = load(server, "--requests", 3, "--concurrency", 2)
+    assert ran.status == 1
+    assert (ran.document["errors"], ran.document["requests_per_s"]) == ({"429": 3}, 0)
+    assert ran.document["retry_after"]["max"] == 2.0
+    assert "3 of 3 requests failed (429: 3)" in ran.err
 
 
-def test_broken_streams_are_retried_and_reported(script: Script, load: Callable[..., Said], tmp_path: Path) -> None:
+def test_broken_streams_are_retried_and_reported(script: Script, load: Callable[..., CliRun], tmp_path: Path) -> None:
     script.replies.append((200, {}, [*answer()[:4], Script.BREAK]))
-    said = load(script.url, "--requests", 4, "--retry", 2, "--out", tmp_path / "out", "--json", tmp_path / "run.json")
-    assert (said.status, said.document["ok"], said.document["retries"]) == (0, 4, 1)
-    assert (said.document["recovery"]["n"], said.document["failed_attempts"]) == (1, {"broken stream": 1})
-    assert json.loads((tmp_path / "run.json").read_text()) == said.document
+    ran = load(script.url, "--requests", 4, "--retry", 2, "--out", tmp_path / "out", "--json", tmp_path / "run.json")
+    assert (ran.status, ran.document["ok"], ran.document["retries"]) == (0, 4, 1)
+    assert (ran.document["recovery"]["n"], ran.document["failed_attempts"]) == (1, {"broken stream": 1})
+    assert json.loads((tmp_path / "run.json").read_text()) == ran.document
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "latency.png", "load.json", "records.jsonl", "tables.md", "timeline.png"
     ]  # fmt: skip
@@ -108,39 +108,39 @@ def test_broken_streams_are_retried_and_reported(script: Script, load: Callable[
     assert [(record["index"], record["text"]) for record in records] == [(i, TEXT) for i in range(4)]
 
 
-def test_a_retry_that_tells_another_story_is_status_1(script: Script, load: Callable[..., Said]) -> None:
+def test_a_retry_that_tells_another_story_is_status_1(script: Script, load: Callable[..., CliRun]) -> None:
     script.replies.append((200, {}, [*answer()[:4], Script.BREAK]))
     script.default = (200, {}, answer("something else"))
-    said = load(script.url, "--requests", 1, "--retry", 1)
-    assert (said.status, said.document["diverged"], said.document["failed"]) == (1, 1, 0)
-    assert "DIVERGED" in said.out
-    assert "DIVERGED" in said.err
+    ran = load(script.url, "--requests", 1, "--retry", 1)
+    assert (ran.status, ran.document["diverged"], ran.document["failed"]) == (1, 1, 0)
+    assert "DIVERGED" in ran.out
+    assert "DIVERGED" in ran.err
 
 
-def test_different_answers_to_the_same_question_are_status_1(script: Script, load: Callable[..., Said]) -> None:
+def test_different_answers_to_the_same_question_are_status_1(script: Script, load: Callable[..., CliRun]) -> None:
     script.replies += [(200, {}, answer("one")), (200, {}, answer("two"))]
-    said = load(script.url, "--requests", 2, "--temperature", 1, "--repeat-check", 1)
-    assert (said.status, len(said.document["identity"]["differing"])) == (1, 1)
-    assert "from character 0 on 'one' and 'two'" in said.err
+    ran = load(script.url, "--requests", 2, "--temperature", 1, "--repeat-check", 1)
+    assert (ran.status, len(ran.document["identity"]["differing"])) == (1, 1)
+    assert "from character 0 on 'one' and 'two'" in ran.err
 
 
-def test_a_server_without_usage_gets_no_figures_of_tokens(script: Script, load: Callable[..., Said]) -> None:
+def test_a_server_without_usage_gets_no_figures_of_tokens(script: Script, load: Callable[..., CliRun]) -> None:
     script.default = (200, {}, [part for part in answer() if b"completion_tokens" not in part])
-    said = load(script.url, "--requests", 2)
-    assert said.status == 0
-    assert [said.document[name] for name in ("output_tokens", "output_tokens_per_s", "tpot", "tokens_per_chunk")] == [
+    ran = load(script.url, "--requests", 2)
+    assert ran.status == 0
+    assert [ran.document[name] for name in ("output_tokens", "output_tokens_per_s", "tpot", "tokens_per_chunk")] == [
         None
     ] * 4
-    assert "sent no usage" in said.out
-    assert said.document["ttft"]["n"] == 2
+    assert "sent no usage" in ran.out
+    assert ran.document["ttft"]["n"] == 2
 
 
-def test_a_duration_ends_both_loops(script: Script, load: Callable[..., Said]) -> None:
-    said = load(script.url, "--duration", 0.5, "--concurrency", 2)
-    assert (said.status, said.document["ok"]) == (0, len(script.bodies))
+def test_a_duration_ends_both_loops(script: Script, load: Callable[..., CliRun]) -> None:
+    ran = load(script.url, "--duration", 0.5, "--concurrency", 2)
+    assert (ran.status, ran.document["ok"]) == (0, len(script.bodies))
     before = len(script.bodies)
-    said = load(script.url, "--duration", 0.5, "--rate", 20, "--arrivals", "fixed")
-    assert (said.status, said.document["ok"], len(script.bodies) - before) == (0, 10, 10)
+    ran = load(script.url, "--duration", 0.5, "--rate", 20, "--arrivals", "fixed")
+    assert (ran.status, ran.document["ok"], len(script.bodies) - before) == (0, 10, 10)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_a_duration_ends_both_loops(script: Script, load: Callable[..., Said]) -
     ],
 )
 def test_wrong_flags_are_one_clear_line(
-    script: Script, load: Callable[..., Said], flags: list[str], message: str
+    script: Script, load: Callable[..., CliRun], flags: list[str], message: str
 ) -> None:
-    said = load(script.url, *flags)
-    assert said.status == 2
-    assert said.err.count("\n") == 1
-    assert said.err.startswith(f"spectra: {message}")
+    ran = load(script.url, *flags)
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith(f"spectra: {message}")
     assert not script.bodies
 
 
@@ -176,9 +176,9 @@ def test_flags_that_mean_nothing_are_refused_by_name(flags: list[str], capsys: p
     assert (flags[-2] if flags else "--url") in capsys.readouterr().err
 
 
-def test_no_server_and_no_model_are_one_clear_line(script: Script, load: Callable[..., Said]) -> None:
+def test_no_server_and_no_model_are_one_clear_line(script: Script, load: Callable[..., CliRun]) -> None:
     script.models = []
     assert "lists no model; give --model" in load(script.url).err
-    said = load("http://127.0.0.1:1")
-    assert (said.status, said.err.count("\n")) == (2, 1)
-    assert "nothing answers at http://127.0.0.1:1/v1" in said.err
+    ran = load("http://127.0.0.1:1")
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert "nothing answers at http://127.0.0.1:1/v1" in ran.err

@@ -27,10 +27,10 @@ from engine.model.loader import load_spec
 from retrieval_store.service.compaction import Target
 from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
-from tests.redis_server import RedisServer
-from tests.retrieval_service import SHARED, build, eventually
-from tests.served import READY_S, STOP_S, spectra
-from tests.served import free_port as any_port
+from tests.support.redis_server import RedisServer
+from tests.support.retrieval_service import SHARED, build, eventually
+from tests.support.server_process import READY_S, STOP_S, spectra
+from tests.support.server_process import free_port as any_port
 
 pytestmark = pytest.mark.cluster
 

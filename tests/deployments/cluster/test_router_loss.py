@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.served import FLAGS, READY_S, Server, Stream, running
+from tests.support.server_process import FLAGS, READY_S, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from app.cli import main
-from tests.served import STOP_S, Server, Stream, running, spectra
+from tests.support.server_process import STOP_S, Server, Stream, running, spectra
 
 pytestmark = pytest.mark.cluster
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.served import FLAGS, READY_S, Server, Stream, running
+from tests.support.server_process import FLAGS, READY_S, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 

@@ -12,7 +12,7 @@ import pytest
 from app.inputs.tokenizers import load_tokenizer
 from engine.sampling.params import SamplingParams
 from engine.simulated.answers import Answers
-from tests.served import Server, Stream, running
+from tests.support.server_process import Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 

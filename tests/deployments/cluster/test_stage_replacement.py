@@ -14,7 +14,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.served import READY_S, Server, Stream, running
+from tests.support.server_process import READY_S, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 

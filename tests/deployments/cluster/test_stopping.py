@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.served import Server, Stream, running
+from tests.support.server_process import Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 

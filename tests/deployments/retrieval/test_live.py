@@ -23,7 +23,7 @@ from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store
-from tests.retrieval_service import SHARED, TARGET, Direct, eventually, follows, publish, running
+from tests.support.retrieval_service import SHARED, TARGET, Direct, eventually, follows, publish, running
 
 QUICK = LiveOptions(tokens=1000, interval=0.05, compact_tokens=10**6)
 BASE, ONE, TWO = [5, 6, 7, 8, 9], [5, 6, 70, 80, 90], [15, 16, 17, 18, 19]

@@ -9,7 +9,7 @@ import pytest
 
 from retrieval_store.service import interest, service
 from retrieval_store.stores.open import open_store
-from tests.retrieval_service import SHARED, eventually, follows, publish, running
+from tests.support.retrieval_service import SHARED, eventually, follows, publish, running
 
 ONE, TWO, THREE = [5, 6, 7, 8, 9], [5, 6, 70, 80, 90], [5, 6, 71, 81, 91]
 

@@ -14,7 +14,7 @@ from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.watcher import Watcher
 from retrieval_store.stores import common
 from retrieval_store.stores.open import open_store
-from tests.retrieval_service import SHARED, TARGET, eventually, follows, publish, running
+from tests.support.retrieval_service import SHARED, TARGET, eventually, follows, publish, running
 
 ONE, TWO = [5, 6, 7, 8, 9], [5, 6, 70, 80, 90]
 

@@ -11,8 +11,8 @@ import pytest
 from deployments.retrieval.metrics import RetrievalMetrics
 from retrieval_store.service.compaction import log
 from retrieval_store.service.learner import LiveOptions
-from tests.redis_server import RedisServer
-from tests.retrieval_service import SHARED, eventually, publish, running
+from tests.support.redis_server import RedisServer
+from tests.support.retrieval_service import SHARED, eventually, publish, running
 
 BASE, ONE, TWO = [5, 6, 7, 8, 9], [5, 6, 70, 80, 90], [15, 16, 17, 18, 19]
 

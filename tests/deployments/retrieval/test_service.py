@@ -18,7 +18,7 @@ from retrieval_store.service.compaction import Target
 from retrieval_store.service.manifest_feed import Answer, Known, Offer
 from retrieval_store.service.reader import Reader
 from retrieval_store.stores.open import open_store
-from tests.retrieval_service import SHARED, TARGET, Direct, build, eventually, follows, publish, running
+from tests.support.retrieval_service import SHARED, TARGET, Direct, build, eventually, follows, publish, running
 
 ONE, TWO, THREE = [5, 6, 7, 8, 9], [5, 6, 70, 80, 90], [5, 6, 71, 81, 91]
 

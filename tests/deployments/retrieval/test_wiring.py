@@ -24,7 +24,7 @@ from retrieval_store.service.learner import LiveOptions
 from retrieval_store.service.sender import Sender
 from speculators.pool import SpeculatorPool
 from tests.deployments.conftest import Serving
-from tests.retrieval_service import SHARED, eventually, publish, running
+from tests.support.retrieval_service import SHARED, eventually, publish, running
 
 ONE = [5, 6, 7, 8, 9]
 

@@ -19,7 +19,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.stats import StatsCounter
 from engine.step import Step, Work
 from engine.target.info import TargetInfo
-from tests.slow_stage import Slow
+from tests.support.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Job]

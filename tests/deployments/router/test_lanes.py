@@ -11,7 +11,7 @@ import pytest
 
 from deployments.options import RouterOptions
 from engine.loop import Completion, Job
-from tests.slow_stage import Slow
+from tests.support.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Job]

@@ -23,7 +23,7 @@ from engine.stage.activations import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, WorkResult
 from speculators.pool import SpeculatorPool
-from tests.slow_stage import Slow
+from tests.support.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 POISON = 311  # a prompt with this token makes the stages below fail

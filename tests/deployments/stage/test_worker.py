@@ -34,7 +34,7 @@ from engine.stage.activations import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo, positions
-from tests import slow_stage
+from tests.support import slow_stage
 
 CPU = torch.device("cpu")
 PAUSE_S = 0.05

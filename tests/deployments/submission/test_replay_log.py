@@ -20,7 +20,7 @@ from engine.events import StepEvent
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
 from tests.deployments.conftest import Served
-from tests.deployments.submitting import Submitting, check_figures, submitting, tokens
+from tests.support.submission import Submitting, check_figures, submitting, tokens
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 SAMPLING: dict[str, dict[str, Any]] = {

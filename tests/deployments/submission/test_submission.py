@@ -25,7 +25,7 @@ from engine.errors import OverloadedError, PromptTooLongError, StepFailedError, 
 from engine.events import StepEvent
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
-from tests.deployments.submitting import check_figures, nobody, submitting, tokens
+from tests.support.submission import check_figures, nobody, submitting, tokens
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Job]

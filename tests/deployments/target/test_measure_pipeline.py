@@ -25,7 +25,7 @@ from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.target.step_timing import GRID
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-from tests import slow_stage
+from tests.support import slow_stage
 
 MakeJob = Callable[..., Job]
 Offline = Callable[[Job], Completion]

@@ -11,7 +11,7 @@ from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import State
 from engine.step import Step
 from engine.step_cost import StepCosts
-from tests.virtual_pipeline import INFO, VirtualPipeline, n_prompt_rows, n_trees
+from tests.support.virtual_pipeline import INFO, VirtualPipeline, n_prompt_rows, n_trees
 
 BASE, ROW = 0.004, 0.0001  # seconds of a stage: a step, and each of its rows of prompt
 DECODE = {batch: ((batch, 65 * batch), (BASE, BASE)) for batch in (1, 2, 4, 8, 16)}

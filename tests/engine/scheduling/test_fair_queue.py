@@ -11,7 +11,7 @@ from engine.scheduling.fair_queue import FairQueue, work_of
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.stats import StatsCounter
-from tests.virtual_pipeline import INFO, VirtualPipeline
+from tests.support.virtual_pipeline import INFO, VirtualPipeline
 
 
 def request(seq: int, tenant: str = "", work: int = 20, priority: int = 0) -> Sequence:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.scheduling.micro_batches import MicroBatches
 from engine.step_cost import StepCosts
-from tests.virtual_pipeline import VirtualPipeline, flat_costs, n_trees, virtual_pipeline
+from tests.support.virtual_pipeline import VirtualPipeline, flat_costs, n_trees, virtual_pipeline
 
 STAGE = 0.010  # seconds for a micro-batch of up to two sequences
 WARM, END = 1.2, 6.0  # seconds

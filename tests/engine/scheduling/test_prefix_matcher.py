@@ -21,7 +21,7 @@ from engine.scheduling.sequence import State
 from engine.step import Step
 from engine.target.local import LocalTarget
 from engine.tree import IntArray
-from tests.step_driver import Driver
+from tests.support.step_driver import Driver
 
 FAMILY = "qwen3"
 BLOCK = 4

@@ -20,7 +20,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import State
 from engine.target.local import LocalTarget
-from tests.step_driver import Driver
+from tests.support.step_driver import Driver
 
 FAMILY = "qwen3"
 METHODS = ("autoregressive", "always-wrong", "always-right", "pld+spectra-core")

@@ -11,9 +11,9 @@ import redis
 import trustme
 from redis.cluster import RedisCluster
 
-from tests.redis_server import HOST, RedisServer, Sentinel, ask, cluster, sentinel
-from tests.retrieval_store.stores.places import Place, Worker, new_namespace
-from tests.tls_relay import TlsRelay
+from tests.support.redis_server import HOST, RedisServer, Sentinel, ask, cluster, sentinel
+from tests.support.store_kinds import Place, Worker, new_namespace
+from tests.support.tls_relay import TlsRelay
 
 KINDS = ("memory", "directory", "redis", "redis-tls", "redis-sentinel", "redis-cluster")
 USER, SECRET = "spectra", "s3cret-of-the-store"

@@ -19,9 +19,9 @@ from retrieval_store.errors import (
 )
 from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest, verify
 from retrieval_store.stores.base import Current, Store
-from tests.redis_server import wait_until
-from tests.retrieval_store.stores.folders import FILES, TOKENIZER, contents, make_snapshot
-from tests.retrieval_store.stores.places import Place
+from tests.support.redis_server import wait_until
+from tests.support.snapshot_folders import FILES, TOKENIZER, contents, make_snapshot
+from tests.support.store_kinds import Place
 
 ABANDONED = 0.5  # seconds, where an upload is to expire
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from retrieval_store.errors import ConflictError, UnknownVersionError
 from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from tests.redis_server import RedisServer
-from tests.retrieval_store.stores.folders import make_snapshot
+from tests.support.redis_server import RedisServer
+from tests.support.snapshot_folders import make_snapshot
 
 SNAPSHOTS = st.integers(0, 3)
 _NAMES = itertools.count()

@@ -13,7 +13,7 @@ from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.open import open_store, shown
 from retrieval_store.stores.redis import RedisStore
-from tests.retrieval_store.stores.folders import make_snapshot
+from tests.support.snapshot_folders import make_snapshot
 
 
 def test_paths_and_urls_name_their_stores(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from retrieval_store.errors import StoreError, StoreUnavailableError
 from retrieval_store.snapshots.snapshot import read_manifest
 from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
-from tests.redis_server import HOST, RedisServer, ask, cluster, sentinel, wait_until
 from tests.retrieval_store.stores.conftest import ACL, CLUSTER_ACL, SECRET, SENTINEL_ACL, USER
-from tests.retrieval_store.stores.folders import contents, make_snapshot
-from tests.tls_relay import TlsRelay
+from tests.support.redis_server import HOST, RedisServer, ask, cluster, sentinel, wait_until
+from tests.support.snapshot_folders import contents, make_snapshot
+from tests.support.tls_relay import TlsRelay
 
 OPTIONS = StoreOptions(chunk_bytes=1000)
 QUICK = StoreOptions(connect_seconds=1.0, read_seconds=1.0)  # where an error is expected

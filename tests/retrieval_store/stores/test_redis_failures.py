@@ -21,9 +21,9 @@ from retrieval_store.errors import StoreError, StoreUnavailableError, UnknownVer
 from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_layout import RedisKeys
-from tests.redis_server import HOST, RedisServer, ask, wait_until
-from tests.retrieval_store.stores.folders import FILES, contents, make_snapshot
-from tests.retrieval_store.stores.places import CHUNK, ROOT, Worker
+from tests.support.redis_server import HOST, RedisServer, ask, wait_until
+from tests.support.snapshot_folders import FILES, contents, make_snapshot
+from tests.support.store_kinds import CHUNK, ROOT, Worker
 
 SPACE = "space"
 KEYS = RedisKeys(SPACE)
@@ -52,7 +52,7 @@ def opened(own: RedisServer) -> Iterator[Callable[..., Store]]:
 
 
 def test_no_server_is_left_behind_by_a_test_run_that_is_killed() -> None:
-    code = "from tests.redis_server import RedisServer; print(RedisServer().start().port, flush=True); input()"
+    code = "from tests.support.redis_server import RedisServer; print(RedisServer().start().port, flush=True); input()"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
         assert run.stdout is not None

@@ -13,7 +13,7 @@ from retrieval_store.snapshots.names import folder_segment, segment
 from retrieval_store.snapshots.snapshot import MANIFEST
 from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
-from tests.retrieval_store.stores.folders import FILES, make_snapshot
+from tests.support.snapshot_folders import FILES, make_snapshot
 
 
 @pytest.fixture

