@@ -8,7 +8,7 @@ one) that the tables know. ``AnpdConfig.paper()`` does that to the letter, with 
 By default the same counts grow a *tree*, best path first. A node's candidates are the tokens at all places that match
 the end of its path; a place with match ``m`` votes with ``level_weight ** m``, so that long contexts outvote short ones
 without silencing them. The share of the votes, times the confidence ``e / (e + escape)`` where ``e`` is the sum of all
-matches there, is the node's score: with an escape of 1.5 about the measured frequency (``docs/methods/ngrams.md``).
+matches there, is the node's score: with an escape of 1.5 about the measured frequency (``docs/methods/anpd.md``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ go to a pool: first token -> the ``G`` most recently seen sequences behind it. A
 token are guessed.
 
 Beyond the original: guesses that share a prefix share nodes, guesses do not wait for a full window, and the pool also
-learns the n-grams of prompt and output: that measures best (``docs/methods/ngrams.md``), so it is the default.
+learns the n-grams of prompt and output: that measures best (``docs/methods/lookahead.md``), so it is the default.
 
 Nodes: ``G * (N - 1)`` guesses and ``W * (N - 1) - 1`` of the window are at most 55 at the published 5, 7, 7. With less,
 guesses come first and leave ``window_share`` to the window, whose right-most columns wait.
@@ -155,7 +155,7 @@ def _scores(guesses: Sequence[Tokens]) -> dict[Tokens, float]:
 
     ``guesses`` most recent first. Siblings share in proportion to recency, the guess of rank ``r`` counting
     ``1 / (r + 1)``; how probable it is that any of them is right grows with the number of guesses behind the parent,
-    faster behind a drafted token. The constants are measured (``docs/methods/ngrams.md``).
+    faster behind a drafted token. The constants are measured (``docs/methods/lookahead.md``).
     """
     weights: dict[Tokens, float] = {}
     counts: dict[Tokens, int] = {}
