@@ -1,23 +1,18 @@
-"""One pipeline with its own scheduler: connects, keeps every stage busy, takes answers in, notices when it is lost.
+"""One pipeline with its own scheduler: keeps every stage busy, commits results, and survives the pipeline's loss.
 
-Knows nothing of clients, of speculators or of other lanes: its host (the router) is told what happened. Answers are
-taken in and the next step is sent before anybody's stream hears of it.
+Knows nothing of clients, of speculators or of other lanes: its observer (the router) is told what happened. A result is
+committed, and the next step sent, before any stream gets its events.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Collection, Coroutine
-from typing import Any
+from collections.abc import Collection
+from typing import Protocol
 
 from deployments.options import RouterOptions
-from deployments.pipeline.connection import Pipeline, TargetHungError
-from deployments.pipeline.hang_report import report
-from deployments.pipeline.step_deadline import StepWatch
-from deployments.router.lane_observer import LaneObserver, TargetClient
+from deployments.router.lane_connection import LaneConnection, TargetClient
 from deployments.router.poison_requests import MAX_LOSSES, Losses, PoisonRequests
 from deployments.router.service_rate import ServiceRate
 from engine.errors import TargetLostError
@@ -30,15 +25,34 @@ from engine.target.info import TargetInfo
 
 logger = logging.getLogger(__name__)
 
-RECONNECT_S = 0.1  # pause between two attempts to reach a pipeline
-LOOK_S = 0.25  # between two looks at the steps in flight
+
+class LaneObserver(Protocol):
+    """What a lane tells its router."""
+
+    def draft(self, lane: Lane, progress: list[Progress]) -> None:
+        """A step was committed: speculators may learn from it and draft."""
+
+    def publish(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
+        """A step was committed and the next one sent: streams may have their events."""
+
+    def fail(self, sequence: Sequence, error: str) -> None:
+        """The target could not run a step with this sequence in it."""
+
+    def came_up(self, lane: Lane) -> None:
+        """The lane's pipeline answers."""
+
+    def went_down(self, lane: Lane, n_running: int) -> None:
+        """The lane's pipeline is lost; ``n_running`` sequences will be prefilled again."""
+
+    def recovered(self, lane: Lane, seconds: float) -> None:
+        """The first result arrived ``seconds`` after the lane's last pipeline was lost."""
 
 
 class Lane:
-    """Serves one pipeline at a time.
+    """Serves its sequences on one pipeline at a time.
 
     Args:
-        target: where it comes from.
+        target: where pipelines come from.
         info: of the target; a replacement must be of the same kind.
         options: of the router.
         costs: step times of the target; None: not measured.
@@ -57,44 +71,26 @@ class Lane:
         self.scheduler = Scheduler(info, options.scheduler, costs)
         self.poison_requests = PoisonRequests(self.scheduler)
         self.service_rate = ServiceRate()
-        self.pipeline: Pipeline | None = None
-        self.n_lost = 0
-        self._lost_at: float | None = None  # until the first answer after a loss
-        self._options = options
+        self.n_lost = 0  # pipelines
+        self.connection = LaneConnection(
+            target, options.step_deadline, costs, self._on_up, self._on_result, self._on_loss
+        )
+        self._lost_at: float | None = None  # until the first result after a loss
         self._observer = observer
-        self._watch = StepWatch(options.step_deadline, costs)
-        self._in_flight: dict[int, tuple[Step, list[Sequence]]] = {}
-        self._next_step = 0
-        self._suspicion = ""
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    # -- life ----------------------------------------------------------------------------------------------------
+        self._in_flight: dict[int, tuple[Step, list[Sequence]]] = {}  # by step number
 
     def start(self) -> None:
         """Begin to serve; needs a running event loop."""
-        self._spawn(self._run())
-        self._spawn(self._look())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop keeps only weak references
-        task.add_done_callback(self._tasks.discard)
+        self.connection.start()
 
     async def close(self) -> None:
         """Stop serving."""
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self.pipeline is not None:
-            self.pipeline.close()
-            self.pipeline = None
-            await asyncio.sleep(0)  # its task ends
+        await self.connection.close()
 
     @property
     def is_up(self) -> bool:
         """Whether a pipeline is connected, and has answered."""
-        return self.pipeline is not None
+        return self.connection.pipeline is not None
 
     @property
     def n_in_flight(self) -> int:
@@ -105,7 +101,7 @@ class Lane:
 
     @property
     def sequences(self) -> Collection[Sequence]:
-        """All that are not finished, held back or not; for reading at once."""
+        """All sequences that are not finished, with those held back; a view, valid until the next change."""
         live, held = self.scheduler.sequences, self.poison_requests.held
         return [*live, *held] if held else live
 
@@ -116,21 +112,21 @@ class Lane:
 
     @property
     def load(self) -> float:
-        """Tokens of work that are queued or running: still to be read, and still to be written as far as is known."""
+        """Tokens of work of all its sequences."""
         return sum(map(self.work_of, self.sequences))
 
     def work_of(self, sequence: Sequence) -> float:
-        """Tokens that a sequence still has to have read and written."""
+        """Tokens of work of a sequence: what the target has yet to read, and the expected rest of the output."""
         return max(0, sequence.n_prefill - sequence.n_cached) + self.service_rate.expected_output(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
+        """Drop a sequence."""
         self.poison_requests.forget(sequence)
         self.scheduler.cancel(sequence)
         self.service_rate.forget(sequence.seq)
 
     def withdraw(self, sequence: Sequence) -> Losses | None:
-        """Give a sequence that is in no step away, and what is held against it."""
+        """Give away a sequence that is not in flight; returns the losses that count against it."""
         self.service_rate.forget(sequence.seq)
         return self.poison_requests.withdraw(sequence)
 
@@ -145,91 +141,29 @@ class Lane:
             "pipelines_lost": self.n_lost,
         }
 
-    # -- the step loop -------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._connect()
-                assert self.pipeline is not None
-                while True:
-                    self._absorb(await self.pipeline.receive())
-            except TargetLostError as error:
-                reason = self._suspicion or str(error)
-                logger.warning("%s lost with %d steps in flight: %s", self.target.name, self.n_in_flight, reason)
-            except Exception:  # a bug, but the requests that are alive had no part in it
-                logger.exception("the step loop of %s failed; starting over with a clean pipeline", self.target.name)
-            self._lose_pipeline()
-            await asyncio.sleep(RECONNECT_S)
+    def dispatch(self) -> None:
+        """Keep every stage busy: send steps as long as the scheduler has one to send now."""
+        while self.is_up and self.poison_requests.may_send():
+            step = self.scheduler.next_step(self.connection.next_step_id, len(self._in_flight))
+            if step is None:
+                return
+            self._in_flight[step.step_id] = (step, [self.scheduler.find(work.seq) for work in step.work])
+            self.service_rate.sent(step, time.monotonic())
+            self.connection.send(step)
 
-    async def _connect(self) -> None:
-        # Numbers of their own for each connection: an answer to somebody else's step must not pass for one.
-        self._next_step += 1 + secrets.randbits(48)
-        pipeline = await self.target.connect()
-        try:
-            await self._probe(pipeline)
-        except BaseException:  # cancellation too
-            pipeline.close()
-            raise
-        self.pipeline = pipeline
-        self._suspicion = ""
-        self._watch.restart(time.monotonic())
+    def _on_up(self) -> None:
         self._observer.came_up(self)
         self.dispatch()
 
-    async def _probe(self, pipeline: Pipeline) -> None:
-        """A step without work must come through first: a connection alone says nothing of the stages between, and
-        nobody whose sequence is not in flight can be blamed for a pipeline that hangs already."""
-        step = Step(self._next_step, [])
-        self._next_step += 1
-        try:
-            await pipeline.ask(step, self._watch.cold)
-        except TargetHungError as error:
-            self._spawn(report(self.target.suspect, self.target.name, str(error)))
-            raise
-
-    def _lose_pipeline(self) -> None:
-        """Live sequences go back to the queue; the next pipeline prefills them from prompt and output.
-
-        Except one that the target has not survived again and again, the last time alone.
-        """
-        if self.pipeline is None:
-            return
-        self.pipeline.close()
-        self.pipeline = None
-        self.n_lost += 1
-        if self._lost_at is None:
-            self._lost_at = time.monotonic()
-        involved = {sequence.seq: sequence for _, sequences in self._in_flight.values() for sequence in sequences}
-        poison = self.poison_requests.lost(involved.values())
-        self._in_flight.clear()
-        n_running = self.scheduler.n_running
-        self.scheduler.lose_target()
-        self.service_rate.forget_all()
-        self._observer.went_down(self, n_running)
-        self._fail(poison, f"the target was lost {MAX_LOSSES} times while it ran this request, the last time alone")
-
-    def dispatch(self) -> None:
-        """Keep every stage busy: send steps while the scheduler has any to send now."""
-        while self.pipeline is not None and self.poison_requests.may_send():
-            step = self.scheduler.next_step(self._next_step, len(self._in_flight))
-            if step is None:
-                return
-            self._next_step += 1
-            self._in_flight[step.step_id] = (step, [self.scheduler.find(work.seq) for work in step.work])
-            now = time.monotonic()
-            self._watch.sent(step, now)
-            self.service_rate.sent(step, now)
-            self.pipeline.send(step)
-
-    def _absorb(self, result: StepResult) -> None:
-        """One result: commit, draft, send the next step, and only then tell the world."""
+    def _on_result(self, result: StepResult) -> None:
+        """Commit a result, have it drafted from, send the next step, and only then publish events."""
         sent = self._in_flight.pop(result.step_id, None)
         if sent is None:
             raise TargetLostError(f"the target answered step {result.step_id}, which was not sent")
         step, sequences = sent
         now = time.monotonic()
-        self._watch.answered(step.step_id, now)
         if result.error:
             self._fail(sequences, result.error)
             self.dispatch()
@@ -240,7 +174,7 @@ class Lane:
                 self.poison_requests.answered(p.sequence)
             self._observer.draft(self, progress)
         except Exception:
-            self._fail(sequences, "the step's answer could not be taken in")
+            self._fail(sequences, "the result of the step could not be committed")
             raise
         self.dispatch()
         self._measure(step, progress, now)
@@ -258,28 +192,24 @@ class Lane:
                 if p.event is not None:
                     self.service_rate.finished(p.sequence)
 
+    def _on_loss(self) -> None:
+        """Requeue live sequences, which the next pipeline prefills from prompt and output, and fail poison requests."""
+        logger.warning("%s was lost with %d steps in flight", self.target.name, self.n_in_flight)
+        self.n_lost += 1
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+        in_flight = {sequence.seq: sequence for _, sequences in self._in_flight.values() for sequence in sequences}
+        poison = self.poison_requests.lost(in_flight.values())
+        self._in_flight.clear()
+        n_running = self.scheduler.n_running
+        self.scheduler.lose_target()
+        self.service_rate.forget_all()
+        self._observer.went_down(self, n_running)
+        self._fail(poison, f"the target was lost {MAX_LOSSES} times while it ran this request, the last time alone")
+
     def _fail(self, sequences: list[Sequence], error: str) -> None:
-        """A step the target could not run takes its own sequences with it, no others."""
         for sequence in sequences:
             self.poison_requests.forget(sequence)
             self.scheduler.fail(sequence)
             self.service_rate.forget(sequence.seq)
             self._observer.fail(sequence, error)
-
-    # -- a pipeline that hangs -----------------------------------------------------------------------------------
-
-    async def _look(self) -> None:
-        """Drop the pipeline once a step is overdue."""
-        pause = min(LOOK_S, self._options.step_deadline / 4)
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(pause)
-            late = time.monotonic() - began - pause
-            if late > pause:  # this process was held up: that is not the pipeline's fault
-                self._watch.excuse(late, time.monotonic())
-            reason = self._watch.overdue(time.monotonic())
-            if self.pipeline is not None and reason and not self._suspicion:
-                self._suspicion = reason
-                self._watch.suspected()
-                self.pipeline.close()  # ``_run`` sees it as lost
-                self._spawn(report(self.target.suspect, self.target.name, reason))

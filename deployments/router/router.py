@@ -18,7 +18,7 @@ from deployments.pipeline.connection import Pipeline
 from deployments.router.admission import Admission
 from deployments.router.draft_client import DraftClient, Drafts
 from deployments.router.lane import Lane
-from deployments.router.lane_observer import TargetClient
+from deployments.router.lane_connection import TargetClient
 from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
 from deployments.router.rebalance import Rebalancer

@@ -14,8 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.pipeline.connection import Endpoints, Pipeline
 from deployments.pipeline.leadership import INCARNATION, SupersededError, leave
-from deployments.router.lane import RECONNECT_S
-from deployments.router.lane_observer import TargetClient
+from deployments.router.lane_connection import RECONNECT_S, TargetClient
 from engine.errors import ConfigError, TargetLostError
 
 ANSWER_S = 10.0  # seconds to wait for a target's endpoints before asking again

@@ -20,7 +20,7 @@ from app.serving import environment
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Endpoints, Pipeline
 from deployments.router.draft_client import DraftClient, InlineDraftClient
-from deployments.router.lane_observer import TargetClient
+from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
 from deployments.stage.worker import StageWorker
 from deployments.submission.messages import SubmitRequest

@@ -237,7 +237,7 @@ async def test_a_malformed_frame_costs_a_reconnection_and_no_text(
     async with serving(2) as served:
         events = served.router.stream(served.request(job))
         tokens = list((await anext(events)).token_ids)
-        served.router.lanes[0].pipeline._steps.send(garbage)
+        served.router.lanes[0].connection.pipeline._steps.send(garbage)
         async for event in events:
             tokens += event.token_ids
         assert tokens == offline(job).token_ids
@@ -273,7 +273,7 @@ async def test_an_answer_nobody_asked_for_is_no_reason_to_stop(
     async with serving() as served:
         events = served.router.stream(served.request(job))
         tokens = list((await anext(events)).token_ids)
-        pipeline: Pipeline = served.router.lanes[0].pipeline
+        pipeline: Pipeline = served.router.lanes[0].connection.pipeline
         pipeline.send(Step(12345, []))  # not one of the router's numbers
         async for event in events:
             tokens += event.token_ids

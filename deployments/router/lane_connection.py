@@ -1,0 +1,156 @@
+"""A lane's connection to its pipeline: made, probed, watched for overdue steps, and made again after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.pipeline.connection import Pipeline, TargetHungError
+from deployments.pipeline.hang_report import Suspect, report
+from deployments.pipeline.step_deadline import StepWatch
+from engine.errors import TargetLostError
+from engine.step import Step, StepResult
+from engine.step_cost import StepCosts
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_S = 0.1  # pause between two attempts to reach a pipeline
+CHECK_S = 0.25  # between two checks for overdue steps
+
+
+@dataclass(frozen=True, slots=True)
+class TargetClient:
+    """Where a lane's pipeline comes from."""
+
+    name: str  # in metrics, logs and health
+    connect: Callable[[], Awaitable[Pipeline]]  # waits until a pipeline is up; called again when it is lost
+    suspect: Suspect | None = None  # has the target check its stages for one that hangs
+
+
+class LaneConnection:
+    """Keeps a lane connected to one pipeline at a time.
+
+    Args:
+        target: where pipelines come from.
+        deadline: seconds a step may take before its pipeline counts as lost.
+        costs: step times of the target; None: not measured.
+        on_up: called when a pipeline is connected and has answered a probe.
+        on_result: called with every result; an exception drops the pipeline.
+        on_loss: called when a pipeline that was up is lost.
+    """
+
+    def __init__(
+        self,
+        target: TargetClient,
+        deadline: float,
+        costs: StepCosts | None,
+        on_up: Callable[[], None],
+        on_result: Callable[[StepResult], None],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self.pipeline: Pipeline | None = None
+        self.next_step_id = 0
+        self._target = target
+        self._deadline = deadline
+        self._watch = StepWatch(deadline, costs)
+        self._on_up = on_up
+        self._on_result = on_result
+        self._on_loss = on_loss
+        self._overdue = ""  # why the pipeline was dropped as hung
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Connect, and reconnect after every loss; needs a running event loop."""
+        self._spawn(self._run())
+        self._spawn(self._check_deadlines())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the loop keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Disconnect for good."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.pipeline is not None:
+            self.pipeline.close()
+            self.pipeline = None
+            await asyncio.sleep(0)  # its task ends
+
+    def send(self, step: Step) -> None:
+        """Send a step that has the number ``next_step_id``; needs a pipeline."""
+        assert self.pipeline is not None
+        self.next_step_id += 1
+        self._watch.sent(step, time.monotonic())
+        self.pipeline.send(step)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                pipeline = await self._connect()
+                while True:
+                    result = await pipeline.receive()
+                    self._watch.answered(result.step_id, time.monotonic())
+                    self._on_result(result)
+            except TargetLostError as error:
+                logger.warning("the pipeline of %s is lost: %s", self._target.name, self._overdue or error)
+            except Exception:  # a bug; live requests survive it
+                logger.exception("the step loop of %s failed; it starts over with a new pipeline", self._target.name)
+            if self.pipeline is not None:
+                self.pipeline.close()
+                self.pipeline = None
+                self._on_loss()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _connect(self) -> Pipeline:
+        # Every connection has step numbers of its own, so that no result of an earlier one is mistaken for its own.
+        self.next_step_id += 1 + secrets.randbits(48)
+        pipeline = await self._target.connect()
+        try:
+            await self._probe(pipeline)
+        except BaseException:  # cancellation too
+            pipeline.close()
+            raise
+        self.pipeline = pipeline
+        self._overdue = ""
+        self._watch.restart(time.monotonic())
+        self._on_up()
+        return pipeline
+
+    async def _probe(self, pipeline: Pipeline) -> None:
+        """Wait for the result of a step without work.
+
+        An open connection says nothing of the stages between first and last. With the probe, a pipeline that hangs
+        from the start is found before any sequence is in flight, so the hang counts against no sequence.
+        """
+        step = Step(self.next_step_id, [])
+        self.next_step_id += 1
+        try:
+            await pipeline.ask(step, self._watch.cold)
+        except TargetHungError as error:
+            self._spawn(report(self._target.suspect, self._target.name, str(error)))
+            raise
+
+    async def _check_deadlines(self) -> None:
+        """Drop the pipeline once a step is overdue."""
+        pause = min(CHECK_S, self._deadline / 4)
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(pause)
+            late = time.monotonic() - began - pause
+            if late > pause:  # this process was held up, which is not the pipeline's fault
+                self._watch.excuse(late, time.monotonic())
+            reason = self._watch.overdue(time.monotonic())
+            if self.pipeline is not None and reason and not self._overdue:
+                self._overdue = reason
+                self._watch.suspected()
+                self.pipeline.close()  # ``_run`` sees the loss
+                self._spawn(report(self._target.suspect, self._target.name, reason))
