@@ -1,6 +1,6 @@
 """What a frame between stages says: the step itself, what became of it so far, and which tensors follow.
 
-Tensors are not part of it: a link (``deployments.links``) carries them behind their frame.
+Tensors are not part of it: a link (``deployments.stage.links``) carries them behind their frame.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from deployments.pipeline.tensor_header import TensorHead
+from deployments.pipeline.tensor_header import TensorHeader
 from engine.stage.activations import Activations
 from engine.step import Step, encode
 
@@ -23,7 +23,7 @@ class StageFrame(msgspec.Struct, frozen=True, array_like=True):
     """A step on its way; the router's has neither tensors nor times."""
 
     step: bytes
-    tensors: tuple[TensorHead, ...] = ()  # hidden states, and tapped ones where there are any
+    tensors: tuple[TensorHeader, ...] = ()  # hidden states, and tapped ones where there are any
     error: str = ""  # an earlier stage could not run the step; the rest only pass it on
     rows_at: tuple[str, ...] = ()  # addresses of stages that wait to be asked for attention rows
     seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last; must stay the last field
@@ -43,10 +43,10 @@ def encode_frame(
 ) -> bytearray:
     """A frame for the next stage; the tensors of ``activations`` follow it, unless there is an error. A step that
     came encoded is passed on as it came."""
-    heads = () if error else tuple(map(TensorHead.of, tensors_of(activations)))
+    headers = () if error else tuple(map(TensorHeader.of, tensors_of(activations)))
     raw = step if isinstance(step, bytes) else encode(step)
     frame = bytearray()
-    _ENCODER.encode_into(StageFrame(raw, heads, error, () if error else rows_at, seconds), frame)
+    _ENCODER.encode_into(StageFrame(raw, headers, error, () if error else rows_at, seconds), frame)
     return frame
 
 

@@ -17,15 +17,15 @@ _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
 MAX_DIMENSIONS = 4
 
 
-class TensorHead(msgspec.Struct, frozen=True, array_like=True):
+class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     """What a receiver has to know of a tensor that is about to come; whatever a peer writes, it is bounded."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FRAME)], ...], Meta(max_length=MAX_DIMENSIONS)]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorHead:
-        """The head of a tensor; a dtype that does not travel is refused by the receiver."""
+    def of(cls, tensor: Tensor) -> TensorHeader:
+        """The header of a tensor; a dtype that does not travel is refused by the receiver."""
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))  # type: ignore[arg-type]
 
     @property

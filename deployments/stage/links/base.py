@@ -11,24 +11,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from deployments.pipeline.tensor_header import TensorHead
+from deployments.pipeline.tensor_header import TensorHeader
 from deployments.transport.channel import MAX_FRAME
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SENDER, RECEIVER = 0, 1  # ranks of the stage that connected and of the one that accepted
 
 
-def rooms(heads: Sequence[TensorHead], device: torch.device) -> list[Tensor]:
-    """Room for all tensors of a frame.
+def allocate(headers: Sequence[TensorHeader], device: torch.device) -> list[Tensor]:
+    """Uninitialised memory for all tensors of a frame.
 
     Raises:
         EOFError: they are larger than a frame may be, or than the device has room for.
     """
-    n_bytes = sum(head.n_bytes for head in heads)
+    n_bytes = sum(header.n_bytes for header in headers)
     if n_bytes > MAX_FRAME:
         raise EOFError(f"tensors of {n_bytes} bytes are longer than {MAX_FRAME}")
     try:
-        return [torch.empty(head.shape, dtype=_DTYPES[head.dtype], device=device) for head in heads]
+        return [torch.empty(header.shape, dtype=_DTYPES[header.dtype], device=device) for header in headers]
     except torch.AcceleratorError:  # this device is broken, not the peer
         raise
     except (RuntimeError, ValueError, OverflowError) as error:
@@ -58,7 +58,7 @@ class Link(Protocol):
     def header(self) -> bytes:
         """The next frame's header; raises EOFError or OSError when the neighbour is lost."""
 
-    def tensors(self, heads: Sequence[TensorHead]) -> list[Tensor]:
+    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
         """The tensors that the header announced, on this stage's device; raises like ``header``."""
 
     def close(self) -> None:

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from deployments.stage.links.base import RECEIVER, SENDER, Link
-from deployments.stage.links.gloo import GlooLink
-from deployments.stage.links.nccl import NcclLink
+from deployments.stage.links.process_group import GlooLink, NcclLink
 from deployments.stage.links.sockets import SocketLink
 from deployments.transport.channel import Channel
 

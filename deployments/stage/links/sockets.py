@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deployments.pipeline.tensor_header import TensorHead
-from deployments.stage.links.base import rooms
+from deployments.pipeline.tensor_header import TensorHeader
+from deployments.stage.links.base import allocate
 from deployments.stage.links.sender import Sender
 from deployments.transport.channel import Channel
 
@@ -57,9 +57,9 @@ class SocketLink:
         """As ``Link.header``."""
         return self._channel.receive()
 
-    def tensors(self, heads: Sequence[TensorHead]) -> list[Tensor]:
+    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
         """As ``Link.tensors``."""
-        found = rooms(heads, CPU)
+        found = allocate(headers, CPU)
         for tensor in found:
             if tensor.numel():
                 self._channel.receive_into(_bytes_of(tensor))

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.pipeline.tensor_header import TensorHead
-from deployments.stage.links import gloo, negotiation
+from deployments.pipeline.tensor_header import TensorHeader
+from deployments.stage.links import negotiation, process_group
 from deployments.stage.links.base import Link
 from deployments.stage.links.channel_store import ChannelStore
-from deployments.stage.links.nccl import build_within
 from deployments.stage.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, kinds_of, offer_link
+from deployments.stage.links.process_group import build_within
 from deployments.transport.addresses import listen
 from deployments.transport.channel import Channel
 
@@ -76,11 +76,11 @@ def peers(request: pytest.FixtureRequest) -> Iterator[Peers]:
 def received(link: Link) -> tuple[bytes, list[Tensor]]:
     """A frame whose header is made of its tensors' heads, as ``deliver`` writes it."""
     header = link.header()
-    return header, link.tensors(msgspec.msgpack.decode(header, type=list[TensorHead]))
+    return header, link.tensors(msgspec.msgpack.decode(header, type=list[TensorHeader]))
 
 
 def deliver(link: Link, tensors: list[Tensor]) -> None:
-    link.send(msgspec.msgpack.encode([TensorHead.of(tensor) for tensor in tensors]), tensors)
+    link.send(msgspec.msgpack.encode([TensorHeader.of(tensor) for tensor in tensors]), tensors)
 
 
 def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
@@ -131,15 +131,15 @@ def test_links_are_independent_of_each_other_within_a_process(kind: str, peers: 
 NEIGHBOUR = """
 import sys, time, torch, msgspec
 from deployments.transport.channel import Channel
-from deployments.pipeline.tensor_header import TensorHead
+from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.negotiation import offer_link, accept_link
 side, address, transport = sys.argv[1:]
 channel = Channel.connect(address, b"s" * 32, "stage")
 if side == "sender":
     link = offer_link(channel, transport, torch.device("cpu"))
     tensor = torch.ones(1 << 21)
-    link.send(msgspec.msgpack.encode([TensorHead.of(tensor)]), [tensor])
-    link.send(msgspec.msgpack.encode([TensorHead.of(tensor)]), [])  # announced, and never sent
+    link.send(msgspec.msgpack.encode([TensorHeader.of(tensor)]), [tensor])
+    link.send(msgspec.msgpack.encode([TensorHeader.of(tensor)]), [])  # announced, and never sent
 else:
     link = accept_link(channel, transport, torch.device("cpu"))
 print("ready", flush=True)
@@ -166,7 +166,7 @@ def neighbour() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No deadline helps: a test that passes has heard of the loss itself."""
-    monkeypatch.setattr(gloo, "WAIT_S", 500.0)
+    monkeypatch.setattr(process_group, "WAIT_S", 500.0)
     monkeypatch.setattr(negotiation, "ANSWER_S", 500.0)
 
 
@@ -212,15 +212,15 @@ def test_a_neighbour_that_is_killed_wakes_who_sends_to_it(
 
 def test_tensors_that_are_announced_and_do_not_come_are_given_up(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     sender, receiver = peers.links("gloo")
-    monkeypatch.setattr(gloo, "WAIT_S", 0.3)
-    sender.send(msgspec.msgpack.encode([TensorHead("float32", (10,))]), [])
+    monkeypatch.setattr(process_group, "WAIT_S", 0.3)
+    sender.send(msgspec.msgpack.encode([TensorHeader("float32", (10,))]), [])
     with pytest.raises(EOFError, match="did not come"):
         received(receiver)
 
 
 def test_a_neighbour_that_says_nothing_is_given_up(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negotiation, "ANSWER_S", 0.2)
-    monkeypatch.setattr(gloo, "WAIT_S", 0.2)
+    monkeypatch.setattr(process_group, "WAIT_S", 0.2)
     for build in (offer_link, accept_link):
         with pytest.raises(TimeoutError):
             build(peers.channels()[0], "gloo", CPU)
@@ -324,7 +324,7 @@ def test_a_link_nobody_waits_for_any_more_is_not_built_to_the_end() -> None:
         going.set()
         stop.wait(60)
 
-    with pytest.raises(EOFError, match="nobody waits"):
+    with pytest.raises(EOFError, match="no longer wanted"):
         build_within(600.0, build, going.is_set)
     with pytest.raises(EOFError, match="no communicator within 0 seconds"):
         build_within(0.05, build, lambda: False)

@@ -18,8 +18,8 @@ import torch
 
 from deployments.pipeline.connection import Endpoints, Pipeline
 from deployments.pipeline.frames import encode_frame
-from deployments.pipeline.tensor_header import TensorHead
-from deployments.stage.links.base import rooms
+from deployments.pipeline.tensor_header import TensorHeader
+from deployments.stage.links.base import allocate
 from deployments.stage.links.negotiation import Offer
 from deployments.stage.worker import StageWorker
 from deployments.transport.addresses import listen
@@ -263,10 +263,10 @@ async def test_activations_of_the_wrong_shape_fail_their_step_only(
 
 
 def test_a_head_says_what_its_tensor_is() -> None:
-    head = TensorHead.of(torch.ones(2, 3, dtype=torch.bfloat16))
-    assert head == TensorHead("bfloat16", (2, 3))
+    head = TensorHeader.of(torch.ones(2, 3, dtype=torch.bfloat16))
+    assert head == TensorHeader("bfloat16", (2, 3))
     assert head.n_bytes == 12
-    assert rooms([head], CPU)[0].shape == (2, 3)
+    assert allocate([head], CPU)[0].shape == (2, 3)
 
 
 async def test_a_tcp_peer_that_vanishes_without_a_word_is_noticed_within_about_ten_seconds() -> None:

@@ -1,0 +1,243 @@
+"""Tensors by a process group of two stages: by NCCL from one GPU's memory to another's, by gloo between hosts' memory.
+
+Frame headers go through the authenticated channel, and so does the rendezvous of the group; the data connections are
+the library's own and not authenticated. Gloo is also what the tests check these links by on a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from deployments.pipeline.tensor_header import TensorHeader
+from deployments.stage.links.base import RECEIVER, SENDER, allocate
+from deployments.stage.links.channel_store import ChannelStore
+from deployments.stage.links.sender import Sender
+from deployments.transport.channel import Channel
+
+WAIT_S = 10.0  # seconds for tensors that were announced, and for the neighbour to build a gloo group
+BUILD_S = 60.0  # seconds for both neighbours to build an NCCL communicator
+LOOK_S = 0.1  # seconds between two looks, while a communicator is built, at whether the link is still wanted
+POLL_S = 20e-6  # seconds; a transfer of a megabyte takes about so long
+CPU = torch.device("cpu")
+# Read by torch when a group is made. By default a lost neighbour ends the whole process; here it costs the link.
+ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+
+
+class ProcessGroupLink:
+    """What both have in common: a link over a process group that only these two stages know of.
+
+    Args:
+        channel: to the neighbour, which builds the same group at the same time.
+        device: of this stage.
+        store: rendezvous over the channel.
+    """
+
+    kind: str
+
+    def __init__(self, channel: Channel, device: torch.device, store: ChannelStore) -> None:
+        self._channel = channel
+        self._device = device
+        self._store = store  # the group refers to it without keeping it
+        self._group: Any = None
+
+    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.prepare``: nothing."""
+
+    def header(self) -> bytes:
+        """As ``Link.header``."""
+        return self._channel.receive()
+
+
+class GlooLink(ProcessGroupLink):
+    """Host memory over TCP connections of torch's own, bound to the interface that the channel uses, unless
+    ``GLOO_SOCKET_IFNAME`` names another.
+
+    Args:
+        channel: to the neighbour.
+        device: where tensors go.
+        rank: ``SENDER`` or ``RECEIVER``.
+
+    Raises:
+        EOFError, OSError: the neighbour is gone, or too slow.
+    """
+
+    kind = "gloo"
+
+    def __init__(self, channel: Channel, device: torch.device, rank: int) -> None:
+        super().__init__(channel, device, ChannelStore(channel, WAIT_S))
+        self._sender = Sender(channel.close)
+        try:
+            self._group = dist.ProcessGroupGloo(self._store, rank, 2, _gloo_options(channel))
+            self._store.finish()
+        except RuntimeError as error:
+            raise EOFError(f"no gloo group with the neighbour: {error}") from error
+
+    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.send``; tensors of a GPU are copied to the host first."""
+        hosted = [tensor.detach().cpu().contiguous() for tensor in tensors if tensor.numel()]
+        self._sender.run(lambda: self._deliver(header, hosted))
+
+    def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+        self._channel.send(header)
+        for work in [self._group.send([tensor], RECEIVER, 0) for tensor in tensors]:
+            work.wait(timedelta(seconds=WAIT_S))
+
+    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
+        """As ``Link.tensors``."""
+        found = allocate(headers, CPU)
+        try:
+            for work in [self._group.recv([tensor], SENDER, 0) for tensor in found if tensor.numel()]:
+                work.wait(timedelta(seconds=WAIT_S))
+        except RuntimeError as error:
+            raise EOFError(f"the neighbour's tensors did not come: {error}") from error
+        return [tensor.to(self._device) for tensor in found]
+
+    def close(self) -> None:
+        """As ``Link.close``."""
+        self._channel.close()
+        self._sender.close()
+
+
+def _gloo_options(channel: Channel) -> Any:
+    """One connection, one thread, bounded waits. Torch has no public name for these."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    where = {"interface": interface} if interface else {"hostname": channel.local_host}
+    options._devices = [dist.ProcessGroupGloo.create_device(**where)]
+    options._threads = 1
+    options._timeout = timedelta(seconds=WAIT_S)
+    return options
+
+
+class NcclLink(ProcessGroupLink):
+    """Memory of one GPU to that of another.
+
+    NCCL knows no lost neighbour: a transfer that cannot end spins on the device for ever. So the host never waits for
+    NCCL itself, but for a CUDA event, and looks at the authenticated channel meanwhile: where that is hung up, or after
+    a deadline, the group is aborted, and with it the link. All transfers run on a stream of the link's own, so they
+    neither wait for what the stage computes nor hold it up.
+
+    Args:
+        channel: to the neighbour.
+        device: of this stage; not the neighbour's.
+        rank: ``SENDER`` or ``RECEIVER``.
+        is_abandoned: whether the link is no longer wanted; building it then ends at once.
+
+    Raises:
+        EOFError, OSError: the neighbour is gone, or too slow, or NCCL finds no way to it.
+    """
+
+    kind = "nccl"
+
+    def __init__(
+        self, channel: Channel, device: torch.device, rank: int, is_abandoned: Callable[[], bool] = lambda: False
+    ) -> None:
+        super().__init__(channel, device, ChannelStore(channel, BUILD_S))
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._sending: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()  # kept alive until they are gone
+        os.environ.update(ENVIRONMENT)
+        self._group = dist.ProcessGroupNCCL(self._store, rank, 2, dist.ProcessGroupNCCL.Options())
+        try:
+            build_within(BUILD_S, lambda: self._build(rank), lambda: channel.is_hung_up or is_abandoned())
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, rank: int) -> None:
+        """Transfer one element: the communicator is built with the first transfer, which must not fall in a step."""
+        with torch.cuda.stream(self._stream):
+            element = torch.zeros(1, device=self._device)
+        self._settle(self._transfer([element], rank))
+        self._store.finish()
+
+    def _transfer(self, tensors: Sequence[Tensor], rank: int) -> torch.cuda.Event:
+        """Enqueue sends or receives on the link's stream; the returned event is reached once they are over."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.stream(self._stream):
+                for tensor in tensors:
+                    sends = rank == SENDER
+                    work = self._group.send([tensor], RECEIVER, 0) if sends else self._group.recv([tensor], SENDER, 0)
+                    work.wait()  # lets the stream wait, not the host
+                event.record(self._stream)
+        except torch.AcceleratorError:  # this device is broken, not the neighbour
+            raise
+        except RuntimeError as error:
+            raise EOFError(f"NCCL lost the neighbour: {error}") from error
+        return event
+
+    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+        """As ``Link.send``; what computes the tensors must be over (the loop has synchronised)."""
+        while self._sending and _is_over(self._sending[0][0]):
+            self._sending.popleft()
+        self._channel.send(header)
+        filled = [tensor.detach().contiguous() for tensor in tensors if tensor.numel()]
+        if filled:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # for ``contiguous``
+            self._sending.append((self._transfer(filled, SENDER), filled))
+
+    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
+        """As ``Link.tensors``: complete when it returns, for every stream."""
+        with torch.cuda.stream(self._stream):
+            found = allocate(headers, self._device)
+        filled = [tensor for tensor in found if tensor.numel()]
+        if filled:
+            self._settle(self._transfer(filled, RECEIVER))
+            for tensor in filled:  # made on the link's stream, read on the stage's
+                tensor.record_stream(torch.cuda.default_stream(self._device))
+        return found
+
+    def _settle(self, event: torch.cuda.Event) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not _is_over(event):
+            if self._channel.is_hung_up or time.monotonic() > deadline:
+                self._group.abort()
+                raise EOFError("the neighbour's tensors did not come")
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """As ``Link.close``; kernels that still wait for the neighbour are ended."""
+        self._channel.close()
+        self._group.abort()
+        self._sending.clear()
+
+
+def _is_over(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def build_within(seconds: float, build: Callable[[], None], is_abandoned: Callable[[], bool]) -> None:
+    """Run ``build``, which may block in a library beyond any deadline of its own; on EOFError the caller aborts it.
+
+    Raises:
+        EOFError: it takes longer than ``seconds``, or ``is_abandoned`` has become true.
+    """
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            build()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="stage-nccl", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + seconds
+    while thread.is_alive():
+        thread.join(min(LOOK_S, seconds))
+        if thread.is_alive() and is_abandoned():
+            raise EOFError("the link that was being built is no longer wanted")
+        if thread.is_alive() and time.monotonic() > deadline:
+            raise EOFError(f"NCCL built no communicator within {seconds:.0f} seconds")
+    if failed:
+        raise failed[0]
