@@ -1,7 +1,8 @@
 """The target as a Serve deployment: one replica with the stage actors of one pipeline in its own placement group.
 
-The replica never touches the step path. It starts the stages, says where they listen, and has a stage that dies or
-hangs replaced (``stage_group``); only when that fails does its health check, and Serve replaces the whole pipeline.
+The replica never touches the step path. It starts the stages, tells routers where they listen, and has a stage that
+dies or hangs replaced (``supervisor``). When that fails, so does its health check, and Serve replaces the replica with
+the whole pipeline.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from deployments.options import PipelineOptions
 from deployments.pipeline.connection import Endpoints
 from deployments.pipeline.leadership import Fence
 from deployments.target.stage_handle import StageHandle
-from deployments.target.supervisor import StageGroup
+from deployments.target.supervisor import StageSupervisor
 from engine.errors import ConfigError
 from engine.model.resolve import resolve
 from engine.target.options import TargetOptions
 
-LEAST_CPU = 0.001  # Ray refuses bundles of nothing
+LEAST_CPU = 0.001  # Ray refuses empty bundles
 
 
 def stage_environment(options: PipelineOptions) -> dict[str, str]:
-    """Environment of a stage process; spinning threads would steal the core that another stage needs."""
+    """Environment of a stage process; idle threads must not spin, because another stage needs the core."""
     return {
         "OMP_NUM_THREADS": str(options.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -43,7 +44,7 @@ def replica_placement(pipeline: PipelineOptions, n_stages: int, replica_cpus: fl
 
 
 class TargetDeployment:
-    """Pipeline owner.
+    """Owns one pipeline.
 
     Args:
         target: what to load.
@@ -53,15 +54,15 @@ class TargetDeployment:
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
         launch = partial(_launch, target, pipeline, str(resolve(target.model)), _own_placement(target.stages))
         self._fence = Fence()
-        self._group = StageGroup(launch, target.stages, pipeline.replace_timeout)
-        await self._group.start()
+        self._supervisor = StageSupervisor(launch, target.stages, pipeline.replace_timeout)
+        await self._supervisor.start()
 
     def __del__(self) -> None:
-        """Serve calls this when it stops the replica in good order."""
-        group = getattr(self, "_group", None)  # missing when the constructor failed
-        if group is not None:
-            del self._group
-            group.close()
+        """Serve calls this when it stops the replica in an orderly way."""
+        supervisor = getattr(self, "_supervisor", None)  # missing when the constructor failed
+        if supervisor is not None:
+            del self._supervisor
+            supervisor.close()
 
     async def endpoints(self, node: str = "", router: str = "", ready: bool = False) -> Endpoints:
         """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
@@ -69,24 +70,24 @@ class TargetDeployment:
         ``router`` and ``ready`` are as in ``Fence.admit``.
 
         Raises:
-            SupersededError: a router that came later has this pipeline.
-            TargetLostError: the replacement takes longer than a question can wait; ask again.
-            ConfigError: the option ``transport`` has no way to that node.
+            SupersededError: a later router has taken this pipeline over.
+            TargetLostError: the replacement takes longer than a call can wait; ask again.
+            ConfigError: the option ``transport`` does not reach that node.
         """
         self._fence.admit(router, ready)
-        return await self._group.endpoints(node)
+        return await self._supervisor.endpoints(node)
 
     async def suspect(self, reason: str) -> None:
-        """Look whether a stage hangs, now and not at the next ping, and have it replaced."""
-        await self._group.suspect(reason)
+        """Look for a stage that hangs now, and not at the next ping, and have it replaced."""
+        await self._supervisor.suspect(reason)
 
     async def stage_pids(self) -> list[int]:
         """Process ids of the stages, first to last: for operators and for tests that kill them."""
-        return self._group.pids
+        return self._supervisor.pids
 
     async def state(self) -> dict[str, Any]:
-        """Places of the stages, and what became of the last one that was lost."""
-        return self._group.state()
+        """Processes and nodes of the stages, and the newest replacement; for operators."""
+        return self._supervisor.state()
 
     async def check_health(self) -> None:
         """Serve calls this periodically.
@@ -94,7 +95,7 @@ class TargetDeployment:
         Raises:
             TargetLostError: a stage was lost, and could not be replaced alone.
         """
-        self._group.check()
+        self._supervisor.check()
 
 
 def _own_placement(n_stages: int) -> PlacementGroup:

@@ -1,4 +1,4 @@
-"""One stage actor as its owner sees it, from its start until it is certainly dead; nothing of its neighbours."""
+"""The handle of one stage actor, from its start until its process is certainly dead. Knows no other stage."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from engine.errors import ConfigError, SpectraError, TargetLostError
 from engine.target.options import TargetOptions
 
 PING_EVERY_S = 1.0
-LOADING_S = 60.0  # while it loads, a slow disk may keep it from answering for longer
-SERVE_S = 15.0  # it collects garbage of everything it has loaded first
-KILL_S = 10.0  # for a process of another node to be killed
-CALLS = 4  # threads of the actor: one waits for its end, one answers pings, and what is asked of it now
-SHOWN = 400  # characters of a reason
+LOADING_S = 60.0  # least time a ping may stay unanswered during loading: a slow disk can hold the process up
+SERVE_S = 15.0  # least time for ``serve``, which begins with a garbage collection over all that was loaded
+KILL_S = 10.0  # for killing a process of another node
+CALLS = 4  # threads of the actor: one waits for its end, one answers pings, the others serve calls
+MAX_REASON = 400  # characters
 
 
 class StageHandle:
@@ -38,12 +38,12 @@ class StageHandle:
 
     def __init__(self, actor: Any, number: int, n_stages: int, timeout: float) -> None:
         self.name = f"stage {number} of {n_stages}"  # in messages
-        self.place: Place | None = None  # known once it runs
-        self.reach: Reach | None = None  # known once it listens
+        self.place: Place | None = None  # known once the process runs
+        self.reach: Reach | None = None  # known once the stage listens
         self._actor = actor
         self._number = number
         self._timeout = timeout
-        self._condemned: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._marked_dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
     def start(
@@ -55,7 +55,7 @@ class StageHandle:
         return cls(actor, number, target.stages, pipeline.stage_timeout)
 
     async def arrive(self) -> None:
-        """Wait until its process runs and has imported all it needs; raises TargetLostError when it died of it."""
+        """Wait until its process runs and has imported what it needs; raises TargetLostError when the process died."""
         if self.place is None:
             try:
                 self.place = await _asked(self._actor.place.remote())
@@ -63,14 +63,14 @@ class StageHandle:
                 raise self._not_up(error) from error
 
     async def plan(self) -> StagePlan:
-        """Let it describe and split the target for all stages.
+        """Let this stage describe and split the target for all stages.
 
         Raises:
-            TargetLostError: it died or hangs.
+            TargetLostError: the stage died or hangs.
             SpectraError: as ``plan_stages``.
         """
         try:
-            plan: StagePlan = await self._awake(self._actor.plan.remote())
+            plan: StagePlan = await self._pinged(self._actor.plan.remote())
         except RayTaskError as error:
             if isinstance(error.cause, SpectraError):
                 raise error.cause from error
@@ -80,23 +80,23 @@ class StageHandle:
         return plan
 
     async def come_up(self, secret: bytes, plan: StagePlan) -> Loaded:
-        """Let it load its part of the plan and listen.
+        """Let the stage load its part of the plan and listen.
 
         Raises:
-            TargetLostError: it died, hangs, or could not load; the message says what was wrong.
+            TargetLostError: the stage died, hangs, or could not load; the message says why.
         """
         layers = plan.ranges[self._number]
         self.name = f"stage {self._number} of {len(plan.ranges)} (layers {layers.first} to {layers.last - 1})"
         await self.arrive()
         try:
-            loaded: Loaded = await self._awake(self._actor.load.remote(plan))
+            loaded: Loaded = await self._pinged(self._actor.load.remote(plan))
             self.reach = await _asked(self._actor.listen.remote(secret))
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
         return loaded
 
-    async def _awake(self, reference: Any) -> Any:
-        """An answer that may take minutes, from a process that answers pings meanwhile; raises like ``pulse``."""
+    async def _pinged(self, reference: Any) -> Any:
+        """Wait for an answer that may take minutes, as long as the process answers pings; raises as ``pulse``."""
         answer = asyncio.ensure_future(_asked(reference))
         try:
             while not (await asyncio.wait((answer,), timeout=PING_EVERY_S))[0]:
@@ -109,13 +109,18 @@ class StageHandle:
         return TargetLostError(f"{self.name} could not come up: {reason_of(error)}")
 
     async def serve(self, next_address: str | None, rows_address: str) -> None:
-        """Let it run, or tell it of new neighbours; raises RayError or TimeoutError when it is lost."""
+        """Connect the stage to its neighbours, and let it run; raises RayError or TimeoutError when it is lost."""
         serving = _asked(self._actor.serve.remote(next_address, rows_address))
         await asyncio.wait_for(serving, max(SERVE_S, self._timeout))
 
     async def pulse(self, within: float | None = None) -> Pulse:
-        """How it is; raises RayError when it is dead or its loop has ended, TimeoutError when it does not answer,
-        ConfigError when it cannot be linked to its neighbours, and no other stage in its place could."""
+        """Ping the stage.
+
+        Raises:
+            RayError: the stage is dead, or its loop has ended.
+            TimeoutError: no answer came within ``within`` seconds (default: the timeout of a ping).
+            ConfigError: the stage shares no transport with a neighbour, nor would a replacement.
+        """
         try:
             pulse: Pulse = await asyncio.wait_for(_asked(self._actor.ping.remote()), within or self._timeout)
         except RayError as error:
@@ -123,25 +128,25 @@ class StageHandle:
             raise
         return pulse
 
-    def condemn(self, reason: str) -> None:
-        """It counts as lost from now on."""
-        if not self._condemned.done():
-            self._condemned.set_result(reason)
+    def mark_dead(self, reason: str) -> None:
+        """Count the stage as lost from now on."""
+        if not self._marked_dead.done():
+            self._marked_dead.set_result(reason)
 
     async def lost(self) -> str:
-        """Wait until it dies, hangs, loses its loop or is condemned; returns which of these.
+        """Wait until the stage dies, hangs, loses its loop or is marked dead; returns the reason.
 
         Raises:
-            ConfigError: like ``pulse``.
+            ConfigError: as ``pulse``.
         """
         held = asyncio.ensure_future(_asked(self._actor.hold.remote()))
         try:
             while True:
                 done, _ = await asyncio.wait(
-                    (held, self._condemned), timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                    (held, self._marked_dead), timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                if self._condemned in done:
-                    return self._condemned.result()
+                if self._marked_dead in done:
+                    return self._marked_dead.result()
                 if held in done:
                     return await _reason(held)
                 if reason := await self._unwell():
@@ -150,7 +155,7 @@ class StageHandle:
             held.cancel()
 
     async def _unwell(self) -> str:
-        """Why it is lost, if it is. A ping has two chances: the owner itself may have been held up."""
+        """Why the stage is lost, or "". A ping has two attempts, because this process itself may have been held up."""
         for within in (0.8 * self._timeout, 0.2 * self._timeout):
             try:
                 await self.pulse(within)
@@ -162,24 +167,24 @@ class StageHandle:
         return f"it left pings unanswered for {self._timeout:g} s"
 
     async def end(self) -> None:
-        """SIGKILL, which also ends stopped processes, where Ray alone would take five seconds; then let Ray know."""
+        """Send SIGKILL, which also ends a stopped process (Ray alone would take five seconds); then tell Ray."""
         if self.place is not None:
-            # On a lost node there is nobody left to be asked, and nothing to kill.
+            # The process of a lost node cannot be killed, and is gone.
             with contextlib.suppress(RayError, TimeoutError):
                 await asyncio.wait_for(_end(self.place), KILL_S)
         ray.kill(self._actor)
 
     def leave(self) -> Any:
-        """Ask it to leave nothing behind; returns Ray's reference of the answer."""
+        """Ask the stage to clean up; returns Ray's reference of the answer."""
         return self._actor.leave.remote()
 
     def kill(self) -> None:
-        """End it as Ray does: silently, and a stopped process after five seconds only."""
+        """End the actor through Ray alone, at once; a stopped process ends after five seconds."""
         ray.kill(self._actor)
 
 
 def reason_of(error: BaseException) -> str:
-    """What happened, in one line: what a call raised there, or how the process died."""
+    """What a failed call says of the stage, in one line: the exception raised there, or how the process died."""
     if isinstance(error, RayTaskError):
         cause: Any = error.cause
         text = str(cause) if isinstance(cause, SpectraError) else f"{type(cause).__name__}: {cause}"
@@ -191,7 +196,7 @@ def reason_of(error: BaseException) -> str:
 
 def _line(text: str) -> str:
     joined = " ".join(text.split())
-    return joined if len(joined) <= SHOWN else f"{joined[:SHOWN]} ..."
+    return joined if len(joined) <= MAX_REASON else f"{joined[:MAX_REASON]} ..."
 
 
 async def _reason(held: asyncio.Future[Any]) -> str:
@@ -203,7 +208,7 @@ async def _reason(held: asyncio.Future[Any]) -> str:
 
 
 def _raise_if_fatal(error: RayError) -> None:
-    """Raise what is wrong with the configuration as what it is; Ray may have wrapped it."""
+    """Raise a ConfigError that Ray has wrapped."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigError):
         raise ConfigError(str(error.cause)) from error
 
@@ -217,7 +222,7 @@ async def _end(place: Place) -> None:
 
 
 def _asked(reference: Any) -> Coroutine[Any, Any, Any]:
-    """A coroutine of Ray's reference, which is only awaitable."""
+    """A coroutine from Ray's reference, which is only awaitable."""
 
     async def wait() -> Any:
         return await reference

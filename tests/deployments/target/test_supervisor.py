@@ -20,7 +20,7 @@ from deployments.pipeline.endpoints import Reach
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
-from deployments.target.supervisor import StageGroup
+from deployments.target.supervisor import StageSupervisor
 from engine.errors import ConfigError, TargetLostError
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
@@ -101,7 +101,7 @@ class ThreadStage:
         since = self.worker.busy_since
         return Pulse(0, 0.0 if since is None else time.monotonic() - since)
 
-    def condemn(self, reason: str) -> None:
+    def mark_dead(self, reason: str) -> None:
         if not self._lost.done():
             self._lost.set_result(reason)
 
@@ -135,7 +135,7 @@ class Supervised:
         self.stages: dict[int, ThreadStage] = {}  # the newest of each number
         self._path, self._info, self._folder = path, info, folder
         self._plan = StagePlan(info, tuple(split_layers(info.spec.n_layers, n)))
-        self.group = StageGroup(self._launch, n, limit)  # type: ignore[arg-type]
+        self.supervisor = StageSupervisor(self._launch, n, limit)  # type: ignore[arg-type]
 
     def _launch(self, number: int) -> Any:
         self.started.append(number)
@@ -156,7 +156,7 @@ class Supervised:
         """Of one prompt's step, from whichever pipeline there is."""
         while True:
             try:
-                pipeline = await Pipeline.connect(await self.group.endpoints("n"))
+                pipeline = await Pipeline.connect(await self.supervisor.endpoints("n"))
                 try:
                     pipeline.send(prompt_step())
                     return await pipeline.receive()
@@ -182,7 +182,7 @@ def supervised(tiny_checkpoint: Path, info: TargetInfo) -> Supervise:
         with tempfile.TemporaryDirectory(prefix="st-") as folder:
             them = Supervised(tiny_checkpoint, info, n, Path(folder), limit)
             them.kinds = {int(name[1:]): [kind] for name, kind in kinds.items()}
-            await them.group.start()
+            await them.supervisor.start()
             try:
                 yield them
             finally:
@@ -205,59 +205,59 @@ async def until(true: Callable[[], bool]) -> None:
 async def test_only_the_lost_stage_starts_again_and_the_answer_is_the_same(supervised: Supervise, victim: int) -> None:
     async with supervised() as them:
         wanted = (await them.answer()).results
-        before = await them.group.endpoints("n")
+        before = await them.supervisor.endpoints("n")
         await them.stages[victim].end()
-        them.stages[victim].condemn("killed")
-        await until(lambda: len(them.group.replacements) == 1)
-        them.group.check()
+        them.stages[victim].mark_dead("killed")
+        await until(lambda: len(them.supervisor.replacements) == 1)
+        them.supervisor.check()
         assert them.started == [0, 1, 2, victim]
         assert (await them.answer()).results == wanted
-        after = await them.group.endpoints("n")
+        after = await them.supervisor.endpoints("n")
         assert after.generation > before.generation
         assert ((after.first != before.first), (after.last != before.last)) == (victim == 0, victim == 2)
-        assert dict(them.group.replacements[0].reasons) == {victim: "killed"}
-        assert them.group.state()["last_replacement"]["reasons"] == {victim: "killed"}
+        assert dict(them.supervisor.replacements[0].reasons) == {victim: "killed"}
+        assert them.supervisor.state()["last_replacement"]["reasons"] == {victim: "killed"}
 
 
 async def test_a_loop_that_is_stuck_while_pings_are_answered_is_found_by_suspicion(supervised: Supervise) -> None:
     async with supervised(s1=Held) as them:
         waiting = asyncio.create_task(them.answer())
         await until(lambda: them.stages[1].worker.busy_since is not None)
-        await them.group.suspect("too early: nothing may happen")
+        await them.supervisor.suspect("too early: nothing may happen")
         assert them.started == [0, 1, 2]
         await asyncio.sleep(1.1)
-        await them.group.suspect("step 7 was not answered")
+        await them.supervisor.suspect("step 7 was not answered")
         answer = await asyncio.wait_for(waiting, 30)
         assert answer.error == ""
         assert them.started == [0, 1, 2, 1]
-        assert "in one step" in them.group.replacements[0].reasons[1]
+        assert "in one step" in them.supervisor.replacements[0].reasons[1]
 
 
 async def test_a_suspected_stage_that_is_silent_is_replaced_and_an_idle_pipeline_is_left_alone(
     supervised: Supervise,
 ) -> None:
     async with supervised() as them:
-        await them.group.suspect("no reason")
-        assert them.group.state()["whole"]
+        await them.supervisor.suspect("no reason")
+        assert them.supervisor.state()["whole"]
         them.stages[0].is_silent = True
-        await them.group.suspect("step 7 was not answered")
-        await until(lambda: len(them.group.replacements) == 1)
+        await them.supervisor.suspect("step 7 was not answered")
+        await until(lambda: len(them.supervisor.replacements) == 1)
         assert them.started == [0, 1, 2, 0]
         assert (await them.answer()).error == ""
 
 
 async def test_endpoints_wait_for_a_replacement_and_health_does_not_fail_meanwhile(supervised: Supervise) -> None:
     async with supervised() as them:
-        old = await them.group.endpoints("n")
+        old = await them.supervisor.endpoints("n")
         gate, load = threading.Event(), them._load
         them._load = lambda number: (gate.wait(30), load(number))[1]
         await them.stages[2].end()
-        them.stages[2].condemn("killed")
-        await until(lambda: not them.group.state()["whole"])
-        asked = asyncio.create_task(them.group.endpoints("n"))
+        them.stages[2].mark_dead("killed")
+        await until(lambda: not them.supervisor.state()["whole"])
+        asked = asyncio.create_task(them.supervisor.endpoints("n"))
         await asyncio.sleep(0.1)
         assert not asked.done()
-        them.group.check()
+        them.supervisor.check()
         gate.set()
         new = await asyncio.wait_for(asked, 30)
         assert (new.last != old.last, new.generation > old.generation) == (True, True)
@@ -267,13 +267,13 @@ async def test_a_stage_that_cannot_load_again_fails_the_health_check_with_the_re
     async with supervised() as them:
         them.broken.add(1)
         await them.stages[1].end()
-        them.stages[1].condemn("killed")
-        await until(lambda: len(them.group.replacements) == 1)
+        them.stages[1].mark_dead("killed")
+        await until(lambda: len(them.supervisor.replacements) == 1)
         assert them.started == [0, 1, 2, 1, 1]
         with pytest.raises(TargetLostError, match=r"stage 1 could not be replaced: .*model\.safetensors is gone"):
-            them.group.check()
+            them.supervisor.check()
         with pytest.raises(TargetLostError, match="could not be replaced"):
-            await them.group.endpoints("n")
+            await them.supervisor.endpoints("n")
         assert not any(stage.worker is not None and stage.worker.is_alive for stage in them.stages.values())
 
 
@@ -281,10 +281,10 @@ async def test_a_replacement_that_takes_too_long_fails_the_health_check(supervis
     async with supervised(limit=0.3) as them:
         gate, load = threading.Event(), them._load
         them._load = lambda number: (gate.wait(30), load(number))[1]
-        them.stages[0].condemn("killed")
-        await until(lambda: len(them.group.replacements) == 1)
+        them.stages[0].mark_dead("killed")
+        await until(lambda: len(them.supervisor.replacements) == 1)
         with pytest.raises(TargetLostError, match=r"it took longer than 0\.3 s"):
-            them.group.check()
+            them.supervisor.check()
         gate.set()
 
 
@@ -293,8 +293,8 @@ async def test_two_lost_stages_are_replaced_together(supervised: Supervise) -> N
         wanted = (await them.answer()).results
         for number in (0, 2):
             await them.stages[number].end()
-            them.stages[number].condemn("killed")
-        await until(lambda: bool(them.group.replacements) and them.group.state()["whole"])
+            them.stages[number].mark_dead("killed")
+        await until(lambda: bool(them.supervisor.replacements) and them.supervisor.state()["whole"])
         assert sorted(them.started) == [0, 0, 1, 2, 2]
         assert (await them.answer()).results == wanted
 
@@ -305,7 +305,7 @@ async def test_a_start_that_fails_leaves_no_stage_running(
     them = Supervised(tiny_checkpoint, info, 2, tmp_path, 60.0)
     them.broken.add(1)
     with pytest.raises(TargetLostError, match=r"model\.safetensors is gone"):
-        await them.group.start()
+        await them.supervisor.start()
     assert not any(stage.worker is not None and stage.worker.is_alive for stage in them.stages.values())
 
 
@@ -315,7 +315,7 @@ async def test_a_target_that_cannot_be_planned_fails_the_start_with_the_reason_a
     them = Supervised(tiny_checkpoint, info, 3, tmp_path, 60.0)
     them.stages[0].refusal = "layer_split is 1,2"
     with pytest.raises(ConfigError, match="layer_split is 1,2"):
-        await them.group.start()
+        await them.supervisor.start()
     assert [stage.is_dead for stage in them.stages.values()] == [True, True, True]
     assert all(stage.worker is None for stage in them.stages.values())
 
@@ -327,7 +327,7 @@ async def test_stages_that_share_no_link_fail_the_start_with_the_reason(
     them = Supervised(tiny_checkpoint, info, 3, tmp_path, 60.0)
     them.stages[odd].transport = "gloo"
     with pytest.raises(ConfigError, match=r"transport offers .* on one stage and .* on the next"):
-        await asyncio.wait_for(them.group.start(), 30)
+        await asyncio.wait_for(them.supervisor.start(), 30)
     assert not any(stage.worker is not None and stage.worker.is_alive for stage in them.stages.values())
 
 
@@ -335,17 +335,17 @@ async def test_a_replacement_that_shares_no_link_gives_the_pipeline_up_with_the_
     async with supervised() as them:
         them.transports[1] = "gloo"
         await them.stages[1].end()
-        them.stages[1].condemn("killed")
-        await until(lambda: len(them.group.replacements) == 1)
+        them.stages[1].mark_dead("killed")
+        await until(lambda: len(them.supervisor.replacements) == 1)
         waiting = asyncio.create_task(them.answer())  # whoever connects finds out
-        await until(lambda: len(them.group.replacements) == 2)
+        await until(lambda: len(them.supervisor.replacements) == 2)
         waiting.cancel()
         assert them.started == [0, 1, 2, 1]
         with pytest.raises(TargetLostError, match="transport offers socket on one stage and gloo on the next"):
-            them.group.check()
+            them.supervisor.check()
 
 
 async def test_a_router_out_of_a_unix_sockets_reach_hears_which_flag_is_wrong(supervised: Supervise) -> None:
     async with supervised(2) as them:
         with pytest.raises(ConfigError, match=r"--transport\) is unix, but the router is on another node"):
-            await them.group.endpoints("another")
+            await them.supervisor.endpoints("another")
