@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
-from app.version import VERSION
 from engine.errors import SpectraError
 
 DESCRIPTION = """\
@@ -20,33 +21,53 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
   spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
+COMMANDS = {
+    "serve": "start the OpenAI-compatible server",
+    "generate": "complete prompts offline",
+    "bench": "compare methods on the same prompts",
+    "load": "load an OpenAI-compatible server and report what clients see",
+    "heads": "find the attention heads that pld-plus-a reads",
+    "corpus": "build snapshots of text for retrieval, and look after them",
+}
+
+
+class Command(argparse.ArgumentParser):
+    """A command's parser. Its module, which adds the arguments, is imported when the command is the one given."""
+
+    def __init__(self, module: str = "", **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self._module = module
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As every parser does, the arguments added before."""
+        if self._module:
+            import_module(self._module).add_arguments(self)
+            self._module = ""
+        return super().parse_known_args(args, namespace)
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for, not before."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from app.version import VERSION
+
+        print(f"spectra-serve {VERSION}")
+        parser.exit()
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from app.commands import bench as bench_command
-    from app.commands import corpus as corpus_command
-    from app.commands import generate as generate_command
-    from app.commands import heads as heads_command
-    from app.commands import load as load_command
-    from app.commands import serve as serve_command
-
-    top = argparse.ArgumentParser(
-        prog="spectra", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    top.add_argument("--version", action="version", version=f"spectra-serve {VERSION}")
+    top = Command(prog="spectra", description=DESCRIPTION)
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve_command.add(commands)
-    generate_command.add(commands)
-    bench_command.add(commands)
-    load_command.add(commands)
-    heads_command.add(commands)
-    corpus_command.add(commands)
+    for name, says in COMMANDS.items():
+        commands.add_parser(name, help=says, module=f"app.commands.{name}")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; what a user did wrong is one line on stderr and status 2."""
+    """Entry point; a mistake of the user's is one line on stderr and status 2."""
     arguments = parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
@@ -55,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output, such as head, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails to flush at exit
         return 141
     return status

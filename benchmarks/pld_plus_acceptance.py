@@ -17,7 +17,7 @@ import torch
 
 from app.demo.paths import DEMO_TARGET
 from app.inputs.cache import model_hash
-from app.inputs.prompts import read_questions
+from app.inputs.prompts import Question, read_questions
 from app.speculation.calibration_prompts import PROMPTS
 from app.speculation.heads import encoded, find, longest_prompt
 from benchmarks.acceptance import report
@@ -51,15 +51,15 @@ def table(n_layers: int, heads: Heads) -> dict[str, Row]:
     }
 
 
-def prompt_texts(folder: Path, categories: str | None, per_kind: int) -> dict[str, list[str]]:
+def chosen_prompts(folder: Path, categories: str | None, per_kind: int) -> dict[str, list[Question]]:
     """Kind -> its prompts, spread evenly over the file."""
     if categories is None:
-        return {kind: [one.turns[0] for one in asked] for kind, asked in questions(folder, per_kind).items()}
+        return questions(folder, per_kind)
     every = read_questions(folder / "spec_bench.jsonl")
     chosen = {}
     for category in categories.split(","):
-        texts = [question.turns[0] for question in every if question.category == category]
-        chosen[category] = texts[:: max(1, len(texts) // per_kind)][:per_kind]
+        asked = [question for question in every if question.category == category]
+        chosen[category] = asked[:: max(1, len(asked) // per_kind)][:per_kind]
     return chosen
 
 
@@ -78,9 +78,10 @@ def main() -> None:
     torch.set_num_threads(1)
     target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
     longest = longest_prompt(target, arguments.max_new_tokens)
-    asked = prompt_texts(arguments.prompts, arguments.categories, arguments.per_kind)
-    prompts = {kind: encoded(arguments.model, texts, longest) for kind, texts in asked.items()}
-    found = find(target, model_hash(arguments.model), encoded(arguments.model, PROMPTS, longest_prompt(target)))
+    asked = chosen_prompts(arguments.prompts, arguments.categories, arguments.per_kind)
+    prompts = {kind: encoded(arguments.model, some, longest) for kind, some in asked.items()}
+    calibration = [Question([text]) for text in PROMPTS]
+    found = find(target, model_hash(arguments.model), encoded(arguments.model, calibration, longest_prompt(target)))
     print(f"heads: {', '.join(f'{one.layer}.{one.head} ({one.rate:.2f})' for one in found.heads)}")
     params = SamplingParams(
         max_tokens=arguments.max_new_tokens,

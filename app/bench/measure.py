@@ -13,19 +13,16 @@ from typing import Any
 
 import msgspec
 import torch
-from msgspec.structs import replace
 
 from app.bench.records import Record, RecordFile, Setting, fingerprint
 from app.bench.runs import Bench, Plan
 from app.inputs.cache import model_hash
 from app.inputs.libraries import LibraryAt
-from app.inputs.prompts import Question, read_questions
+from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
-from app.offline.setup import check_flags, load_target, model_path, sampling
+from app.offline.setup import load_target, model_path, sampling, speculator_options
 from app.reporting.progress import bar
-from app.speculation.flags import speculator_options
 from app.version import VERSION
-from engine.errors import ConfigError
 from engine.target.local import LocalTarget, resolve_dtype
 from speculators.pool import SpeculatorPool
 
@@ -48,16 +45,14 @@ UNRECORDED = frozenset(
 """Flags that do not change records, or that the settings hold in another form: questions, dtype, snapshot."""
 
 
-def measure(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
-    """Run the methods; returns all records and the keys that the run adds to the JSON document.
+def measure(arguments: argparse.Namespace, questions: list[Question]) -> tuple[list[Record], dict[str, Any]]:
+    """Run the methods on ``questions``; returns all records and the keys that the run adds to the JSON document.
 
     Raises:
         ConfigError: a method or question cannot be run, or the folder holds records of other settings; nothing was run.
         KeyboardInterrupt: Ctrl-C; the records are kept.
     """
-    check(arguments)
     torch.set_num_threads(arguments.threads)
-    questions = read(arguments)
     path = model_path(arguments.model)
     target = load_target(arguments)
     options = speculator_options(arguments, path, target.info.spec, target)
@@ -81,40 +76,6 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Record], dict[str, Any]
         "fingerprint": fingerprint(settings),
         "settings": settings,
     }
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError if a value is out of range; the message names the flag. Comes before anything loads."""
-    for temperature in arguments.temperatures:
-        check_flags(argparse.Namespace(**vars(arguments), temperature=temperature))
-    per_category = 1 if arguments.per_category is None else arguments.per_category
-    least = {
-        "--repeats": (arguments.repeats, 1),
-        "--warm-passes": (arguments.warm_passes, 0),
-        "--per-category": (per_category, 1),
-    }
-    for flag, (value, smallest) in least.items():
-        if value < smallest:
-            raise ConfigError(f"{flag} is {value}; it must be at least {smallest}")
-
-
-def read(arguments: argparse.Namespace) -> list[Question]:
-    """The questions the flags ask for, each with a category.
-
-    Raises:
-        ConfigError: a file is wrong, or there is no question.
-    """
-    questions: list[Question] = []
-    taken: dict[str, int] = {}
-    for path in arguments.prompts:
-        for question in read_questions(path, arguments.limit):
-            category = question.category or path.stem
-            taken[category] = taken.get(category, 0) + 1
-            if arguments.per_category is None or taken[category] <= arguments.per_category:
-                questions.append(replace(question, category=category))
-    if not questions:
-        raise ConfigError("--prompts: the files hold no question")
-    return questions
 
 
 def _notes(plan: Plan) -> list[str]:

@@ -201,7 +201,7 @@ class Bench:
 
 def first_prompt(tokenizer: PreTrainedTokenizerFast, question: Question, raw: bool) -> list[int]:
     """Token ids of a question's first turn, as ``Generator`` encodes it."""
-    return encode_raw(tokenizer, question.turns[0]) if raw else encode_chat(tokenizer, Conversation(question, []).ask())
+    return encode_raw(tokenizer, question.text) if raw else encode_chat(tokenizer, Conversation(question).ask())
 
 
 def rotated(methods: Sequence[str], by: int) -> list[str]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.commands.generate import add_model, add_sampling
-from app.commands.replay_flags import add_replay, refuse_replay_flags
-from app.speculation.flags import add_speculation
+from app.commands.replay_flags import add_replay, check_replay, refuse_replay_flags
+from app.inputs.prompts import read_categories
+from app.offline.flags import add_model, add_sampling, add_speculation, check_flags
 from engine.errors import ConfigError
 
 DESCRIPTION = """\
@@ -26,28 +26,22 @@ exit status: 0; 1 if an output differs although it must not (float32; coupled ve
 COLD, WARM = "cold", "warm"
 
 
-def add(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "bench",
-        help="compare methods on the same prompts",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        conflict_handler="resolve",  # --temperature is a list here
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Make ``parser`` that of ``spectra bench``."""
+    parser.description = DESCRIPTION
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--prompts",
         type=Path,
         nargs="+",
         metavar="F.jsonl",
-        help="questions, one JSON object per line; a file's name is the category of its questions without one",
+        help="prompts, one JSON object per line; a file's name is the category of its prompts without one",
     )
     add_replay(parser, source)
-    parser.add_argument("--limit", type=int, metavar="K", help="only the first K questions of each file")
-    parser.add_argument("--per-category", type=int, metavar="K", help="only the first K questions of each category")
+    parser.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each file")
+    parser.add_argument("--per-category", type=int, metavar="K", help="only the first K prompts of each category")
     parser.add_argument("--raw", action="store_true", help="no chat template, first turns only")
-    add_methods(parser)
+    _add_methods(parser)
     add_model(parser)
     add_sampling(parser)
     parser.add_argument(
@@ -66,7 +60,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def add_methods(parser: argparse.ArgumentParser) -> None:
+def _add_methods(parser: argparse.ArgumentParser) -> None:
     """Flags that say what is compared, and how often."""
     parser.add_argument(
         "--methods",
@@ -105,23 +99,28 @@ def add_methods(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure what is not measured yet; print tables and the document."""
-    from app.bench.report import publish
-    from app.reporting.documents import as_line
-
     if arguments.warm_passes is None:
         arguments.warm_passes = 0 if arguments.replay is None else 1
 
     if arguments.replay is not None:
+        check_replay(arguments)
+
         from app.commands.replay import replay
+        from app.reporting.documents import as_line
 
         print(as_line(replay(arguments)), flush=True)
         return 0
     refuse_replay_flags(arguments)
     if arguments.out is None:
         raise ConfigError("--out DIR is needed: records, tables and plots go there")
-    from app.bench.measure import measure
+    _check(arguments)
+    questions = read_categories(arguments.prompts, arguments.limit, arguments.per_category)
 
-    records, facts = measure(arguments)
+    from app.bench.measure import measure  # torch takes seconds to load, a wrong flag none
+    from app.bench.report import publish
+    from app.reporting.documents import as_line
+
+    records, facts = measure(arguments, questions)
     result = publish(records, facts, arguments.out)
     print(as_line(result), flush=True)
     if result["identical_to_autoregressive"] is not False:
@@ -130,6 +129,17 @@ def run(arguments: argparse.Namespace) -> int:
     allowed = "" if broken else ", which their settings allow"
     print(f"spectra: some outputs differ from autoregressive decoding's{allowed}: see 'identical'", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises SpectraError if a flag's value is wrong; the message names it."""
+    for temperature in arguments.temperatures:
+        check_flags(arguments, temperature, *arguments.methods)
+    least = {"repeats": 1, "warm_passes": 0, "per_category": 1}
+    for name, smallest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < smallest:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {smallest}")
 
 
 def breaks_promise(result: Mapping[str, Any], dtype: str, verification: str) -> bool:
@@ -147,7 +157,7 @@ def _listed(text: str, what: str) -> list[str]:
 
 
 def _methods(text: str) -> list[str]:
-    reference = "autoregressive"  # engine.scheduling.drafting.AUTOREGRESSIVE, which would load torch
+    reference = "autoregressive"
     return [reference, *(name for name in _listed(text, "method") if name != reference)]
 
 

@@ -33,12 +33,8 @@ last line of stdout is one JSON document.
 
 def add(actions: Any) -> None:
     """Add the action."""
-    parser = actions.add_parser(
-        "build",
-        help="score texts, keep the likely ones, write a snapshot",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = actions.add_parser("build", help="score texts, keep the likely ones, write a snapshot")
+    parser.description = DESCRIPTION
     _add_texts(parser)
     _add_choice(parser)
     _add_scoring(parser)

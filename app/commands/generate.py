@@ -9,82 +9,50 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.speculation.flags import add_speculation
+from app.inputs.prompts import Question, read_questions
+from app.offline.flags import add_model, add_sampling, add_speculation, check_flags
 
 if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
     from app.offline.generator import Answer
 
 DESCRIPTION = """\
-Complete a prompt, or every question of a JSONL file ({"question_id", "category", "turns": [..]} per line), on this
+Complete a prompt, or every line of a JSONL file ({"prompt": ..}, {"turns": [..]} or {"messages": [..]}), on this
 machine, without a server. With --json, one JSON object per turn on stdout: text, token ids, and what speculation did.
 The text does not depend on --method: speculation is lossless.
 """
 
 
-def add(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "generate",
-        help="complete prompts offline",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_input(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Make ``parser`` that of ``spectra generate``."""
+    parser.description = DESCRIPTION
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="one prompt")
+    source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
+    parser.add_argument("--limit", type=int, metavar="K", help="only the first K prompts")
+    parser.add_argument("--raw", action="store_true", help="no chat template, first turns only")
     add_model(parser)
     add_sampling(parser)
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     add_speculation(parser)
     parser.add_argument("--method", default="auto", help="speculation, e.g. pld (default: auto)")
     parser.add_argument("--json", action="store_true", help="one JSON object per turn instead of text")
     parser.set_defaults(run=run)
 
 
-def add_input(parser: argparse.ArgumentParser) -> None:
-    """Flags that say what to complete."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="one prompt")
-    source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="questions, one JSON object per line")
-    parser.add_argument("--limit", type=int, metavar="K", help="only the first K questions")
-    parser.add_argument("--raw", action="store_true", help="no chat template, first turns only")
-
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Flags that say what runs, and how."""
-    parser.add_argument("--model", default="demo", help="directory or hub id (default: the demo model)")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--stages", type=int, default=1, metavar="P", help="pipeline stages, in this process")
-    parser.add_argument(
-        "--layer-split", default="auto", metavar="S", help="auto, even, measured, or counts: 22,20,20,18"
-    )
-    parser.add_argument("--stage-memory-gib", metavar="X[,X..]", help="GiB of weights and KV a stage may take")
-    parser.add_argument("--quantization", choices=["int8"], help="int8 matrices in the layers (extra int8)")
-    parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="questions side by side (default: 1)")
-    parser.add_argument("--kv-gib", type=float, default=0.5, metavar="X", help="KV cache, GiB (default: 0.5)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="intra-op threads (default: 1)")
-
-
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Flags of the request."""
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per turn (default: 128)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus (default: 1)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: no limit (default: 0)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling noise (default: 0)")
-    parser.add_argument(
-        "--verification", choices=("coupled", "rejection"), default="coupled", help="lossless both (default: coupled)"
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Generate and print."""
-    import torch
+    check_flags(arguments, arguments.temperature, arguments.method)
+    if arguments.prompt is None:
+        asked = read_questions(arguments.prompts, arguments.limit)
+    else:
+        asked = [Question([arguments.prompt])]
+
+    import torch  # takes seconds, a wrong flag none
     from tqdm import tqdm
 
-    from app.offline.setup import check_flags, generator, questions
+    from app.offline.setup import generator
 
-    check_flags(arguments)
     torch.set_num_threads(arguments.threads)
-    asked = questions(arguments)
     made = generator(arguments, arguments.method)
     turns = [1 if arguments.raw else len(question.turns) for question in asked]
     bar = tqdm(total=sum(turns), unit="turn", file=sys.stderr, disable=sum(turns) < 2)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from app.commands.generate import add_model
+from app.inputs.prompts import Question, read_questions
+from app.offline.flags import add_model, check_flags
+from app.speculation.calibration_prompts import PROMPTS
+from engine.errors import ConfigError
 
 if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
     from speculators.pld_plus.induction_heads import HeadsFile
@@ -20,51 +23,45 @@ Without a prompt file, built-in prompts are used: summaries, questions, edits, c
 SHOWN = 10  # heads in the printed table
 
 
-def add(commands: Any) -> None:
-    """Add the subcommand."""
-    heads = commands.add_parser("heads", help="find the attention heads that pld-plus-a reads")
-    actions = heads.add_subparsers(dest="action", required=True, metavar="ACTION")
-    parser = actions.add_parser(
-        "find",
-        help="count which heads copy, and write the best to a file",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_model(parser)
-    parser.add_argument("--prompts", type=Path, metavar="F.jsonl", help="questions, one JSON object per line")
-    parser.add_argument("--limit", type=int, metavar="K", help="only the first K questions")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default: 64)")
-    parser.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Make ``parser`` that of ``spectra heads``."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    find = actions.add_parser("find", help="count which heads copy, and write the best to a file")
+    find.description = DESCRIPTION
+    add_model(find)
+    find.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
+    find.add_argument("--limit", type=int, metavar="K", help="only the first K prompts")
+    find.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="per prompt (default: 64)")
+    find.add_argument(
         "--keep", type=int, metavar="K", help="heads to keep (default: 50, or a sixth of all if that is less)"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the heads file to write")
+    find.add_argument("--out", type=Path, required=True, metavar="FILE", help="the heads file to write")
     # Not asked for here, but checked with the flags of the other offline commands.
-    parser.set_defaults(run=run, temperature=0.0, top_p=1.0, top_k=0, max_nodes=0)
+    find.set_defaults(run=run, top_p=1.0, top_k=0, max_nodes=0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Find, write, report."""
-    import torch
+    check_flags(arguments, temperature=0.0)
+    if arguments.keep is not None and arguments.keep < 1:
+        raise ConfigError(f"--keep is {arguments.keep}; it must be at least 1")
+    if arguments.prompts is None:
+        asked = [Question([text]) for text in PROMPTS[: arguments.limit]]
+    else:
+        asked = read_questions(arguments.prompts, arguments.limit)
+
+    import torch  # takes seconds, a wrong flag none
     from tqdm import tqdm
 
     from app.inputs.cache import model_hash
-    from app.inputs.prompts import read_questions
-    from app.offline.setup import check_flags, load_target, model_path
-    from app.speculation.calibration_prompts import PROMPTS
+    from app.offline.setup import load_target, model_path
     from app.speculation.heads import encoded, find, longest_prompt
-    from engine.errors import ConfigError
     from speculators.pld_plus.induction_heads import write_heads
 
-    check_flags(arguments)
-    if arguments.keep is not None and arguments.keep < 1:
-        raise ConfigError(f"--keep is {arguments.keep}; it must be at least 1")
     torch.set_num_threads(arguments.threads)
-    texts: list[str] | tuple[str, ...] = PROMPTS[: arguments.limit]
-    if arguments.prompts is not None:
-        texts = [question.turns[0] for question in read_questions(arguments.prompts, arguments.limit)]
     path, size = model_path(arguments.model), arguments.batch_size
     target = load_target(arguments)
-    prompts = encoded(path, texts, longest_prompt(target, arguments.max_new_tokens))
+    prompts = encoded(path, asked, longest_prompt(target, arguments.max_new_tokens))
     with tqdm(total=len(prompts), unit="prompt", file=sys.stderr, disable=len(prompts) < 2) as bar:
         found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_new_tokens, size, bar.update)
     write_heads(arguments.out, found)

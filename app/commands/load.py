@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from app.inputs.prompts import CHAT, COMPLETIONS, read_bodies
 from app.load.arrivals import FIXED, POISSON
-from app.load.prompts import CHAT, COMPLETIONS
 from engine.errors import ConfigError
 
 KEY_VARIABLE = "SPECTRA_LOAD_API_KEY"
@@ -36,14 +36,9 @@ exit status: 0; 1 if a request failed for good (a 429 counts) or answers to the 
 """
 
 
-def add(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "load",
-        help="load an OpenAI-compatible server and report what clients see",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Make ``parser`` that of ``spectra load``."""
+    parser.description = DESCRIPTION
     _add_server(parser.add_argument_group("server"))
     _add_loop(parser.add_argument_group("load"))
     _add_request(parser.add_argument_group("requests"))
@@ -154,7 +149,6 @@ def _wrong(found: Any, said: list[str]) -> list[str]:
 def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Settings and plan of the flags; asks the server for its model only if it must."""
     from app.load.plan import Plan
-    from app.load.prompts import prompts_of
     from app.load.run import model_at
     from app.load.settings import Load, base_of, common_fields, distinct_of
     from app.load.slo import parse_slo
@@ -163,7 +157,7 @@ def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")
     unlimited = arguments.requests is None and arguments.duration is None
     requests = DEFAULT_REQUESTS if unlimited else arguments.requests
-    prompts = prompts_of(arguments.prompts, arguments.endpoint)
+    prompts = read_bodies(arguments.prompts, arguments.endpoint)
     key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     load = Load(
         base=base_of(arguments.url),

@@ -1,12 +1,21 @@
-"""Flags of ``spectra bench --replay``; loads nothing heavy."""
+"""Flags of ``spectra bench --replay`` and their checks; loads nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from app.demo.paths import DEMO, DEMO_TARGET
+from app.offline.flags import add_model, add_sampling, add_speculation
 from engine.errors import ConfigError
+from speculators.methods import method_names
+
+if TYPE_CHECKING:
+    from app.inputs.libraries import LibraryAt
+
+USED = ("max_nodes", "retrieval", "retrieval_namespace")
+"""Flags about models, sampling and speculation that a replay honours; a recorded answer was sampled long ago."""
 
 
 def add_replay(parser: argparse.ArgumentParser, source: Any) -> None:
@@ -43,3 +52,53 @@ def refuse_replay_flags(arguments: argparse.Namespace) -> None:
     for name in ("tokenizer", "source", "split", "history"):
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--{name} goes with --replay")
+
+
+def check_replay(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError if a flag is missing or out of range; the message names it. Comes before anything is read."""
+    if arguments.tokenizer is None:
+        raise ConfigError("--replay needs --tokenizer DIR: the recorded texts have to become tokens")
+    if not tokenizer_folder(arguments).is_dir():
+        raise ConfigError(f"--tokenizer {arguments.tokenizer}: no such directory")
+    _check_meaning(arguments)
+    if arguments.split is not None and arguments.history:
+        raise ConfigError("--split and --history both say what the history is: give one of them")
+    if arguments.split is not None and not 0 < arguments.split < 1:
+        raise ConfigError(f"--split is {arguments.split}; it must be above 0 and below 1")
+    least = {"limit": 1, "per_category": 1, "max_nodes": 0, "warm_passes": 0}
+    for name, smallest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < smallest:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {smallest}")
+    for method in arguments.methods:
+        method_names(method)
+    library(arguments)
+
+
+def _check_meaning(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be honoured, as far as it differs from its default."""
+    parser = argparse.ArgumentParser()
+    add_model(parser)
+    add_sampling(parser)
+    add_speculation(parser)
+    defaults = {**vars(parser.parse_args([])), "temperatures": [0.0], "repeats": 1, "raw": False}
+    for name, default in defaults.items():
+        if name not in USED and getattr(arguments, name, default) != default:
+            flag = name.removesuffix("s") if name == "temperatures" else name.replace("_", "-")
+            raise ConfigError(f"--{flag} means nothing to a replay, which has neither a model nor sampling")
+
+
+def tokenizer_folder(arguments: argparse.Namespace) -> Path:
+    """The folder that ``--tokenizer`` names."""
+    return DEMO_TARGET if arguments.tokenizer == DEMO else Path(arguments.tokenizer).expanduser()
+
+
+def library(arguments: argparse.Namespace) -> LibraryAt | None:
+    """What makes the library that ``--retrieval`` names.
+
+    Raises:
+        ConfigError: there is nothing of that name.
+    """
+    from app.inputs.libraries import library_at
+
+    return library_at(arguments.retrieval, str(tokenizer_folder(arguments)), arguments.retrieval_namespace)

@@ -20,14 +20,9 @@ Every flag below is also a key of build_app's arguments in a Ray Serve config fi
 """
 
 
-def add(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "serve",
-        help="start the OpenAI-compatible server",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Make ``parser`` that of ``spectra serve``."""
+    parser.description = DESCRIPTION
     parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     parser.add_argument("--ray-address", help="join a running Ray cluster ('auto') instead of starting one")

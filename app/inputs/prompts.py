@@ -1,10 +1,18 @@
-"""Prompt files in Spec-Bench's form, and prompts as token ids."""
+"""Prompt files: JSON lines in any of three forms, read here for every command; and prompts as token ids.
+
+  {"turns": [..]}      questions of one conversation, as in Spec-Bench; each is asked after the answer to the last
+  {"prompt": ..}       one text (or token ids, which only ``spectra load --endpoint completions`` takes)
+  {"messages": [..]}   a conversation as the OpenAI API takes it; its last message is asked
+
+``question_id`` and ``category`` may stand beside them; further keys are allowed and ignored.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -13,13 +21,33 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+T = TypeVar("T")
 
-class Question(msgspec.Struct, frozen=True):
-    """One line of a prompt file; further keys are allowed there and ignored."""
+CHAT, COMPLETIONS = "chat", "completions"  # endpoints
+BUILTIN = (
+    "Write a Python function that merges two sorted lists.",
+    "Explain what a hash table is and when to use one.",
+    "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "Implement a class for a bank account with deposit and withdraw methods.",
+    "A train travels 60 miles in 1.5 hours. What is its average speed?",
+    "What are the advantages of a balanced diet?",
+    "Write a Python function that counts the words of a text file.",
+)
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is asked of a model that runs in this process."""
 
     turns: list[str]
     question_id: int | str = ""
     category: str = ""
+    context: list[dict[str, str]] = []  # messages before the first turn
+
+    @property
+    def text(self) -> str:
+        """The first turn without a chat template: the messages before it are paragraphs."""
+        return "\n\n".join([*(message["content"] for message in self.context), self.turns[0]])
 
 
 @dataclass(slots=True)
@@ -27,7 +55,7 @@ class Conversation:
     """A question being answered turn by turn."""
 
     question: Question
-    messages: list[dict[str, str]]  # what the chat template gets
+    messages: list[dict[str, str]] = field(default_factory=list)  # turns asked so far, each with its answer
 
     @property
     def turn(self) -> int:
@@ -40,43 +68,136 @@ class Conversation:
         return self.turn >= len(self.question.turns)
 
     def ask(self) -> list[dict[str, str]]:
-        """The messages up to and with the next question."""
-        return [*self.messages, {"role": "user", "content": self.question.turns[self.turn]}]
+        """What the chat template gets: all messages up to and with the next turn."""
+        asked = {"role": "user", "content": self.question.turns[self.turn]}
+        return [*self.question.context, *self.messages, asked]
 
     def answer(self, text: str) -> None:
-        """Take the answer to the question last asked."""
-        self.messages = [*self.ask(), {"role": "assistant", "content": text}]
+        """Take the answer to the turn last asked."""
+        asked = {"role": "user", "content": self.question.turns[self.turn]}
+        self.messages = [*self.messages, asked, {"role": "assistant", "content": text}]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a prompt file."""
+
+    turns: list[str] | None = None
+    prompt: str | list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    question_id: int | str = ""
+    category: str = ""
+
+    def question(self) -> Question:
+        """The line for a model in this process.
+
+        Raises:
+            ConfigError: the line holds token ids, or messages that are not texts ending with a user's.
+        """
+        if self.messages:
+            return Question([_content(self.messages)], self.question_id, self.category, self.messages[:-1])
+        if self.turns:
+            return Question(self.turns, self.question_id, self.category)
+        if not isinstance(self.prompt, str):
+            raise ConfigError("has token ids as prompt, which only 'spectra load' takes")
+        return Question([self.prompt], self.question_id, self.category)
+
+    def body(self, endpoint: str) -> dict[str, Any]:
+        """What the line adds to the body of a request; of several turns only the first is asked.
+
+        Raises:
+            ConfigError: the endpoint cannot be asked so.
+        """
+        if self.messages:
+            if endpoint != CHAT:
+                raise ConfigError("has messages, which only --endpoint chat takes")
+            return {"messages": self.messages}
+        prompt = self.turns[0] if self.turns else self.prompt
+        if endpoint == COMPLETIONS:
+            return {"prompt": prompt}
+        if not isinstance(prompt, str):
+            raise ConfigError("has token ids as prompt, which only --endpoint completions takes")
+        return {"messages": [{"role": "user", "content": prompt}]}
 
 
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
-    """The questions of a JSONL file.
+    """The first ``limit`` (None: all) questions of a file.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is not of the form; the message names it.
+        ConfigError: the file cannot be read, is empty, or a line is none of the forms; the message names it.
+    """
+    return _read(path, Line.question)[:limit]
+
+
+def read_categories(paths: list[Path], limit: int | None, per_category: int | None) -> list[Question]:
+    """The first ``limit`` questions of every file, of each category the first ``per_category`` (None: all).
+
+    A question without a category has the name of its file as one.
+
+    Raises:
+        ConfigError: as ``read_questions`` does.
     """
     questions: list[Question] = []
+    taken: dict[str, int] = {}
+    for path in paths:
+        for question in read_questions(path, limit):
+            category = question.category or path.stem
+            taken[category] = taken.get(category, 0) + 1
+            if per_category is None or taken[category] <= per_category:
+                questions.append(msgspec.structs.replace(question, category=category))
+    return questions
+
+
+def read_bodies(path: Path | None, endpoint: str) -> list[dict[str, Any]]:
+    """What each line of a file (None: each built-in prompt) adds to the body of a request to ``endpoint``.
+
+    Raises:
+        ConfigError: the file cannot be read, is empty, or a line cannot be asked; the message names it.
+    """
+    if path is None:
+        return [Line(prompt=text).body(endpoint) for text in BUILTIN]
+    return _read(path, lambda line: line.body(endpoint))
+
+
+def _read(path: Path, convert: Callable[[Line], T]) -> list[T]:
     try:
         # Lines end with newlines only: JSON strings may hold what else ``splitlines`` takes for an end.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
-        raise ConfigError(f"--prompts {path}: {error.strerror}") from error
+        raise ConfigError(f"--prompts {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--prompts {path} is not UTF-8: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    found = []
+    for number, raw in enumerate(lines, start=1):
+        if not raw.strip():
             continue
         try:
-            question = msgspec.json.decode(line, type=Question)
+            line = msgspec.json.decode(raw, type=Line)
+            given = [name for name in ("turns", "prompt", "messages") if getattr(line, name)]
+            if len(given) != 1:
+                none = " and ".join(given) or "none"
+                raise ConfigError(f"has {none} of turns, prompt, messages; it needs exactly one")
+            found.append(convert(line))
         except msgspec.DecodeError as error:
             raise ConfigError(f"--prompts {path}, line {number}: {error}") from error
-        if not question.turns:
-            raise ConfigError(f"--prompts {path}, line {number}: turns is empty; it needs at least one")
-        questions.append(question)
-    return questions[:limit]
+        except ConfigError as error:
+            raise ConfigError(f"--prompts {path}, line {number} {error}") from error
+    if not found:
+        raise ConfigError(f"--prompts {path} has no lines; it needs at least one prompt")
+    return found
+
+
+def _content(messages: list[dict[str, Any]]) -> str:
+    """The text of the last message, which is a user's."""
+    for message in messages:
+        if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
+            raise ConfigError('has a message that is not {"role": .., "content": ..} with texts')
+    if messages[-1]["role"] != "user":
+        raise ConfigError(f"has messages that end with role {messages[-1]['role']!r}; the last must be the user's")
+    return str(messages[-1]["content"])
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> list[int]:
-    """Ids of a conversation; the chat template writes all special tokens itself.
+    """Token ids of a conversation; the chat template writes all special tokens itself.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -88,5 +209,5 @@ def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str
 
 
 def encode_raw(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Ids of a text with the tokenizer's own special tokens."""
+    """Token ids of a text with the tokenizer's own special tokens."""
     return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=True).ids)

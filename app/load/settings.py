@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.inputs.prompts import CHAT
 from app.load.arrivals import POISSON
-from app.load.prompts import CHAT
 from app.load.slo import Slo
 from engine.errors import ConfigError
 

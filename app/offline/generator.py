@@ -91,7 +91,7 @@ class Generator:
 
     def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[Answer]:
         """Every turn's answer, as it is complete; turns of one question in order."""
-        todo = [_Turn(i, Conversation(q, [])) for i, q in enumerate(questions)][::-1]
+        todo = [_Turn(i, Conversation(q)) for i, q in enumerate(questions)][::-1]
         running: dict[int, _Turn] = {}
         while todo or running:
             while todo and len(running) < batch_size:
@@ -106,7 +106,7 @@ class Generator:
 
     def _submit(self, conversation: Conversation) -> int:
         if self._raw:
-            prompt = encode_raw(self._tokenizer, conversation.question.turns[0])
+            prompt = encode_raw(self._tokenizer, conversation.question.text)
         else:
             prompt = encode_chat(self._tokenizer, conversation.ask())
         return self._engine.submit(Job(prompt, self._params, self._method, self._max_nodes))

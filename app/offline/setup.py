@@ -10,10 +10,12 @@ import torch
 from app.config.split import stage_memory
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.inputs.cache import cache_folder
-from app.inputs.prompts import Question, read_questions
+from app.inputs.libraries import library_at
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.generator import Generator
-from app.speculation.flags import speculator_options
+from app.speculation.drafter import offline_drafter
+from app.speculation.heads import offline_heads, with_model
+from app.speculation.step_costs import offline_costs
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.model.loader import load_spec
@@ -24,17 +26,7 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import GIB, TargetOptions
 from speculators.pool import SpeculatorPool
-
-
-def questions(arguments: argparse.Namespace) -> list[Question]:
-    """What the flags ask for.
-
-    Raises:
-        ConfigError: the prompt file is wrong.
-    """
-    if arguments.prompt is not None:
-        return [Question([arguments.prompt])]
-    return read_questions(arguments.prompts, arguments.limit)
+from speculators.registry import SpeculatorOptions
 
 
 def model_path(model: str) -> Path:
@@ -49,6 +41,8 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         ConfigError: a flag is wrong.
         UnsupportedModelError: the checkpoint cannot be run.
     """
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"--device is {arguments.device}, but torch sees no such device here")
     path = model_path(arguments.model)
     options = TargetOptions(
         model=str(path),
@@ -71,30 +65,6 @@ def check_stages(spec: ModelSpec, stages: int) -> None:
         raise ConfigError(f"--stages is {stages}; it must be 1 to {spec.n_layers}, the model's number of layers")
 
 
-def check_flags(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError if a value is out of range; the message names the flag. Comes before anything loads."""
-    is_cuda = arguments.device.partition(":")[0] == "cuda"
-    limit = 1 if arguments.limit is None else arguments.limit
-    checks = {
-        "--limit": (limit >= 1, arguments.limit, "at least 1"),
-        "--threads": (arguments.threads >= 1, arguments.threads, "at least 1"),
-        "--stages": (arguments.stages >= 1, arguments.stages, "at least 1"),
-        "--kv-gib": (0 < arguments.kv_gib < float("inf"), arguments.kv_gib, "above 0"),
-        "--device": (is_cuda or arguments.device == "cpu", arguments.device, "cpu or cuda"),
-        "--max-new-tokens": (arguments.max_new_tokens >= 1, arguments.max_new_tokens, "at least 1"),
-        "--temperature": (0 <= arguments.temperature <= 2, arguments.temperature, "0 to 2"),
-        "--top-p": (0 < arguments.top_p <= 1, arguments.top_p, "above 0, at most 1"),
-        "--top-k": (arguments.top_k >= 0, arguments.top_k, "0 (no limit) or more"),
-        "--batch-size": (arguments.batch_size >= 1, arguments.batch_size, "at least 1"),
-        "--max-nodes": (arguments.max_nodes >= 0, arguments.max_nodes, "0 or more"),
-    }
-    for flag, (is_right, value, right) in checks.items():
-        if not is_right:
-            raise ConfigError(f"{flag} is {value}; it must be {right}")
-    if is_cuda and not torch.cuda.is_available():
-        raise ConfigError(f"--device is {arguments.device}, but torch sees no such device here")
-
-
 def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingParams:
     """Sampling parameters of every turn; the flags have been checked."""
     return SamplingParams(
@@ -105,6 +75,25 @@ def sampling(arguments: argparse.Namespace, target: LocalTarget) -> SamplingPara
         seed=arguments.seed % 2**64,
         stop_ids=target.info.spec.eos_ids,
         verification=arguments.verification,
+    )
+
+
+def speculator_options(
+    arguments: argparse.Namespace, path: Path, spec: ModelSpec, target: LocalTarget
+) -> SpeculatorOptions:
+    """Settings of every method for ``target``, whose directory is ``path``; it may be run to find its heads.
+
+    Raises:
+        ConfigError: a flag is wrong; the message names it.
+    """
+    return with_model(
+        SpeculatorOptions(
+            draft_model=offline_drafter(arguments, path, spec),
+            retrieval=library_at(arguments.retrieval, str(path), arguments.retrieval_namespace),
+            step_costs=offline_costs(arguments, path, target),
+        ),
+        spec,
+        offline_heads(arguments, path, target),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.inputs.cache import cache_folder, model_hash
-from app.inputs.prompts import encode_chat, encode_raw
+from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
@@ -89,12 +89,12 @@ def find(
     )
 
 
-def encoded(path: Path, texts: Sequence[str], longest: int) -> list[list[int]]:
-    """Prompts of the model in directory ``path``, as a chat if it is a chat model; the last ``longest`` tokens."""
+def encoded(path: Path, questions: Sequence[Question], longest: int) -> list[list[int]]:
+    """First turns for the model in directory ``path``, as a chat if it is a chat model; the last ``longest`` tokens."""
     tokenizer = load_tokenizer(path)
     if not tokenizer.chat_template:
-        return [encode_raw(tokenizer, text)[-longest:] for text in texts]
-    return [encode_chat(tokenizer, [{"role": "user", "content": text}])[-longest:] for text in texts]
+        return [encode_raw(tokenizer, question.text)[-longest:] for question in questions]
+    return [encode_chat(tokenizer, Conversation(question).ask())[-longest:] for question in questions]
 
 
 def longest_prompt(target: LocalTarget, max_new_tokens: int = MAX_NEW_TOKENS) -> int:
@@ -141,7 +141,7 @@ def ensure_heads(path: Path, spec: ModelSpec, file: Path | None, load: Callable[
 
     model = model_hash(path)
     target = load()
-    prompts = encoded(path, PROMPTS, longest_prompt(target))
+    prompts = encoded(path, [Question([text]) for text in PROMPTS], longest_prompt(target))
     with tqdm(total=len(prompts), unit="prompt", desc="finding induction heads", file=sys.stderr) as bar:
         found = find(target, model, prompts, on_prompt=bar.update)
     try:

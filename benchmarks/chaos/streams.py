@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.inputs.prompts import BUILTIN
 from app.load.client import Client, Endpoint, Watcher, open_session
-from app.load.prompts import BUILTIN
 from app.load.records import Break, Record
 
 METHODS = (None, "autoregressive", "pld", "suffix", "spectra-core", "suffix+token-recycling")  # None: the server's

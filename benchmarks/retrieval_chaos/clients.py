@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from app.load.prompts import BUILTIN
+from app.inputs.prompts import BUILTIN
 from benchmarks.retrieval_chaos.answers import Answer, ask
 from benchmarks.server_process import ServerProcess
 

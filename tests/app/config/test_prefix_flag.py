@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
-from app.commands.serve import add, config_from
+from app.cli import parser
+from app.commands.serve import config_from
 from app.config.serve import ServeConfig
 
 
 @pytest.mark.parametrize(("flags", "is_on"), [([], True), (["--prefix-cache", "false"], False)])
 def test_the_flag_reaches_the_scheduler(flags: list[str], is_on: bool) -> None:
-    parser = argparse.ArgumentParser()
-    add(parser.add_subparsers())
-    assert config_from(parser.parse_args(["serve", *flags])).router().scheduler.prefix_cache is is_on
+    assert config_from(parser().parse_args(["serve", *flags])).router().scheduler.prefix_cache is is_on
     assert ServeConfig(prefix_cache=is_on).router().scheduler.prefix_cache is is_on

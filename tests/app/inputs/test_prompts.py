@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from app.inputs.prompts import Conversation, Question, read_questions
+from app.inputs.prompts import Conversation, Question, read_categories, read_questions
 from engine.errors import ConfigError
 
 
@@ -21,7 +22,13 @@ def test_questions_are_read_line_by_line_and_unknown_keys_do_no_harm(tmp_path: P
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("nonsense", "line 2"), ('{"turns": []}', "turns is empty"), ('{"turns": "a"}', "line 2"), ("{}", "turns")],
+    [
+        ("nonsense", "line 2"),
+        ('{"turns": []}', "none of turns"),
+        ('{"turns": "a"}', "line 2"),
+        ("{}", "turns"),
+        ('{"prompt": [1]}', "token ids"),
+    ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "q.jsonl"
@@ -36,10 +43,43 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_conversation_shows_the_model_its_own_answers() -> None:
-    conversation = Conversation(Question(["one", "two"]), [])
+    conversation = Conversation(Question(["one", "two"]))
     assert conversation.ask() == [{"role": "user", "content": "one"}]
     conversation.answer("1")
     assert conversation.turn == 1
     assert [message["content"] for message in conversation.ask()] == ["one", "1", "two"]
     conversation.answer("2")
     assert conversation.is_over
+
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+
+
+def test_a_question_is_read_from_any_form(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(f'{{"prompt": "a", "question_id": 3}}\n{json.dumps({"messages": MESSAGES, "category": "x"})}\n')
+    text, messages = read_questions(file)
+    assert text == Question(["a"], 3)
+    assert Conversation(messages).ask() == MESSAGES
+    assert (messages.turns, messages.category, messages.text) == (["hi"], "x", "be brief\n\nhi")
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([*MESSAGES, {"role": "assistant", "content": "hello"}], "end with role 'assistant'"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], "with texts"),
+    ],
+)
+def test_messages_that_cannot_be_asked_are_refused(tmp_path: Path, messages: object, says: str) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"messages": messages}))
+    with pytest.raises(ConfigError, match=f"line 1 has .*{says}"):
+        read_questions(file)
+
+
+def test_questions_without_a_category_have_their_files_name(tmp_path: Path) -> None:
+    file = tmp_path / "math.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b", "category": "x"}\n{"prompt": "c"}\n{"prompt": "d"}')
+    found = read_categories([file], limit=3, per_category=1)
+    assert [(question.text, question.category) for question in found] == [("a", "math"), ("b", "x")]

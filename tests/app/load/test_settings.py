@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.inputs.prompts import BUILTIN, read_bodies
 from app.load.plan import Plan
-from app.load.prompts import BUILTIN, prompts_of
 from app.load.settings import base_of, common_fields, distinct_of
 from engine.errors import ConfigError
 
@@ -25,13 +25,13 @@ def test_three_forms_of_prompts_become_messages(tmp_path: Path) -> None:
     spec_bench = {"question_id": 81, "category": "writing", "turns": ["one\u2028", "two"]}
     path = written(tmp_path, spec_bench, "", {"prompt": "three"}, {"messages": MESSAGES, "category": "x"})
     users = [{"messages": [{"role": "user", "content": text}]} for text in ("one\u2028", "three")]
-    assert prompts_of(path, "chat") == [*users, {"messages": MESSAGES}]
+    assert read_bodies(path, "chat") == [*users, {"messages": MESSAGES}]
 
 
 def test_completions_take_texts_and_token_ids(tmp_path: Path) -> None:
     path = written(tmp_path, {"turns": ["one", "two"]}, {"prompt": [1, 2]})
-    assert prompts_of(path, "completions") == [{"prompt": "one"}, {"prompt": [1, 2]}]
-    assert [fields["prompt"] for fields in prompts_of(None, "completions")] == list(BUILTIN)
+    assert read_bodies(path, "completions") == [{"prompt": "one"}, {"prompt": [1, 2]}]
+    assert [fields["prompt"] for fields in read_bodies(None, "completions")] == list(BUILTIN)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_completions_take_texts_and_token_ids(tmp_path: Path) -> None:
 )
 def test_a_line_that_cannot_be_asked_is_named(tmp_path: Path, line: object, endpoint: str, said: str) -> None:
     with pytest.raises(ConfigError, match="prompts.jsonl, " + said):
-        prompts_of(written(tmp_path, {"prompt": "fine"}, line), endpoint)
+        read_bodies(written(tmp_path, {"prompt": "fine"}, line), endpoint)
 
 
 def test_a_file_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        prompts_of(tmp_path / "missing.jsonl", "chat")
+        read_bodies(tmp_path / "missing.jsonl", "chat")
     with pytest.raises(ConfigError, match="at least one prompt"):
-        prompts_of(written(tmp_path, "", ""), "chat")
+        read_bodies(written(tmp_path, "", ""), "chat")
 
 
 def test_prompts_repeat_and_seeds_do_not() -> None:

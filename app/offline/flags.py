@@ -1,0 +1,109 @@
+"""Flags that the offline commands share, and their checks; loads nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from app.demo.paths import DEMO
+from app.inputs.stores import DEFAULT_NAMESPACE
+from engine.errors import ConfigError
+from engine.model.resolve import check_model_name
+from speculators.draft_model.speculator import DraftModelConfig
+from speculators.methods import method_names
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Flags that say what runs, and how."""
+    parser.add_argument("--model", default=DEMO, help="directory or hub id (default: the demo model)")
+    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--stages", type=int, default=1, metavar="P", help="pipeline stages, in this process")
+    parser.add_argument(
+        "--layer-split", default="auto", metavar="S", help="auto, even, measured, or counts: 22,20,20,18"
+    )
+    parser.add_argument("--stage-memory-gib", metavar="X[,X..]", help="GiB of weights and KV a stage may take")
+    parser.add_argument("--quantization", choices=["int8"], help="int8 matrices in the layers (extra int8)")
+    parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="questions side by side (default: 1)")
+    parser.add_argument("--kv-gib", type=float, default=0.5, metavar="X", help="KV cache, GiB (default: 0.5)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="intra-op threads (default: 1)")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Flags of the request, without the temperature."""
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per turn (default: 128)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="nucleus (default: 1)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: no limit (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling noise (default: 0)")
+    parser.add_argument(
+        "--verification", choices=("coupled", "rejection"), default="coupled", help="lossless both (default: coupled)"
+    )
+
+
+def add_speculation(parser: argparse.ArgumentParser) -> None:
+    """Flags of methods that need something beside the target."""
+    parser.add_argument("--max-nodes", type=int, default=64, metavar="N", help="drafted nodes per step (default: 64)")
+    parser.add_argument(
+        "--heads",
+        type=Path,
+        metavar="FILE",
+        help="induction heads of the model for pld-plus-a, as 'spectra heads find' writes them (default: found at "
+        "first use, and cached)",
+    )
+    parser.add_argument(
+        "--retrieval",
+        metavar="DIR|URL",
+        help="what spectra, spectra-retrieval and rest look up: a snapshot, as 'spectra corpus build' writes it; a "
+        "store of snapshots (a folder or redis://..), whose current one is taken; text or JSON lines, a file or a "
+        "folder, indexed at start; 'builtin', this Python's standard library; or 'none' (default: none)",
+    )
+    parser.add_argument(
+        "--retrieval-namespace",
+        default=DEFAULT_NAMESPACE,
+        metavar="NS",
+        help=f"of the store (default: {DEFAULT_NAMESPACE})",
+    )
+    draft = DraftModelConfig()
+    parser.add_argument(
+        "--draft-model", metavar="DIR", help="the small model of draft-model ('demo': the packaged one)"
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=draft.draft_tokens,
+        metavar="K",
+        help=f"tokens it drafts, one behind the other (default: {draft.draft_tokens})",
+    )
+    parser.add_argument(
+        "--draft-nodes",
+        type=int,
+        default=draft.tree_nodes,
+        metavar="N",
+        help=f"nodes of the tree it drafts; 0 is a chain (default: {draft.tree_nodes})",
+    )
+
+
+def check_flags(arguments: argparse.Namespace, temperature: float, *methods: str) -> None:
+    """Raises SpectraError if a value is out of range, or a method or model cannot exist; the message names it."""
+    is_cuda = arguments.device.partition(":")[0] == "cuda"
+    limit = 1 if arguments.limit is None else arguments.limit
+    checks = {
+        "--limit": (limit >= 1, arguments.limit, "at least 1"),
+        "--threads": (arguments.threads >= 1, arguments.threads, "at least 1"),
+        "--stages": (arguments.stages >= 1, arguments.stages, "at least 1"),
+        "--kv-gib": (0 < arguments.kv_gib < float("inf"), arguments.kv_gib, "above 0"),
+        "--device": (is_cuda or arguments.device == "cpu", arguments.device, "cpu or cuda"),
+        "--max-new-tokens": (arguments.max_new_tokens >= 1, arguments.max_new_tokens, "at least 1"),
+        "--temperature": (0 <= temperature <= 2, temperature, "0 to 2"),
+        "--top-p": (0 < arguments.top_p <= 1, arguments.top_p, "above 0, at most 1"),
+        "--top-k": (arguments.top_k >= 0, arguments.top_k, "0 (no limit) or more"),
+        "--batch-size": (arguments.batch_size >= 1, arguments.batch_size, "at least 1"),
+        "--max-nodes": (arguments.max_nodes >= 0, arguments.max_nodes, "0 or more"),
+    }
+    for flag, (is_right, value, right) in checks.items():
+        if not is_right:
+            raise ConfigError(f"{flag} is {value}; it must be {right}")
+    for method in methods:
+        method_names(method)
+    if arguments.model != DEMO:
+        check_model_name(arguments.model)
