@@ -229,7 +229,7 @@ def test_texts_that_may_differ_are_reported_and_no_failure(bench: Callable[..., 
         (["--methods", "pld", "--temperature", "0,3"], "--temperature is 3.0"),
         (["--methods", "pld", "--max-new-tokens", "5000"], "exceed the context of 4096"),
         (["--methods", "pld", "--prompts", "/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["--methods", "pld", "--prompts", "/dev/null"], "no question"),
+        (["--methods", "pld", "--prompts", "/dev/null"], "at least one prompt"),
     ],
     ids=str,
 )

@@ -232,7 +232,7 @@ def test_what_cannot_be_done_is_one_clear_line(flags: list[str], says: str, refu
     ("content", "says"),
     [
         (b'{"turns": ["ok"]}\n{"turns": "no list"}', "line 2"),
-        (b'{"turns": ["ok"]}\n\n{"turns": []}', "line 3: turns is empty"),
+        (b'{"turns": ["ok"]}\n\n{"turns": []}', "line 3 has none of turns"),
         (b"not json", "line 1"),
         (b'{"question_id": 1}', "turns"),
         (b"\xff\xfe\x00", "not UTF-8"),
