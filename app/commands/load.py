@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.inputs.prompts import CHAT, COMPLETIONS, read_bodies
-from app.load.arrivals import FIXED, POISSON
+from app.load.settings import FIXED, POISSON
 from engine.errors import ConfigError
 
 KEY_VARIABLE = "SPECTRA_LOAD_API_KEY"
@@ -123,9 +123,9 @@ def _add_output(group: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, report."""
     from app.load.figures import figures
-    from app.load.publish import as_line, check_writable, publish
-    from app.load.report import document, notes, tables
+    from app.load.report import document, notes, publish, tables
     from app.load.run import run as run_load
+    from app.reporting.documents import as_line, check_writable
 
     load, plan = _told(arguments)
     check_writable(arguments.out, arguments.json)
@@ -148,10 +148,8 @@ def _wrong(found: Any, said: list[str]) -> list[str]:
 
 def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Settings and plan of the flags; asks the server for its model only if it must."""
-    from app.load.plan import Plan
     from app.load.run import model_at
-    from app.load.settings import Load, base_of, common_fields, distinct_of
-    from app.load.slo import parse_slo
+    from app.load.settings import Load, Plan, base_of, common_fields, distinct_of, parse_slo
 
     if arguments.arrivals and arguments.rate is None:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")

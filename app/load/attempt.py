@@ -1,24 +1,87 @@
-"""One attempt at a request: its text as it comes, held against what earlier attempts brought; no sockets."""
+"""One attempt at a request: server-sent events become text, which is compared with that of earlier attempts; no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from app.load.events import DONE, Event, EventData, decode
 from app.load.failures import BAD_EVENT, Failure
 from app.load.records import BROKEN, ERROR_EVENT, Record
 
+DONE = b"[DONE]"
 OnChunk = Callable[[Record, str, float], None]
 
 
+class Text(msgspec.Struct):
+    """The text that a chunk of a chat adds."""
+
+    content: str | None = None
+    reasoning_content: str | None = None  # vLLM's, of models that reason first
+
+
+class Choice(msgspec.Struct):
+    """One choice of a chunk: ``delta`` in chats, ``text`` in completions."""
+
+    delta: Text | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def added(self) -> str:
+        """The text that the choice adds."""
+        if self.delta is None:
+            return self.text or ""
+        return (self.delta.reasoning_content or "") + (self.delta.content or "")
+
+
+class Usage(msgspec.Struct):
+    """Token counts of the answer so far."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Event(msgspec.Struct):
+    """One event of a stream; other fields are skipped."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    metrics: Any = None
+    error: Any = None
+
+
+decode = msgspec.json.Decoder(Event).decode
+
+
+class EventData:
+    """Collects the ``data`` of events from bytes that may be cut anywhere; lines end with LF or CRLF."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Data of the events that ``piece`` completes, in order."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        whole: list[bytes] = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif not line and self._data:
+                whole.append(b"\n".join(self._data))
+                self._data.clear()
+        return whole
+
+
 class Attempt:
-    """Takes the bytes of one answer and writes into the record what is new in it.
+    """Reads the bytes of one answer and adds to the record the text that earlier attempts did not bring.
 
     Args:
-        record: of the request; its text is what earlier attempts brought.
-        on_chunk: called with the record, the piece and the time when text beyond that came.
+        record: of the request; its text is that of earlier attempts.
+        on_chunk: called with the record, the new text and the time.
     """
 
     def __init__(self, record: Record, on_chunk: OnChunk) -> None:
@@ -34,7 +97,7 @@ class Attempt:
         """Read bytes that came at ``now``.
 
         Raises:
-            Failure: the server says that it failed, or what it sent is no chunk.
+            Failure: the server sent an error event, or an event that is no chunk.
         """
         for data in self._events.feed(piece):
             if data == DONE:
@@ -43,19 +106,19 @@ class Attempt:
                 self._event(_read(data), now)
 
     def check_complete(self) -> None:
-        """At the end of the bytes.
+        """Call at the end of the bytes.
 
         Raises:
-            Failure: the answer was not.
+            Failure: the answer is incomplete.
         """
         if not self._done:
             raise Failure(BROKEN, "the stream ended without [DONE]", retryable=True)
 
     def settle(self, is_complete: bool, now: float) -> None:
-        """Hold the text against that of earlier attempts and keep it: a complete one, else the longer."""
+        """Compare the text with that of earlier attempts; the record keeps a complete text, else the longer one."""
         text, before = "".join(self._parts), self._record.text
-        has_begun_alike = text.startswith(before) if is_complete else text[: len(before)] == before[: len(text)]
-        self._record.diverged |= not has_begun_alike
+        has_same_start = text.startswith(before) if is_complete else text[: len(before)] == before[: len(text)]
+        self._record.diverged |= not has_same_start
         if is_complete:
             self._recovered(now)
         if is_complete or len(text) > len(before):

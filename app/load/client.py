@@ -1,6 +1,6 @@
-"""One streamed request to an OpenAI server, retried as told, becomes a Record; not when to send it, nor what it means.
+"""Sends a streamed request to an OpenAI-compatible server, retries it, and records what came.
 
-Others use it too: give it a `Watcher` to see text and breaks as they come.
+A `Watcher` sees text and breaks as they come.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from app.load.attempt import Attempt
 from app.load.failures import Failure, of_exception, of_status
 from app.load.records import OK, Break, Record
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0  # before a retry, when the server does not say; doubled each time
-KEEPALIVE_S = 2.0  # shorter than servers', which would otherwise close connections under a request
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0  # before a retry without Retry-After; doubled each time
+KEEPALIVE_S = 2.0  # below that of servers, which would otherwise close a connection while a request is sent
 ERROR_BYTES = 1 << 14
 
 
 class Watcher:
-    """Told what happens to requests while it happens; this one does nothing."""
+    """Is told of text and breaks as they come; this one ignores them."""
 
     def chunk(self, record: Record, text: str, now: float) -> None:
-        """New text came (not what a retry repeats)."""
+        """New text came; text that a retry repeats is not new."""
 
     def broke(self, record: Record, found: Break) -> None:
         """An attempt failed."""
@@ -34,7 +34,7 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go.
+    """The address of requests.
 
     Args:
         url: of the endpoint, such as ``http://127.0.0.1:8000/v1/chat/completions``.
@@ -48,7 +48,7 @@ class Endpoint:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session with as many connections as requests, and no compression; needs a running loop."""
+    """A session without limit of connections and without compression; needs a running event loop."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
     return aiohttp.ClientSession(connector=connector, headers={"Accept-Encoding": "identity"})
 
@@ -58,9 +58,9 @@ class Client:
 
     Args:
         session: shared by all requests.
-        endpoint: where to.
+        endpoint: of all requests.
         retries: attempts after the first, for each request.
-        watcher: told of text and breaks.
+        watcher: is told of text and breaks.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Client:
     async def ask(self, body: Mapping[str, Any], record: Record) -> Record:
         """Send ``body`` (which must ask for a stream) until it is answered or given up; returns ``record``, filled.
 
-        No failure of the request is raised: it is the record's outcome. If cancelled, the record stays without one.
+        A failure of the request is not raised, but becomes the record's outcome; a cancelled record has none.
         """
         record.sent = time.monotonic()
         while True:
@@ -91,15 +91,15 @@ class Client:
             if not failure.retryable or len(record.breaks) > self._retries:
                 record.ended, record.outcome = now, failure.kind
                 return record
-            await asyncio.sleep(_wait(failure, len(record.breaks)))
+            await asyncio.sleep(_backoff(failure, len(record.breaks)))
 
     async def _attempt(self, body: Mapping[str, Any], attempt: Attempt) -> Failure | None:
-        """One attempt; None: the whole answer came."""
+        """Make one attempt; returns None if the whole answer came."""
         has_begun = False
-        place = self._endpoint
+        endpoint = self._endpoint
         try:
             async with self._session.post(
-                place.url, json=body, headers=place.headers, timeout=self._timeout
+                endpoint.url, json=body, headers=endpoint.headers, timeout=self._timeout
             ) as response:
                 if response.status != 200:
                     return of_status(response.status, response.headers, await response.content.read(ERROR_BYTES))
@@ -118,8 +118,8 @@ def _broken(failure: Failure, record: Record, now: float) -> Break:
     return Break(failure.kind, failure.message, now, failure.status, failure.retry_after, len(record.text))
 
 
-def _wait(failure: Failure, n_breaks: int) -> float:
-    """Seconds until the next attempt: as the server says, else longer and longer."""
+def _backoff(failure: Failure, n_breaks: int) -> float:
+    """Seconds until the next attempt: the server's Retry-After, else an exponential backoff."""
     if failure.retry_after is not None:
         return failure.retry_after
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (n_breaks - 1))

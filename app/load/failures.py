@@ -1,4 +1,4 @@
-"""Why an attempt failed, and whether it may be sent again; not when or how often."""
+"""Why an attempt failed, and whether the request may be sent again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Failure(Exception):  # noqa: N818 - the outcome of an attempt, not a fault
     """An attempt did not bring the whole answer.
 
     Args:
-        kind: in words that are counted.
-        message: what was said.
+        kind: the word under which the report counts it.
+        message: of the server or the socket.
         retryable: whether the same request may succeed later.
         status: HTTP status, if there was an answer.
         retry_after: seconds the server asked to wait.
@@ -43,18 +43,18 @@ class Failure(Exception):  # noqa: N818 - the outcome of an attempt, not a fault
 
 
 def of_status(status: int, headers: Mapping[str, str], body: bytes) -> Failure:
-    """The failure that a status other than 200 is: 5xx, and 429 that says when, may be sent again."""
+    """The failure of a status other than 200; a 5xx, and a 429 with Retry-After, may be sent again."""
     wait = retry_after(headers.get("Retry-After"))
     kind = TOO_MANY if status == 429 else f"HTTP {status}"
-    return Failure(kind, said(body), status >= 500 or (status == 429 and wait is not None), status, wait)
+    return Failure(kind, error_message(body), status >= 500 or (status == 429 and wait is not None), status, wait)
 
 
 def of_exception(error: Exception, has_begun: bool) -> Failure:
-    """The failure that an exception of the HTTP client is.
+    """The failure of an exception of the HTTP client.
 
     Args:
-        error: what it raised.
-        has_begun: the answer's status had come.
+        error: the exception.
+        has_begun: whether the status of the answer had come.
     """
     message = f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
     if isinstance(error, TimeoutError):  # aiohttp's are subclasses
@@ -65,11 +65,11 @@ def of_exception(error: Exception, has_begun: bool) -> Failure:
 
 
 def retry_after(value: str | None, now: float | None = None) -> float | None:
-    """Seconds to wait, of a Retry-After header in either form (seconds, or a date); None if it has neither.
+    """Seconds to wait according to a Retry-After header, which holds seconds or a date; None if it holds neither.
 
     Args:
         value: the header.
-        now: seconds since 1970, for dates; default: the clock.
+        now: seconds since 1970, from which a date counts; None: the clock's.
     """
     if value is None:
         return None
@@ -83,8 +83,8 @@ def retry_after(value: str | None, now: float | None = None) -> float | None:
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
-def said(body: bytes) -> str:
-    """The message of an error's body: OpenAI's form, or else its text."""
+def error_message(body: bytes) -> str:
+    """The message in the body of an error in OpenAI's form; of another body, its text."""
     try:
         fields = msgspec.json.decode(body)
         message = fields["error"]["message"]

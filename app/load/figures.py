@@ -1,44 +1,50 @@
-"""The figures of a run, from its records alone; reads no clock."""
+"""The figures of a run, from its records alone, and whether answers to the same question are identical."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from app.load.failures import TOO_MANY
-from app.load.identity import Identity, identity
 from app.load.records import STREAM_BREAKS, Record
-from app.load.slo import Slo
+from app.load.settings import Slo
+from app.reporting.summaries import Percentiles, grouped, percentiles, ratio, summed
+
+SHOWN_CHARS = 60  # of answers that differ
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """How values are spread; percentiles are values that occurred (nearest rank), never between two."""
+@dataclass(frozen=True)
+class Identity:
+    """The result of comparing answers to the same question.
 
-    n: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
+    Args:
+        compared: answers to questions that were answered more than once.
+        groups: questions that were answered more than once.
+        differing: one description per question whose answers differ.
+    """
+
+    compared: int = 0
+    groups: int = 0
+    differing: list[str] = field(default_factory=list)
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a run came to. Times in seconds; None: there was nothing to tell it from."""
+    """Figures of a run, times in seconds; a figure that the records cannot give is None."""
 
     requests: int
     ok: int
     failed: int
     seconds: float  # first intended arrival to last end
-    ttft: Spread | None
-    tpot: Spread | None
-    inter_chunk: Spread | None
-    tokens_per_chunk: Spread | None
-    e2e: Spread | None
-    lateness: Spread | None  # of the client: sent after it should have been
+    ttft: Percentiles | None
+    tpot: Percentiles | None
+    inter_chunk: Percentiles | None
+    tokens_per_chunk: Percentiles | None
+    e2e: Percentiles | None
+    lateness: Percentiles | None  # of the client: from the intended arrival to sending
     requests_per_s: float
     output_tokens: int | None
     output_tokens_per_s: float | None
@@ -48,38 +54,23 @@ class Figures(msgspec.Struct, frozen=True):
     slo_met: int | None
     errors: dict[str, int]  # requests failed for good, by kind
     messages: dict[str, str]  # the first message of each kind of failed attempt
-    failed_attempts: dict[str, int]  # including those that a retry made good
-    retry_after: Spread | None  # as 429s said
+    failed_attempts: dict[str, int]  # including those before a successful retry
+    retry_after: Percentiles | None  # of 429s
     retries: int
-    recovery: Spread | None  # of broken streams
-    unrecovered: int  # broken streams that never went on
-    diverged: int  # retries that did not repeat the text received before
+    recovery: Percentiles | None  # of broken streams
+    unrecovered: int  # broken streams that no retry continued
+    diverged: int  # requests whose retries did not repeat the text received before
     identity: Identity
     speculation: dict[str, Any] | None
 
     @property
     def is_good(self) -> bool:
-        """Whether every request was answered, and the same answers were the same."""
+        """Whether every request was answered, and answers to the same question were identical."""
         return not (self.failed or self.diverged or self.identity.differing)
 
 
-def spread(values: Iterable[float]) -> Spread | None:
-    """How ``values`` are spread; None without any."""
-    ranked = sorted(values)
-    if not ranked:
-        return None
-    p50, p90, p99 = (percentile(ranked, p) for p in (50, 90, 99))
-    mean = min(max(math.fsum(ranked) / len(ranked), ranked[0]), ranked[-1])  # rounding must not leave the range
-    return Spread(len(ranked), mean, p50, p90, p99, ranked[-1])
-
-
-def percentile(ranked: Sequence[float], p: int) -> float:
-    """The smallest value that at least ``p`` percent of the ascending values do not exceed."""
-    return ranked[max(0, -(-len(ranked) * p // 100) - 1)]
-
-
 def figures(records: Sequence[Record], slo: Slo | None = None, is_greedy: bool = False) -> Figures:
-    """Everything about ended requests; latencies are those of whole answers."""
+    """Figures of ended requests; latencies are those of whole answers."""
     good = [record for record in records if record.ok]
     breaks = [found for record in records for found in record.breaks]
     broken = [found for found in breaks if found.kind in STREAM_BREAKS]
@@ -90,25 +81,25 @@ def figures(records: Sequence[Record], slo: Slo | None = None, is_greedy: bool =
         ok=len(good),
         failed=len(records) - len(good),
         seconds=seconds,
-        ttft=_spread(r.ttft for r in good),
-        tpot=_spread(r.tpot for r in good),
-        inter_chunk=spread(gap for r in good for gap in r.gaps),
-        tokens_per_chunk=_spread(r.tokens_per_chunk for r in good),
-        e2e=spread(r.e2e for r in good),
-        lateness=spread(r.lateness for r in records),
-        requests_per_s=_rate(len(good), seconds) or 0.0,
+        ttft=percentiles(r.ttft for r in good),
+        tpot=percentiles(r.tpot for r in good),
+        inter_chunk=percentiles(gap for r in good for gap in r.gaps),
+        tokens_per_chunk=percentiles(r.tokens_per_chunk for r in good),
+        e2e=percentiles(r.e2e for r in good),
+        lateness=percentiles(r.lateness for r in records),
+        requests_per_s=ratio(len(good), seconds) or 0.0,
         output_tokens=tokens,
-        output_tokens_per_s=_rate(tokens, seconds),
+        output_tokens_per_s=ratio(tokens, seconds),
         prompt_tokens=_sum(r.prompt_tokens for r in good),
         slo="" if slo is None else slo.text,
-        goodput=_rate(met, seconds),
+        goodput=ratio(met, seconds),
         slo_met=met,
         errors=dict(Counter(r.outcome for r in records if not r.ok)),
         messages={found.kind: found.message for found in reversed(breaks)},
         failed_attempts=dict(Counter(found.kind for found in breaks)),
-        retry_after=_spread(found.retry_after for found in breaks if found.kind == TOO_MANY),
+        retry_after=percentiles(found.retry_after for found in breaks if found.kind == TOO_MANY),
         retries=sum(r.retries for r in records),
-        recovery=_spread(found.recovered for found in broken),
+        recovery=percentiles(found.recovered for found in broken),
         unrecovered=sum(found.recovered is None for found in broken),
         diverged=sum(r.diverged for r in records),
         identity=identity(records, is_greedy),
@@ -116,12 +107,12 @@ def figures(records: Sequence[Record], slo: Slo | None = None, is_greedy: bool =
     )
 
 
-def speculation(said: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Sums over what servers said of their answers, and the means that follow; None if they said nothing."""
-    if not said:
+def speculation(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Sums over the ``metrics.speculative_decoding`` of answers, and means of the sums; None without answers."""
+    if not answers:
         return None
     steps, drafted, accepted = (
-        sum(int(one.get(name) or 0) for one in said)
+        sum(int(one.get(name) or 0) for one in answers)
         for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
     )
     return {
@@ -130,33 +121,45 @@ def speculation(said: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
-        "by_source": _by_source(said),
+        "by_source": summed(one.get("by_source") or {} for one in answers),
     }
 
 
-def _by_source(said: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    sums: dict[str, Counter[str]] = {}
-    for one in said:
-        for name, counts in (one.get("by_source") or {}).items():
-            sums.setdefault(name, Counter()).update(counts)
-    return {name: dict(counts) for name, counts in sums.items()}
-
-
 def _met(good: Sequence[Record], slo: Slo | None) -> int | None:
-    """How many met the SLO; None without one, and when that cannot be told of every answer."""
+    """How many answers met the SLO; None without an SLO, or if it is unknown of an answer."""
     verdicts = [] if slo is None else [slo.met(record) for record in good]
     return None if slo is None or None in verdicts else sum(map(bool, verdicts))
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """None unless every value is known."""
+    """The sum; None if there is no value, or an unknown one."""
     known = list(values)
     return None if not known or None in known else sum(value or 0 for value in known)
 
 
-def _rate(count: int | None, seconds: float) -> float | None:
-    return None if count is None or seconds <= 0 else count / seconds
+def identity(records: Iterable[Record], is_greedy: bool) -> Identity:
+    """Compare whole answers to the same prompt and seed; a greedy answer does not depend on the seed.
+
+    Requests without a seed are compared only if greedy.
+    """
+    comparable = [record for record in records if record.ok and (is_greedy or record.seed is not None)]
+    groups = grouped(comparable, lambda record: (record.prompt, None if is_greedy else record.seed))
+    several = [group for group in groups.values() if len(group) > 1]
+    differing = [found for group in several if (found := _difference(group))]
+    return Identity(sum(map(len, several)), len(several), differing)
 
 
-def _spread(values: Iterable[float | None]) -> Spread | None:
-    return spread(value for value in values if value is not None)
+def _difference(group: list[Record]) -> str:
+    first = group[0]
+    for other in group[1:]:
+        if (other.text, other.completion_tokens) != (first.text, first.completion_tokens):
+            return _words(first, other)
+    return ""
+
+
+def _words(a: Record, b: Record) -> str:
+    pairs = zip(a.text, b.text, strict=False)
+    at = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a.text), len(b.text)))
+    seeds = f"seed {a.seed}" if a.seed == b.seed else f"seeds {a.seed}, {b.seed}"
+    ends = f"{a.text[at : at + SHOWN_CHARS]!r} and {b.text[at : at + SHOWN_CHARS]!r}"
+    return f"prompt {a.prompt}, {seeds}, requests {a.index} and {b.index}: from character {at} on {ends}"

@@ -1,24 +1,27 @@
-"""Closed and open loops: when the next request is sent; not what it asks, nor what came of it."""
+"""When the next request is sent: closed loops, open loops, and the arrivals of an open loop."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-Ask = Callable[[int, float], Awaitable[None]]  # index of a request, and when it was meant to be sent
+from app.load.settings import POISSON
+
+Ask = Callable[[int, float], Awaitable[None]]  # index of a request, and its intended time in seconds
 
 
 class Clock:
-    """Monotonic seconds, and waiting for a moment of them."""
+    """The monotonic clock, in seconds."""
 
     def now(self) -> float:
-        """Seconds."""
+        """The present moment."""
         return time.monotonic()
 
     async def sleep_until(self, moment: float) -> None:
-        """Returns at ``moment``, or at once if it has passed."""
+        """Return at ``moment``, or at once if it has passed."""
         if (left := moment - self.now()) > 0:
             await asyncio.sleep(left)
 
@@ -26,13 +29,13 @@ class Clock:
 async def closed_loop(
     ask: Ask, concurrency: int, requests: int | None, duration: float | None, clock: Clock | None = None
 ) -> None:
-    """So many clients; each sends its next request when its last one is done.
+    """Run ``concurrency`` clients; each sends its next request when its last one is done.
 
     Args:
         ask: sends one request and returns when it is done; must not raise.
         concurrency: number of clients.
         requests: to send in all; None: no limit.
-        duration: seconds after which none is begun any more; None: no limit.
+        duration: seconds in which requests begin; None: no limit.
         clock: for tests.
     """
     clock = clock or Clock()
@@ -52,10 +55,10 @@ async def closed_loop(
 
 
 async def open_loop(ask: Ask, offsets: Iterable[float], clock: Clock | None = None) -> None:
-    """Requests arrive when they arrive, however many are unanswered; returns when all are done.
+    """Send requests at given moments, however many are unanswered; returns when all are done.
 
     Args:
-        ask: sends one request; is told the moment it should have been sent at, which is what latency counts from.
+        ask: sends one request; latency counts from the moment that it is given.
         offsets: arrivals, in seconds from now, ascending.
         clock: for tests.
     """
@@ -69,3 +72,28 @@ async def open_loop(ask: Ask, offsets: Iterable[float], clock: Clock | None = No
 
 async def _as_coroutine(ask: Ask, index: int, intended: float) -> None:
     await ask(index, intended)
+
+
+def arrivals(
+    rate: float, kind: str, seed: int, requests: int | None = None, duration: float | None = None
+) -> Iterator[float]:
+    """When the requests of an open loop arrive: ascending seconds from its start.
+
+    Args:
+        rate: requests per second.
+        kind: ``POISSON``: exponential gaps, independent of each other; ``FIXED``: equal gaps.
+        seed: of the random gaps.
+        requests: upper limit of arrivals; None: no limit.
+        duration: end of the arrivals; None: no limit.
+    """
+    times = _poisson(rate, seed) if kind == POISSON else (i / rate for i in itertools.count())
+    if duration is not None:
+        times = itertools.takewhile(lambda at: at < duration, times)
+    return itertools.islice(times, requests)
+
+
+def _poisson(rate: float, seed: int) -> Iterator[float]:
+    noise, now = random.Random(seed), 0.0
+    while True:
+        now += noise.expovariate(rate)
+        yield now

@@ -1,4 +1,4 @@
-"""Plots of a run, as PNG files, from its records; computes no figures of the report."""
+"""Plots of a run, as PNG files, from its records."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from app.load.records import Record
-from app.load.slo import Slo
+from app.load.settings import Slo
+from app.reporting.plotting import LABEL, colour, grid, headroom, label, save
 
-DPI = 120
 BINS = 60  # of the timeline, at most
 SHORTEST_BIN_S = 0.1
-COLOURS = [i for i in (*range(0, 20, 2), *range(1, 20, 2)) if i not in (14, 15)]  # of tab20, as in app.bench.plots
 
 
 def plots(records: Sequence[Record], folder: Path, slo: Slo | None = None) -> list[Path]:
-    """Draw what the records allow; returns the files.
+    """Draw what the records allow; returns the files, none without records.
 
-    ``latency.png``: how TTFT, TPOT and gaps between chunks are distributed, with the SLO's limits. ``timeline.png``:
-    throughput, requests in flight, and what went wrong when. Nothing is drawn of no records.
+    ``latency.png``: distributions of TTFT, TPOT and gaps between chunks, with the SLO's limits. ``timeline.png``:
+    throughput, requests in flight, and failed attempts if there are any.
     """
     drawn = []
     if any(record.chunks and record.ok for record in records):
-        drawn.append(_save(_latencies(records, slo or Slo()), folder / "latency.png"))
+        drawn.append(save(_latencies(records, slo or Slo()), folder / "latency.png"))
     if records:
-        drawn.append(_save(_timeline(records), folder / "timeline.png"))
+        drawn.append(save(_timeline(records), folder / "timeline.png"))
     return drawn
 
 
@@ -49,13 +46,13 @@ def tokens_by_bin(records: Sequence[Record], began: float, width: float, n_bins:
 
 
 def _latencies(records: Sequence[Record], slo: Slo) -> Figure:
-    figure, axes = _figure(1, 3, (11, 3.4))
+    figure, axes = grid(1, 3, (11, 3.4))
     good = [record for record in records if record.ok]
     _distribution(axes[0], (r.ttft for r in good), "TTFT, ms", slo.ttft)
     _distribution(axes[1], (r.tpot for r in good), "TPOT, ms per token", slo.tpot)
     _distribution(axes[2], (gap for r in good for gap in r.gaps), "between chunks, ms", None)
-    axes[0].set_ylabel("share of requests", fontsize=8)
-    axes[2].set_ylabel("share of gaps", fontsize=8)
+    label(axes[0], y="share of requests")
+    label(axes[2], y="share of gaps")
     return figure
 
 
@@ -63,30 +60,30 @@ def _distribution(ax: Any, values: Iterable[float | None], what: str, limit: flo
     ranked = sorted(1e3 * value for value in values if value is not None)
     if ranked:
         shares = [(i + 1) / len(ranked) for i in range(len(ranked))]
-        ax.step([ranked[0], *ranked], [0.0, *shares], where="post", color=_colour(0))
+        ax.step([ranked[0], *ranked], [0.0, *shares], where="post", color=colour(0))
     if limit is not None:
         ax.axvline(1e3 * limit, color="black", linewidth=0.8, linestyle=":")
     ax.set_ylim(0, 1.02)
-    ax.set_xlabel(what, fontsize=8)
-    ax.tick_params(labelsize=8)
+    label(ax, what)
 
 
 def _timeline(records: Sequence[Record]) -> Figure:
-    figure, axes = _figure(3, 1, (9, 6.4), sharex=True, height_ratios=[3, 2, 1])
+    heights = [3, 2, 1] if any(record.breaks for record in records) else [3, 2]
+    figure, axes = grid(len(heights), 1, (9, 1.07 * sum(heights)), sharex=True, height_ratios=heights)
     began, ended = min(r.intended for r in records), max(r.ended for r in records)
     width = max(SHORTEST_BIN_S, (ended - began) / BINS)
     n_bins = max(1, int((ended - began) / width) + 1)
     middles = [(i + 0.5) * width for i in range(n_bins)]
-    axes[0].bar(middles, tokens_by_bin(records, began, width, n_bins), width, color=_colour(0))
+    axes[0].bar(middles, tokens_by_bin(records, began, width, n_bins), width, color=colour(0))
     has_usage = all(r.completion_tokens is not None for r in records if r.ok)
-    axes[0].set_ylabel("output tokens/s" if has_usage else "chunks/s", fontsize=8)
-    axes[1].step(*_in_flight(records, began), where="post", color=_colour(1))
-    axes[1].set_ylabel("requests in flight", fontsize=8)
-    axes[1].set_ylim(bottom=0)
-    _events(axes[2], records, began)
-    axes[2].set_xlabel("seconds", fontsize=8)
-    for ax in axes:
-        ax.tick_params(labelsize=8)
+    label(axes[0], y="output tokens/s" if has_usage else "chunks/s")
+    axes[1].step(*_in_flight(records, began), where="post", color=colour(1))
+    label(axes[1], y="requests in flight")
+    for ax in axes[:2]:
+        headroom([ax])
+    if len(heights) == 3:
+        _failures(axes[2], records, began)
+    label(axes[-1], "seconds")
     return figure
 
 
@@ -99,34 +96,19 @@ def _in_flight(records: Sequence[Record], began: float) -> tuple[list[float], li
     return [at for at, _ in changes], counts
 
 
-def _events(ax: Any, records: Sequence[Record], began: float) -> None:
+def _failures(ax: Any, records: Sequence[Record], began: float) -> None:
     """A line of marks for each kind of failed attempt; crosses are final."""
     marks: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for record in records:
         for i, found in enumerate(record.breaks):
             marks[found.kind].append((found.at - began, not record.ok and i == len(record.breaks) - 1))
     for line, (_, moments) in enumerate(sorted(marks.items())):
-        _marks(ax, line, [at for at, final in moments if not final], ".", _colour(2))
-        _marks(ax, line, [at for at, final in moments if final], "x", _colour(3))
-    ax.set_yticks(range(len(marks)), sorted(marks), fontsize=8)
-    ax.set_ylim(-0.5, max(0.5, len(marks) - 0.5))
-    ax.set_title("failed attempts (x: for good)" if marks else "no attempt failed", fontsize=8)
+        _marks(ax, line, [at for at, final in moments if not final], ".", colour(2))
+        _marks(ax, line, [at for at, final in moments if final], "x", colour(3))
+    ax.set_yticks(range(len(marks)), sorted(marks))
+    ax.set_ylim(-0.5, len(marks) - 0.5)
+    ax.set_title("failed attempts (x: for good)", fontsize=LABEL)
 
 
-def _marks(ax: Any, line: int, moments: Sequence[float], marker: str, colour: Any) -> None:
-    ax.plot(moments, [line] * len(moments), marker, color=colour, markersize=6)
-
-
-def _figure(n_rows: int, n_columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, Sequence[Any]]:
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(n_rows, n_columns, squeeze=False, **more).flat)
-
-
-def _colour(i: int) -> Any:
-    return colormaps["tab20"](COLOURS[i])
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=DPI)
-    return path
+def _marks(ax: Any, line: int, moments: Sequence[float], marker: str, shade: Any) -> None:
+    ax.plot(moments, [line] * len(moments), marker, color=shade, markersize=6)

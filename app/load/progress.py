@@ -1,24 +1,22 @@
-"""The progress bar of a run: what is done, the rate of text, errors; counts for people, not for the report."""
+"""The progress bar of a run: requests done, chunks per second, failures."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from types import TracebackType
 from typing import Self
 
-from tqdm import tqdm
-
 from app.load.client import Watcher
 from app.load.records import Break, Record
+from app.reporting.progress import bar
 
 PERIOD_S = 0.5
 FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
 
 
 class Progress(Watcher):
-    """A bar over requests (or seconds, where only those are known), as a context.
+    """A bar over requests, or over seconds if the number of requests is unknown; use it as a context.
 
     Args:
         what: in front of the bar.
@@ -35,9 +33,7 @@ class Progress(Watcher):
 
     async def __aenter__(self) -> Self:
         total, unit = (self._requests, "req") if self._requests is not None else (round(self._duration or 0), "s")
-        self._bar = tqdm(
-            total=total, desc=self._what, unit=unit, file=sys.stderr, bar_format=FORMAT, dynamic_ncols=True
-        )
+        self._bar = bar(self._what, total, unit, bar_format=FORMAT, dynamic_ncols=True)
         self._began = time.monotonic()
         self._task = asyncio.create_task(self._refresh())
         return self
@@ -51,19 +47,19 @@ class Progress(Watcher):
         self._bar.close()
 
     def chunk(self, record: Record, text: str, now: float) -> None:
-        """Count text."""
+        """Count a chunk."""
         self._chunks += 1
 
     def broke(self, record: Record, found: Break) -> None:
-        """Count failed attempts."""
+        """Count a failed attempt."""
         self._retried += 1
 
     def begins(self) -> None:
-        """A request is sent."""
+        """Count a request in flight."""
         self._running += 1
 
     def ends(self, record: Record) -> None:
-        """A request is done."""
+        """Count a request as done."""
         self._running -= 1
         self._done += 1
         self._errors += not record.ok

@@ -1,4 +1,4 @@
-"""What one request saw: when its text came, how often it broke off, how it ended. Holds no sums over requests."""
+"""The record of one request: when its text came, which attempts failed, how it ended."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Break:
     """An attempt that failed.
 
     Args:
-        kind: what happened, in words that are counted.
-        message: what the server or the socket said.
+        kind: the word under which the report counts it.
+        message: of the server or the socket.
         at: when, in seconds of the records' clock.
         status: HTTP status, if there was an answer.
-        retry_after: seconds that the server asked to wait, if it did.
-        characters: length of the text that had come by then, over all attempts.
-        recovered: seconds until text beyond it came (or the answer was complete); None: never.
+        retry_after: seconds to wait that the server asked for, if any.
+        characters: length of the text by then, over all attempts.
+        recovered: seconds until new text came or the answer was complete; None: never.
     """
 
     kind: str
@@ -35,21 +35,21 @@ class Break:
 
 @dataclass(slots=True)
 class Record:
-    """One request, with all its attempts. Times are seconds of one monotonic clock.
+    """One request with all its attempts; times are seconds of one monotonic clock.
 
     Args:
         index: of the request.
         prompt: index of its prompt.
-        seed: that it was sent with.
-        intended: when it should have been sent: its arrival, or when its client was free.
+        seed: in the body, if any.
+        intended: the moment for which it was planned: its arrival, or when its client became free.
         sent: when the first attempt began.
         ended: when the answer was complete, or given up.
         chunks: when each piece of text came; text that a retry repeats is not counted again.
-        text: all of it.
+        text: of the answer so far.
         outcome: ``OK``, or the kind of the last break; empty while it runs.
-        prompt_tokens: as the server's usage says; None: it did not say.
+        prompt_tokens: of the server's usage; None: the server sent none.
         completion_tokens: likewise.
-        speculation: the server's ``metrics.speculative_decoding``, if it sends that.
+        speculation: the server's ``metrics.speculative_decoding``, if any.
         breaks: attempts that failed, in order; the last is final unless the outcome is ``OK``.
         diverged: a retry did not begin with the text that had come before.
     """

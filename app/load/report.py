@@ -1,15 +1,19 @@
-"""What a run came to, for people (tables) and for programs (one document); draws nothing."""
+"""The report of a load: tables for people, one JSON document for programs, and the files of both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from app.load.figures import Figures, Spread
+from app.load.figures import Figures
+from app.load.records import Record
 from app.load.run import Ran
-from app.load.settings import Load
+from app.load.settings import Load, Slo
+from app.reporting.documents import write_document, write_lines
+from app.reporting.summaries import Percentiles
 from app.reporting.tables import NOTHING, markdown, number
 
 LATENCIES = {
@@ -20,16 +24,53 @@ LATENCIES = {
     "tokens per chunk": ("tokens_per_chunk", 1.0),
     "recovery of broken streams, ms": ("recovery", 1e3),
 }
-BUSY = 0.8  # of a core
-LATE_S = 0.02
+BUSY = 0.8  # of a core: above, the client may limit the load
+LATE_S = 0.02  # above, the client's lateness distorts latencies
+
+
+def publish(
+    document: Mapping[str, Any],
+    tables: str,
+    records: Sequence[Record],
+    slo: Slo | None,
+    folder: Path | None,
+    file: Path | None,
+) -> None:
+    """Write the document to ``file``, and document, tables, records and plots to ``folder``; None: not asked for."""
+    if file is not None:
+        write_document(document, file)
+    if folder is None:
+        return
+    from app.load.plots import plots  # matplotlib takes a second to load
+
+    write_document(document, folder / "load.json")
+    (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
+    write_records(records, folder / "records.jsonl")
+    plots(records, folder, slo)
+
+
+def write_records(records: Sequence[Record], path: Path) -> None:
+    """Write a line per request: its text, and all its times in seconds from the first intended arrival."""
+    zero = min((record.intended for record in records), default=0.0)
+    write_lines((_shifted(record, zero) for record in records), path)
+
+
+def _shifted(record: Record, zero: float) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    for name in ("intended", "sent", "ended"):
+        fields[name] = round(fields[name] - zero, 6)
+    fields["chunks"] = [round(at - zero, 6) for at in fields["chunks"]]
+    for found in fields["breaks"]:
+        found["at"] = round(found["at"] - zero, 6)
+    return fields
 
 
 def document(load: Load, asked: Mapping[str, Any], found: Figures, ran: Ran) -> dict[str, Any]:
-    """Everything about a run, ready for JSON.
+    """The JSON document of a run.
 
     Args:
         load: how the server was loaded.
-        asked: what all requests had in common.
+        asked: fields of all bodies.
         found: the figures.
         ran: the run.
     """
@@ -60,7 +101,7 @@ def document(load: Load, asked: Mapping[str, Any], found: Figures, ran: Ran) -> 
 
 
 def tables(load: Load, found: Figures, ran: Ran) -> str:
-    """The report as Markdown, with what to beware of below."""
+    """The report as Markdown, with warnings below the tables."""
     spreads = [(name, getattr(found, key), factor) for name, (key, factor) in LATENCIES.items()]
     rows = [_row(name, values, factor) for name, values, factor in spreads if values is not None]
     parts = [f"## {load.label}: {load.url}", markdown(("", "figure"), _totals(found))]
@@ -71,22 +112,22 @@ def tables(load: Load, found: Figures, ran: Ran) -> str:
 
 
 def notes(found: Figures, ran: Ran) -> list[str]:
-    """What a reader must know before believing the figures; each one a line."""
-    said = []
+    """Warnings that concern the figures, one line each."""
+    lines = []
     if found.ok and found.output_tokens is None:
-        said.append("The server sent no usage with some answers: no figures per token (SSE events are not tokens).")
+        lines.append("The server sent no usage with some answers: no figures per token (SSE events are not tokens).")
     if found.diverged:
-        said.append(f"DIVERGED: {found.diverged} retried requests did not repeat the text received before the break.")
+        lines.append(f"DIVERGED: {found.diverged} retried requests did not repeat the text received before the break.")
     if found.identity.differing:
-        said.append(f"DIVERGED: {len(found.identity.differing)} of {found.identity.groups} repeated questions were "
+        lines.append(f"DIVERGED: {len(found.identity.differing)} of {found.identity.groups} repeated questions were "
                     f"answered differently, such as {found.identity.differing[0]}")  # fmt: skip
     if ran.cpu_share > BUSY:
-        said.append(f"The client itself used {ran.cpu_share:.0%} of a core: it may have been the bottleneck.")
+        lines.append(f"The client used {ran.cpu_share:.0%} of a core: it may have been the bottleneck.")
     if found.lateness is not None and found.lateness.p99 > LATE_S:
-        said.append(f"The client sent late: p99 {found.lateness.p99 * 1e3:.0f} ms after the intended arrival.")
+        lines.append(f"The client sent late: p99 {found.lateness.p99 * 1e3:.0f} ms after the intended arrival.")
     if any(not record.ok for record in ran.warmup):
-        said.append("Some requests of the warm-up failed.")
-    return said
+        lines.append("Some requests of the warm-up failed.")
+    return lines
 
 
 def _totals(found: Figures) -> list[list[str]]:
@@ -112,17 +153,17 @@ def _totals(found: Figures) -> list[list[str]]:
     return [list(row) for row in [*rows, *_speculation(found.speculation)]]
 
 
-def _speculation(said: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if said is None:
+def _speculation(sums: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if sums is None:
         return []
-    drafted, accepted = said["num_draft_tokens"], said["num_accepted_draft_tokens"]
+    drafted, accepted = sums["num_draft_tokens"], sums["num_accepted_draft_tokens"]
     return [
-        ("mean acceptance length", number(said["mean_acceptance_length"])),
-        ("draft tokens accepted", f"{accepted} of {drafted} ({said['draft_acceptance_rate']:.1%})"),
+        ("mean acceptance length", number(sums["mean_acceptance_length"])),
+        ("draft tokens accepted", f"{accepted} of {drafted} ({sums['draft_acceptance_rate']:.1%})"),
     ]
 
 
-def _row(name: str, values: Spread, factor: float) -> list[str]:
+def _row(name: str, values: Percentiles, factor: float) -> list[str]:
     shown = (values.mean, values.p50, values.p90, values.p99, values.max)
     return [name, *(number(factor * value) for value in shown), str(values.n)]
 

@@ -1,4 +1,4 @@
-"""A run: warm-up, then the loop, against a real server; returns records and judges nothing."""
+"""Runs a load against a server: the warm-up, then the loop; returns the records."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from app.load.arrivals import arrivals
 from app.load.client import Client, Endpoint, open_session
-from app.load.loops import Ask, closed_loop, open_loop
-from app.load.plan import Plan
+from app.load.loops import Ask, arrivals, closed_loop, open_loop
 from app.load.progress import Progress
 from app.load.records import Record
-from app.load.settings import Load
+from app.load.settings import Load, Plan
 from engine.errors import ConfigError
 
 MODELS_TIMEOUT_S = 30.0
@@ -26,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run left: records in the order of their requests, and what the client itself took."""
+    """The records of a run, in the order of requests, and the CPU time of the client."""
 
     records: list[Record]
     warmup: list[Record]
@@ -35,12 +33,12 @@ class Ran:
 
     @property
     def cpu_share(self) -> float:
-        """Of one core; near 1 the client, not the server, set the pace."""
+        """CPU seconds per second; near 1, the client limits the load."""
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
 
 def run(load: Load, plan: Plan) -> Ran:
-    """Load the server until the run is over."""
+    """Load the server until the run ends."""
     return _in_loop(_run(load, plan))
 
 
@@ -48,7 +46,7 @@ def model_at(base: str, headers: Mapping[str, str]) -> str:
     """The first model a server lists.
 
     Raises:
-        ConfigError: it cannot be asked, or lists none.
+        ConfigError: the server does not answer, or lists no model.
     """
     return _in_loop(_first_model(base, headers))
 
@@ -79,7 +77,7 @@ def _loop(load: Load) -> Callable[[Ask], Coroutine[Any, Any, None]]:
 
 
 async def _warm_up(session: aiohttp.ClientSession, load: Load, plan: Plan) -> list[Record]:
-    """Requests -1, -2, .. in a closed loop."""
+    """Send requests -1, -2, .. in a closed loop."""
     if not load.warmup:
         return []
     n = load.concurrency or min(8, load.warmup)
@@ -125,6 +123,6 @@ async def _first_model(base: str, headers: Mapping[str, str]) -> str:
             found: Iterable[Any] = msgspec.json.decode(await answer.read())["data"]
             return str(next(iter(found))["id"])
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise ConfigError(f"--url: nothing answers at {base}: {error or type(error).__name__}") from error
+        raise ConfigError(f"--url: no server answers at {base}: {error or type(error).__name__}") from error
     except (msgspec.DecodeError, KeyError, TypeError, StopIteration) as error:
         raise ConfigError(f"--url: GET {base}/models lists no model; give --model") from error

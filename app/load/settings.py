@@ -1,28 +1,65 @@
-"""What a run of load is told, checked; opens no connection."""
+"""What a run of load is told: how the server is loaded, the objective for its latencies, and the requests it sends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.inputs.prompts import CHAT
-from app.load.arrivals import POISSON
-from app.load.slo import Slo
+from app.load.records import Record
 from engine.errors import ConfigError
 
 PATHS = {CHAT: "/chat/completions", "completions": "/completions"}
-OURS = {"stream": "answers are always streamed", "n": "one answer per request", "prompt": "use --prompts"}
-OURS |= {
+POISSON, FIXED = "poisson", "fixed"  # arrivals of an open loop
+SLO_NAMES = ("ttft", "tpot", "e2e")
+WARMUP_SEED = 1_000_000_000  # added to the seeds of the warm-up: its answers must not help the counted requests
+RESERVED = {
+    "stream": "answers are always streamed",
+    "n": "one answer per request",
+    "prompt": "use --prompts",
     "messages": "use --prompts",
     "seed": "use --seed; null sends none",
     "stream_options": "usage is always asked for",
 }
+"""Fields that ``--extra`` may not set, and the reason."""
+
+
+@dataclass(frozen=True)
+class Slo:
+    """A service level objective: limits on a request's latencies in seconds; None: no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The objective as ``--slo`` takes it."""
+        limits = {name: getattr(self, name) for name in SLO_NAMES}
+        return ",".join(f"{name}={limit:g}" for name, limit in limits.items() if limit is not None)
+
+    def met(self, record: Record) -> bool | None:
+        """Whether the whole answer came within all limits; None if the server did not report its number of tokens.
+
+        The end of an answer without text counts as its first text; an answer of one token has no TPOT to limit.
+        """
+        if not record.ok:
+            return False
+        ttft = record.e2e if record.ttft is None else record.ttft
+        if not all(limit is None or value <= limit for value, limit in ((ttft, self.ttft), (record.e2e, self.e2e))):
+            return False
+        if self.tpot is None:
+            return True
+        if record.completion_tokens is None:
+            return None
+        return record.tpot is None or record.tpot <= self.tpot
 
 
 @dataclass(frozen=True)
 class Load:
-    """How a server is loaded.
+    """How the server is loaded.
 
     Args:
         base: of the API, ending in ``/v1``.
@@ -31,13 +68,13 @@ class Load:
         concurrency: clients of a closed loop; None: an open loop.
         rate: requests per second of an open loop.
         arrivals: ``POISSON`` or ``FIXED``.
-        requests: at most so many.
-        duration: seconds in which requests begin.
-        warmup: requests before, not counted.
+        requests: upper limit; None: no limit.
+        duration: seconds in which requests begin; None: no limit.
+        warmup: requests before the counted ones.
         retries: attempts after the first, for each request.
         timeout: seconds per attempt.
         seed: of the first request, and of the arrivals.
-        slo: what goodput counts.
+        slo: objective of the requests that goodput counts.
     """
 
     base: str
@@ -56,7 +93,7 @@ class Load:
 
     @property
     def url(self) -> str:
-        """Of the endpoint."""
+        """Address of the endpoint."""
         return self.base + PATHS[self.endpoint]
 
     @property
@@ -67,11 +104,67 @@ class Load:
         return f"closed loop, concurrency {self.concurrency}"
 
 
-def base_of(url: str) -> str:
-    """The API's base of what ``--url`` was given, with or without ``/v1``.
+@dataclass(frozen=True)
+class Plan:
+    """Prompt, seed and body of every request of a run.
+
+    Args:
+        prompts: fields that each prompt adds to a body.
+        common: fields of all bodies.
+        seed: of request 0; None: bodies have no seed.
+        distinct: number of different requests, which are repeated in turn; None: each request has a seed of its own.
+    """
+
+    prompts: Sequence[Mapping[str, Any]]
+    common: Mapping[str, Any]
+    seed: int | None = 0
+    distinct: int | None = None
+
+    def record(self, index: int, intended: float) -> Record:
+        """An empty record of request ``index``; negative indices are those of the warm-up."""
+        item = index if self.distinct is None or index < 0 else index % self.distinct
+        seed = None if self.seed is None else self.seed + (item if item >= 0 else WARMUP_SEED - item)
+        return Record(index, item % len(self.prompts), seed, intended)
+
+    def body(self, record: Record) -> dict[str, Any]:
+        """The body of a record's request, which asks for a stream; fields that are None are left out."""
+        body = {"stream": True, "stream_options": {"include_usage": True}, **self.prompts[record.prompt]}
+        if record.seed is not None:
+            body["seed"] = record.seed
+        body |= self.common
+        return {name: value for name, value in body.items() if value is not None}
+
+
+def parse_slo(text: str) -> Slo:
+    """Read an objective such as ``ttft=0.5,tpot=0.05,e2e=10``; every limit is optional.
 
     Raises:
-        ConfigError: it is no http address.
+        ConfigError: a name is unknown or occurs twice, or a limit is no number of seconds above 0.
+    """
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in SLO_NAMES or name in limits:
+            raise ConfigError(f"--slo {text!r}: {name!r} must be one of {', '.join(SLO_NAMES)}, each once")
+        limits[name] = _seconds(text, name, value)
+    return Slo(**limits)
+
+
+def _seconds(text: str, name: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ConfigError(f"--slo {text!r}: {name} is {value!r}; it must be a number of seconds above 0")
+    return seconds
+
+
+def base_of(url: str) -> str:
+    """The base address of the API, ending in ``/v1``; ``--url`` may lack that.
+
+    Raises:
+        ConfigError: ``--url`` is no http address.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} must begin with http:// or https://, such as http://127.0.0.1:8000")
@@ -80,31 +173,31 @@ def base_of(url: str) -> str:
 
 
 def common_fields(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What all bodies share: ``fields``, with those of ``--extra`` merged over them (null takes a field away).
+    """The fields of all bodies: ``fields``, overridden by those of ``--extra`` (null removes a field).
 
     Raises:
-        ConfigError: ``extra`` sets what the load itself must.
+        ConfigError: ``--extra`` sets a field that the load itself sets.
     """
-    for name, why in OURS.items():
+    for name, why in RESERVED.items():
         if extra.get(name) is not None:
             raise ConfigError(f"--extra sets {name!r}, which the load sets itself: {why}")
     return {**fields, **extra}
 
 
 def distinct_of(asked: int | None, n_prompts: int, requests: int | None) -> int | None:
-    """How many different requests are asked over and over.
+    """How many different requests ``--repeat-check`` repeats; None: it was not given.
 
     Args:
-        asked: as ``--repeat-check`` says; None: it was not given; 0: choose.
-        n_prompts: prompts there are.
-        requests: to be sent, if that is known.
+        asked: value of the flag; 0: as many as there are prompts, but at most half of the requests.
+        n_prompts: number of prompts.
+        requests: to be sent; None: unlimited.
 
     Raises:
-        ConfigError: nothing would be asked twice.
+        ConfigError: no request would be repeated.
     """
     if asked is None:
         return None
     chosen = asked or (n_prompts if requests is None else max(1, min(n_prompts, requests // 2)))
     if requests is not None and chosen >= requests:
-        raise ConfigError(f"--repeat-check {chosen}: with --requests {requests} nothing is asked twice; give fewer")
+        raise ConfigError(f"--repeat-check {chosen} must be below --requests {requests}: no request is repeated")
     return chosen

@@ -181,4 +181,4 @@ def test_no_server_and_no_model_are_one_clear_line(script: Script, load: Callabl
     assert "lists no model; give --model" in load(script.url).err
     ran = load("http://127.0.0.1:1")
     assert (ran.status, ran.err.count("\n")) == (2, 1)
-    assert "nothing answers at http://127.0.0.1:1/v1" in ran.err
+    assert "no server answers at http://127.0.0.1:1/v1" in ran.err

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.load.figures import figures, percentile, spread
-from app.load.identity import identity
+from app.load.figures import figures, identity
 from app.load.plots import plots, tokens_by_bin
-from app.load.publish import write_records
 from app.load.records import Break, Record
-from app.load.slo import Slo, parse_slo
+from app.load.report import write_records
+from app.load.settings import Slo, parse_slo
+from app.reporting.summaries import percentile, percentiles
 from engine.errors import ConfigError
 
 finite = st.floats(0, 1e6, allow_nan=False)
@@ -70,7 +70,7 @@ def test_goodput_counts_what_met_every_limit() -> None:
 
 @given(st.lists(finite, min_size=1))
 def test_percentiles_are_values_that_occurred_in_order(values: list[float]) -> None:
-    found = spread(values)
+    found = percentiles(values)
     assert found is not None
     assert {found.p50, found.p90, found.p99, found.max} <= set(values)
     assert min(values) <= found.p50 <= found.p90 <= found.p99 <= found.max == max(values)

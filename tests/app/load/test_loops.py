@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.load.arrivals import arrivals
-from app.load.loops import Clock, closed_loop, open_loop
+from app.load.loops import Clock, arrivals, closed_loop, open_loop
 
 
 class VirtualClock(Clock):

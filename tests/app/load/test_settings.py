@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.inputs.prompts import BUILTIN, read_bodies
-from app.load.plan import Plan
-from app.load.settings import base_of, common_fields, distinct_of
+from app.load.settings import Plan, base_of, common_fields, distinct_of
 from engine.errors import ConfigError
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -106,7 +105,7 @@ def test_how_many_questions_repeat() -> None:
         8,
         20,
     )
-    with pytest.raises(ConfigError, match="--repeat-check 20: with --requests 20 nothing is asked twice"):
+    with pytest.raises(ConfigError, match="--repeat-check 20 must be below --requests 20"):
         distinct_of(20, 8, 20)
-    with pytest.raises(ConfigError, match="nothing is asked twice"):
+    with pytest.raises(ConfigError, match="no request is repeated"):
         distinct_of(0, 8, 1)
