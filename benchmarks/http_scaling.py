@@ -18,10 +18,11 @@ from typing import Any
 
 from app.config.simulation import profile_at
 from app.demo.paths import DEMO_TARGET
-from benchmarks.http_speed import Served, at_concurrency
+from benchmarks.http_speed import at_concurrency
 from benchmarks.pipeline_scheduling.measurement import router_on
 from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
+from benchmarks.server_process import ServerProcess
 from deployments.router.router import Router
 from deployments.submission.messages import SubmitRequest
 from engine.sampling.params import SamplingParams
@@ -59,20 +60,15 @@ async def _together(router: Router, prompts: Sequence[list[int]], method: str, n
 def over_http(profile: str, stages: int, runs: Sequence[tuple[str, int]], n: int) -> Rates:
     """The same through the server."""
     vocab_size = 4096  # of the demo model
-    served = Served(
-        DEMO_TARGET,
-        ("--simulate", profile, "--stages", str(stages), "--method", "autoregressive", "--prefix-cache", "false"),
-    )
+    flags = ("--simulate", profile, "--stages", str(stages), "--method", "autoregressive", "--prefix-cache", "false")
     found: Rates = {}
-    try:
+    with ServerProcess(str(DEMO_TARGET), flags) as server:
         for method, streams in runs:
             prompts = made_up(streams, PROMPT, vocab_size)
-            asyncio.run(at_concurrency(served, prompts, streams, 4, True, method))
-            rate, tokens, _ = asyncio.run(at_concurrency(served, prompts, streams, n, True, method))
+            asyncio.run(at_concurrency(server, prompts, streams, 4, True, method))
+            rate, tokens, _ = asyncio.run(at_concurrency(server, prompts, streams, n, True, method))
             assert tokens == n * streams, f"{tokens} tokens came, {n * streams} were asked for"
             found[method, streams] = rate
-    finally:
-        served.stop()
     return found
 
 

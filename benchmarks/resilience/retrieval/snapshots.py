@@ -1,4 +1,4 @@
-"""Builds the snapshots that are published, from the standard library; not where they go or when."""
+"""The snapshots that are published, built from the standard library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 
-FOREIGN = "f" * 32  # hash of a tokenizer that nobody has
+FOREIGN = "f" * 32  # hash of no tokenizer
 SKIPPED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings"}
 
 

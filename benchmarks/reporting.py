@@ -1,0 +1,55 @@
+"""Markdown tables and result files, the same for every benchmark; computes no figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNKNOWN = "-"
+
+
+def row(cells: Iterable[object]) -> str:
+    """One line of a Markdown table; None is shown as a dash."""
+    return f"| {' | '.join(UNKNOWN if cell is None else str(cell) for cell in cells)} |"
+
+
+def heading(names: Iterable[str]) -> str:
+    """The two lines that begin a Markdown table, for tables whose rows are printed as they are measured."""
+    names = list(names)
+    return f"{row(names)}\n{'|---' * len(names)}|"
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A Markdown table of ``rows``; ``columns`` maps the keys that are shown to their headings."""
+    return "\n".join([heading(columns.values()), *(row(one[key] for key in columns) for one in rows)])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run came to.
+
+    Args:
+        document: everything, ready for JSON; the last line of stdout.
+        tables: Markdown for people.
+        failed: whether the exit status is 1.
+        plot: draws pictures into a folder.
+    """
+
+    document: Mapping[str, Any]
+    tables: str
+    failed: bool
+    plot: Callable[[Path], None] | None = None
+
+    def publish(self, folder: Path | None) -> int:
+        """Print the document, write result.json, table.md and the plots into ``folder``; returns the exit status."""
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "table.md").write_text(self.tables + "\n")
+            (folder / "result.json").write_text(json.dumps(self.document, indent=2) + "\n")
+            if self.plot is not None:
+                self.plot(folder)
+        print(json.dumps(self.document), flush=True)
+        return int(self.failed)

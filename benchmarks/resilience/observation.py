@@ -1,0 +1,127 @@
+"""What is seen of a server from outside: its processes, their memory, and what /health says. Judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import psutil
+
+MIB = 1 << 20
+PARTS = {  # part -> beginning of its process titles
+    "stages": "ray::StageActor",
+    "target": "ray::ServeReplica:spectra:Target",
+    "router": "ray::ServeReplica:spectra:Router",
+    "ingress": "ray::ServeReplica:spectra:Ingress",
+    "speculators": "ray::SpeculatorActor",
+    "Serve's controller": "ray::ServeController",
+    "Serve's proxy": "ray::HAProxyManager",
+}
+PROGRAMS = {"Ray's GCS": "gcs_server", "raylet": "raylet", "HAProxy": "haproxy", "Ray's agents": "dashboard"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a server."""
+
+    at: float  # monotonic seconds
+    health: dict[str, Any]  # empty: no answer
+    memory: dict[str, float]  # part -> MiB resident; empty: not measured
+
+    @property
+    def kv_use(self) -> float | None:
+        """Share of KV blocks in use; None: /health did not say."""
+        blocks = self.health.get("blocks")
+        return 1 - self.health["free_blocks"] / blocks if blocks else None
+
+
+@contextlib.asynccontextmanager
+async def sampled(url: str, root: int, period: float, with_memory: bool = False) -> AsyncIterator[list[Sample]]:
+    """Look at a server every ``period`` seconds within the block; the list that is given grows meanwhile.
+
+    Args:
+        url: of the server.
+        root: process id of ``spectra serve``.
+        period: seconds between two samples.
+        with_memory: whether to measure memory, which takes some milliseconds.
+    """
+    samples: list[Sample] = []
+
+    async def look() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=6.0)) as session:
+            while True:
+                health = await ask_health(session, url)
+                memory = resident(root) if with_memory else {}
+                samples.append(Sample(time.monotonic(), health, memory))
+                await asyncio.sleep(period)
+
+    task = asyncio.create_task(look())
+    try:
+        yield samples
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def ask_health(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """What /health says; empty without an answer."""
+    try:
+        async with session.get(f"{url}/health") as response:
+            found: dict[str, Any] = await response.json(content_type=None)
+            return found
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return {}
+
+
+def processes(root: int) -> list[psutil.Process]:
+    """The server and all its descendants, oldest first."""
+    parent = psutil.Process(root)
+    found = [parent, *parent.children(recursive=True)]
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def title(process: psutil.Process) -> str:
+    """The title of a process; empty when it has gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def alive(root: int, part: str) -> list[psutil.Process]:
+    """Running processes of a part of the server, a key of ``PARTS``; oldest first."""
+    return [process for process in processes(root) if title(process).startswith(PARTS[part])]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and bool(title(process))
+    except psutil.Error:
+        return False
+
+
+def resident(root: int) -> dict[str, float]:
+    """MiB resident of every part of the server; ``other`` is idle workers and the command itself."""
+    found: dict[str, float] = defaultdict(float)
+    for process in processes(root):
+        part = part_of(title(process))
+        with contextlib.suppress(psutil.Error):
+            found[part] += process.memory_info().rss / MIB
+    return dict(found)
+
+
+def part_of(name: str) -> str:
+    """The part of a server that a process with this title belongs to."""
+    if part := next((part for part, mark in PARTS.items() if name.startswith(mark)), None):
+        return part
+    program = name.partition(" ")[0]
+    return next((part for part, mark in PROGRAMS.items() if mark in program or f"ray/{mark}" in name), "other")

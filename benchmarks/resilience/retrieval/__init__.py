@@ -1,0 +1,1 @@
+"""Snapshots change and break, and the Redis dies, while a server answers."""

@@ -1,0 +1,108 @@
+"""Clients that ask a server one question after the other, and what each of them received."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from app.load.client import Client, Endpoint, Watcher, open_session
+from app.load.records import Record
+
+Body: TypeAlias = Mapping[str, Any]
+FAILURE_PAUSE_S = 0.2
+
+
+def chat(model: str, question: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    """The body of a streamed chat request."""
+    messages = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}
+    return body | {"stream_options": {"include_usage": True}} | more
+
+
+class Streams(Watcher):
+    """Clients that ask without pause. In their records ``index`` is the client and ``prompt`` the question.
+
+    Args:
+        url: of the server.
+        n: number of clients.
+        choose: (question, body) that a client asks next.
+        retries: of a request that fails.
+    """
+
+    def __init__(self, url: str, n: int, choose: Callable[[int], tuple[int, Body]], retries: int = 0) -> None:
+        self.n = n
+        self.reference: list[str] = []  # the right answer to every question
+        self.records: list[Record] = []  # all requests, those that still run included
+        self._endpoint = Endpoint(f"{url}/v1/chat/completions")
+        self._choose = choose
+        self._retries = retries
+        self._fresh: set[int] = set()  # clients that have received text since ``all_flow`` was called
+        self._stopping = False
+
+    def chunk(self, record: Record, text: str, now: float) -> None:
+        """Notes that the client received text."""
+        self._fresh.add(record.index)
+
+    async def learn_reference(self, bodies: Sequence[Body], at_once: int) -> float:
+        """Ask every question once, ``at_once`` at a time, and keep the answers; returns the seconds it took.
+
+        Raises:
+            SystemExit: a request failed.
+        """
+        began, slots = time.monotonic(), asyncio.Semaphore(at_once)
+        async with open_session() as session:
+            client = Client(session, self._endpoint)
+
+            async def ask(question: int) -> Record:
+                async with slots:
+                    return await client.ask(bodies[question], Record(question, question, None, began))
+
+            found = await asyncio.gather(*(ask(question) for question in range(len(bodies))))
+        if failed := [record.breaks[-1].message for record in found if not record.ok]:
+            raise SystemExit(f"{len(failed)} undisturbed requests failed: {failed[:3]}")
+        self.reference = [record.text for record in found]
+        return time.monotonic() - began
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """All clients ask within the block; at its end, requests that have begun are awaited."""
+        async with open_session() as session:
+            client = Client(session, self._endpoint, self._retries, self)
+            tasks = [asyncio.create_task(self._ask_on(client, number)) for number in range(self.n)]
+            try:
+                yield
+                self._stopping = True
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask_on(self, client: Client, number: int) -> None:
+        while not self._stopping:
+            question, body = self._choose(number)
+            record = Record(number, question, None, time.monotonic())
+            self.records.append(record)
+            await client.ask(body, record)
+            if not record.ok:
+                await asyncio.sleep(FAILURE_PAUSE_S)
+
+    async def all_flow(self, within: float) -> bool:
+        """Whether every client receives text, counted from now, before ``within`` seconds have passed."""
+        self._fresh.clear()
+        deadline = time.monotonic() + within
+        while len(self._fresh) < self.n and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return len(self._fresh) == self.n
+
+    @property
+    def failures(self) -> list[str]:
+        """Why requests failed for good."""
+        return [f"client {r.index}: {r.outcome}: {r.breaks[-1].message}" for r in self.records if not r.ok]
+
+    def is_different(self, record: Record) -> bool:
+        """Whether the answer, or its beginning after a retry, is not the right one."""
+        return record.ok and (record.diverged or record.text != self.reference[record.prompt])
