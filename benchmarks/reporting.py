@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-UNKNOWN = "-"
+from app.reporting.documents import as_line, write_document
+from app.reporting.tables import NOTHING, markdown
 
 
 def row(cells: Iterable[object]) -> str:
     """One line of a Markdown table; None is shown as a dash."""
-    return f"| {' | '.join(UNKNOWN if cell is None else str(cell) for cell in cells)} |"
+    return f"| {' | '.join(NOTHING if cell is None else str(cell) for cell in cells)} |"
 
 
 def heading(names: Iterable[str]) -> str:
@@ -24,7 +24,8 @@ def heading(names: Iterable[str]) -> str:
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
     """A Markdown table of ``rows``; ``columns`` maps the keys that are shown to their headings."""
-    return "\n".join([heading(columns.values()), *(row(one[key] for key in columns) for one in rows)])
+    cells = [[NOTHING if one[key] is None else str(one[key]) for key in columns] for one in rows]
+    return markdown(list(columns.values()), cells)
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Report:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "table.md").write_text(self.tables + "\n")
-            (folder / "result.json").write_text(json.dumps(self.document, indent=2) + "\n")
+            write_document(self.document, folder / "result.json")
             if self.plot is not None:
                 self.plot(folder)
-        print(json.dumps(self.document), flush=True)
+        print(as_line(self.document), flush=True)
         return int(self.failed)

@@ -7,13 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from app.reporting.plotting import grid, save
 from benchmarks.resilience.observation import Sample
 from benchmarks.resilience.phases import Pairs, Phase
 
-DPI = 110
 FAULT, CALM = "tab:red", "0.6"
 
 
@@ -22,7 +19,7 @@ def chaos(phases: Sequence[Phase], text: Mapping[int, Sequence[float]], samples:
     ok."""
     start = min(moments[0] for moments in text.values() if moments)
     end = max(moments[-1] for moments in text.values() if moments)
-    figure, (axes,) = _figure(1, (max(11.0, (end - start) / 8), 6.0))
+    figure, (axes,) = grid(1, 1, (max(11.0, (end - start) / 8), 6.0))
     for client, moments in sorted(text.items()):
         axes.plot([at - start for at in moments], [client] * len(moments), ".", markersize=1.5, color="tab:blue")
     for sample, following in pairwise(samples):
@@ -31,18 +28,18 @@ def chaos(phases: Sequence[Phase], text: Mapping[int, Sequence[float]], samples:
     for phase in phases:
         _mark(axes, phase.acted - start, phase.name, FAULT)
     axes.set(xlabel="seconds; orange: /health says that it is not ready", ylabel="stream", xlim=(0, end - start))
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def retrieval(rounds: Sequence[Sequence[Phase]], calm: str, gaps: Pairs, lateness: Pairs, path: Path) -> None:
     """All pauses over time, a row per round; phases called ``calm`` are grey."""
     width = max(11.0, 0.2 * (rounds[0][-1].ended - rounds[0][0].began))
-    figure, rows = _figure(len(rounds), (width, 1 + 3.2 * len(rounds)), sharey=True)
+    figure, rows = grid(len(rounds), 1, (width, 1 + 3.2 * len(rounds)), sharey=True)
     for axes, phases in zip(rows, rounds, strict=True):
         _round(axes, phases, calm, gaps, lateness)
     rows[-1].set_xlabel("seconds of the round; dotted: the change has taken effect")
     rows[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, markerscale=4)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def _round(axes: Any, phases: Sequence[Phase], calm: str, gaps: Pairs, lateness: Pairs) -> None:
@@ -64,7 +61,7 @@ def _round(axes: Any, phases: Sequence[Phase], calm: str, gaps: Pairs, lateness:
 
 def soak(samples: Sequence[Sample], path: Path) -> None:
     """Memory by part above, use of the KV cache below."""
-    figure, (above, below) = _figure(2, (11, 7), sharex=True, height_ratios=(2, 1))
+    figure, (above, below) = grid(2, 1, (11, 7), sharex=True, height_ratios=(2, 1))
     minutes = [(sample.at - samples[0].at) / 60 for sample in samples]
     for part in sorted(samples[-1].memory):
         above.plot(minutes, [sample.memory.get(part, 0.0) for sample in samples], label=part)
@@ -74,15 +71,9 @@ def soak(samples: Sequence[Sample], path: Path) -> None:
     used = [(minute, sample.kv_use) for minute, sample in zip(minutes, samples, strict=True)]
     below.plot([m for m, use in used if use is not None], [100 * use for _, use in used if use is not None], lw=0.8)
     below.set(xlabel="minutes", ylabel="% of KV blocks in use")
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def _mark(axes: Any, at: float, name: str, colour: str) -> None:
     axes.axvline(at, color=colour, linewidth=0.9)
     axes.text(at, 1.02, name, transform=axes.get_xaxis_transform(), rotation=40, fontsize=8, color=colour)
-
-
-def _figure(n_rows: int, size: tuple[float, float], **more: Any) -> tuple[Figure, list[Any]]:
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(n_rows, squeeze=False, **more)[:, 0])
