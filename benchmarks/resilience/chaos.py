@@ -41,7 +41,7 @@ import psutil
 from tqdm import tqdm
 
 from app.demo.paths import DEMO
-from app.load.prompts import BUILTIN
+from app.inputs.prompts import BUILTIN
 from benchmarks.reporting import Report, table
 from benchmarks.resilience import plots
 from benchmarks.resilience.faults import Cluster, Fault, faults, inject

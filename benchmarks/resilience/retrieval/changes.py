@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrieval_store.stores.redis_layout import RedisKeys, chunk_field
-
 from benchmarks.resilience.retrieval.redis_process import RedisProcess
 from benchmarks.resilience.retrieval.snapshots import Snapshots
 from retrieval_store.errors import SnapshotError
 from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store
+from retrieval_store.stores.redis_layout import RedisKeys, chunk_field
 
 NAMESPACE = "default"
 NOTHING = "nothing"  # the phases that the others are compared with

@@ -57,7 +57,7 @@ import aiohttp
 from tqdm import tqdm
 
 from app.demo.paths import DEMO, DEMO_TARGET
-from app.load.prompts import CHAT, prompts_of
+from app.inputs.prompts import CHAT, read_bodies
 from benchmarks.reporting import Report
 from benchmarks.resilience import plots
 from benchmarks.resilience.phases import net_of, pauses
@@ -93,7 +93,7 @@ def run(settings: argparse.Namespace) -> Report:
     for name, least in {"limit": 1, "max_tokens": 1, "rounds": 1, "small": 1, "large": 1, "concurrency": 2}.items():
         if (value := getattr(settings, name)) < least:
             settings.fail(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
-    questions = prompts_of(settings.prompts, CHAT)[: settings.limit]
+    questions = read_bodies(settings.prompts, CHAT)[: settings.limit]
     model = DEMO_TARGET if settings.model == DEMO else Path(settings.model)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spectra-resilience-")))
