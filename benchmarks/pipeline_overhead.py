@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO_TARGET
 from benchmarks.step_time import random_tree
-from deployments.pipeline.connection import Endpoints, Pipeline
+from deployments.pipeline.connection import Pipeline
+from deployments.pipeline.endpoints import Endpoints
 from deployments.stage.worker import StageWorker
 from engine.model.loader import load_spec
 from engine.model.ranges import LayerRange, split_layers

@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from app.demo.paths import DEMO_TARGET
-from deployments.pipeline.connection import Endpoints
+from deployments.pipeline.endpoints import Endpoints
 from deployments.stage.worker import StageWorker
 from engine.model.ranges import split_layers
 from engine.simulated.deadline import Lateness

@@ -6,15 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from deployments.options import RouterOptions
+from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.frames import encode_frame
-from deployments.pipeline.hang_report import Suspect, report
-from deployments.pipeline.step_deadline import TIMES_COLD
+from deployments.pipeline.step_deadline import TIMES_COLD, ReportHang, send_hang_report
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.roles import RESULTS, STEPS
 from engine.errors import TargetLostError
@@ -33,19 +32,8 @@ class TargetHungError(TargetLostError):
     """A step was not answered in time, though the connections stand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where a pipeline listens."""
-
-    first: str  # address of the first stage: steps go in here
-    last: str  # address of the last stage: results come out here
-    secret: bytes = field(repr=False)
-    info: TargetInfo
-    generation: int = 0  # grows when stages were replaced
-
-
 class Pipeline:
-    """A connected pipeline. Its stages start empty: whoever connects anew has to prefill again."""
+    """A connected pipeline. Its stages start empty: after a new connection every sequence has to be prefilled again."""
 
     def __init__(self, endpoints: Endpoints, steps: AsyncChannel, results: AsyncChannel) -> None:
         self.endpoints = endpoints
@@ -55,9 +43,9 @@ class Pipeline:
         self._watch = asyncio.get_running_loop().create_task(self._watch_steps())
 
     async def _watch_steps(self) -> None:
-        """Nothing ever comes back on the way of the steps but its end; then ``receive`` must not wait any longer.
+        """Let ``receive`` fail once the channel of the steps ends; no frame ever comes back on it.
 
-        The last stage may know of no loss: a stage between that never answered has never connected to it.
+        The last stage may not notice the loss: a stage in between that never answered has never connected to it.
         """
         try:
             await self._steps.receive()
@@ -88,7 +76,7 @@ class Pipeline:
         except TargetLostError as error:
             raise TargetLostError(self._broken or str(error)) from error
         except msgspec.DecodeError as error:
-            raise TargetLostError(f"the target sent what is no result: {error}") from error
+            raise TargetLostError(f"the target sent a malformed result: {error}") from error
 
     async def ask(self, step: Step, limit: float) -> StepResult:
         """Send a step through an idle pipeline and wait for its answer.
@@ -142,18 +130,18 @@ async def step_costs(
     file: str,
     info: TargetInfo,
     deadline: float = STEP_DEADLINE,
-    suspect: Suspect | None = None,
+    report_hang: ReportHang | None = None,
 ) -> StepCosts | None:
-    """Step times of a target on this machine: from an earlier start, or measured now on a pipeline nobody else uses.
+    """Step times of a target on this machine: from an earlier start, or measured now on an otherwise idle pipeline.
 
-    None for a target that fails, hangs or dies of it every time: ``auto`` then counts nodes as free.
+    None for a target that fails, hangs or dies of every attempt: ``auto`` then counts nodes as free.
 
     Args:
         connect: waits for a pipeline.
         file: where times are kept; "": nowhere.
         info: of the target.
         deadline: seconds a step may take; on a pipeline that is being measured ``TIMES_COLD`` times as long.
-        suspect: is told of a pipeline that does not answer in time.
+        report_hang: is told of a pipeline that does not answer in time.
     """
     known = read_costs(Path(file)) if file else None
     if known is not None:
@@ -164,7 +152,7 @@ async def step_costs(
             costs = await measure_pipeline(pipeline, info, deadline * TIMES_COLD)
         except TargetHungError as error:
             logger.warning("the pipeline hung while it was measured: %s", error)
-            await report(suspect, "the pipeline", str(error))
+            await send_hang_report(report_hang, "the pipeline", str(error))
             continue
         except TargetLostError as error:
             logger.warning("the pipeline was lost while it was measured: %s", error)

@@ -1,40 +1,34 @@
-"""Where a process runs, and under which identity it can be ended for good; which address reaches a stage from where."""
+"""Where a pipeline and its stages listen, and the identity by which the process of a stage can be killed for good."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
-import ray
+import psutil
 
 from engine.errors import ConfigError
+from engine.target.info import TargetInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A process on a node; with its start time its id means no other process that came later."""
+class Endpoints:
+    """Where a pipeline listens."""
+
+    first: str  # address of the first stage: steps go in here
+    last: str  # address of the last stage: results come out here
+    secret: bytes = field(repr=False)
+    info: TargetInfo
+    generation: int = 0  # grows when stages were replaced
+
+
+@dataclass(frozen=True, slots=True)
+class StageEndpoint:
+    """The addresses of one stage."""
 
     node: str  # Ray's id of the node
-    ip: str
-    pid: int
-    started: int  # clock ticks since the machine's start
-
-    @classmethod
-    def here(cls) -> Place:
-        """Of the calling process, which must be one of Ray's."""
-        node, ip = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        return cls(node, ip, os.getpid(), started_at(os.getpid()))
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """By which addresses a stage is reached."""
-
-    node: str
-    unix: str = ""  # from its own node only
+    unix: str = ""  # for peers on the same node; "": none
     tcp: str = ""
 
     def seen_from(self, node: str) -> str:
@@ -42,12 +36,12 @@ class Reach:
         return self.unix if self.unix and node == self.node else self.tcp
 
 
-def neighbours(stages: Sequence[Reach]) -> list[tuple[str | None, str]]:
-    """For every stage, first to last: the address of the one behind it (None: it is the last), and by which of its own
-    the last one reaches it.
+def neighbours(stages: Sequence[StageEndpoint]) -> list[tuple[str | None, str]]:
+    """For every stage, first to last: the address of the stage behind it (None for the last stage), and the address
+    by which the last stage reaches it.
 
     Raises:
-        ConfigError: two of them have no way to each other.
+        ConfigError: two of these stages cannot reach each other.
     """
     found: list[tuple[str | None, str]] = []
     for i, here in enumerate(stages):
@@ -58,18 +52,36 @@ def neighbours(stages: Sequence[Reach]) -> list[tuple[str | None, str]]:
     return found
 
 
-def end_here(place: Place) -> bool:
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process on a node. Its start time tells it from a later process with the same id."""
+
+    node: str  # Ray's id of the node
+    ip: str
+    pid: int
+    started: int  # milliseconds since the machine's start
+
+    @classmethod
+    def here(cls) -> ProcessIdentity:
+        """Of the calling process, which must be one of Ray's."""
+        import ray
+
+        node, ip = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return cls(node, ip, os.getpid(), started_at(psutil.Process()))
+
+
+def started_at(process: psutil.Process) -> int:
+    """When a process began, in milliseconds since the machine's start: unlike the time of day, it never changes."""
+    return round(1000 * (process.create_time() - psutil.boot_time()))
+
+
+def kill_here(identity: ProcessIdentity) -> bool:
     """SIGKILL to a process of this node, stopped ones included; returns whether it was there."""
     try:
-        if started_at(place.pid) != place.started:
+        process = psutil.Process(identity.pid)
+        if started_at(process) != identity.started:
             return False
-        os.kill(place.pid, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
+        process.kill()
+    except psutil.NoSuchProcess:
         return False
     return True
-
-
-def started_at(pid: int) -> int:
-    """When a process of this node began, in clock ticks; raises FileNotFoundError if it is gone."""
-    # Field 22; the second one may hold blanks and brackets.
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])

@@ -1,8 +1,8 @@
-"""One router at a time: who came later may use a pipeline, who came before may not have it back.
+"""One leading router per pipeline: a router that has been replaced cannot take the pipeline back from its successor.
 
-A stage serves whoever connected last. Without more, a router that hung, was replaced and comes back to life would take
-the pipeline from its successor, which would take it back, and so on. The owner of the pipeline numbers routers as they
-come; no clock plays a role, and it knows no sockets and no Ray.
+A stage serves the router that connected last. Without epochs, a router that hung, was replaced and comes back to life
+would take the pipeline from its successor, which would take it back, and so on. The owner of the pipeline (the target)
+gives every router an epoch when it first asks. No clock plays a role; no sockets and no Ray are used here.
 """
 
 from __future__ import annotations
@@ -15,47 +15,48 @@ from engine.errors import TargetLostError
 
 logger = logging.getLogger("ray.serve")
 
-INCARNATION = secrets.token_hex(16)  # of this process, if it is a router: no other has or had the same
+INCARNATION = secrets.token_hex(16)  # of this process, if it is a router; unique over all routers and restarts
 
 
 class SupersededError(TargetLostError):
-    """A later router has the pipeline."""
+    """A later router leads the pipeline."""
 
 
-class Fence:
-    """Remembers in which order routers came; of the owner of a pipeline.
+class LeaderEpochs:
+    """Epochs of the routers of one pipeline, in the order of their first calls; kept by the pipeline's owner.
 
-    An owner that was replaced has forgotten all of them, and numbers them anew as they ask. Should the wrong one of
-    two come last then, the other leaves, Serve starts its successor, and that is the last of all.
+    An owner that was replaced starts without epochs and numbers the routers anew as they ask. If the older of two
+    routers asks last then, the newer one exits as superseded, Serve starts its successor, and that gets the latest
+    epoch of all.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}  # by incarnation, in the order of first calls
-        self._latest = 0  # of those that were ready
+        self._epochs: dict[str, int] = {}  # by incarnation
+        self._leading = 0  # the latest epoch of a router that was ready
 
     def admit(self, router: str, ready: bool) -> None:
-        """Let a router pass.
+        """Let a router use the pipeline.
 
         Args:
-            router: its incarnation; "": it says nothing of itself, and shuts nobody out.
-            ready: whether it serves: before, it may still fail, and then must have shut nobody out.
+            router: its incarnation; "": unknown, the caller is admitted and supersedes no router.
+            ready: whether it serves. Before, it may still fail, and must not supersede the router that serves.
 
         Raises:
-            SupersededError: one that came later has been ready.
+            SupersededError: a router with a later epoch has been ready.
         """
         if not router:
             return
-        number = self._numbers.setdefault(router, len(self._numbers) + 1)
-        if number < self._latest:
-            raise SupersededError("a later router has this pipeline; this one has been replaced")
+        epoch = self._epochs.setdefault(router, len(self._epochs) + 1)
+        if epoch < self._leading:
+            raise SupersededError("a later router leads this pipeline; this router has been replaced")
         if ready:
-            self._latest = number
+            self._leading = epoch
 
 
-def leave(error: SupersededError) -> None:
-    """End this process, a router that has been replaced: nothing it holds is wanted any more.
+def exit_superseded(error: SupersededError) -> None:
+    """End this process, a router that has been replaced: the next router resumes its requests.
 
-    If it was the wrong one after all, Serve starts another, which is the latest of all.
+    If it should have led after all, Serve starts another, which gets the latest epoch.
     """
-    logger.warning("leaving: %s", error)
+    logger.warning("exiting: %s", error)
     os._exit(1)

@@ -1,22 +1,30 @@
-"""Notices a pipeline that hangs: a step whose answer does not come in time. Knows times and sizes of steps, no sockets.
+"""Notices a pipeline that hangs, by a step that is not answered in time, and reports it to the pipeline's owner.
 
-A pipeline answers in order, so only the oldest step counts, from when it was sent or from the answer before it.
-
-What is merely slow must not be replaced for ever: every suspicion doubles the time that steps have from then on.
+A pipeline answers in order, so only the oldest step counts: from when it was sent, or from the answer before it if that
+came later. A pipeline that is merely slow must not be replaced again and again: every hang report doubles the time that
+steps have from then on. Knows times and sizes of steps, no sockets.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engine.step import Step
 from engine.step_cost import StepCosts
 
-TIMES_PREDICTED = 10.0  # a step may take so many times what was measured for its like
-WARM_UP_STEPS = 4  # answers after connecting until libraries, caches and kernels are as they will stay
-TIMES_COLD = 6.0  # how much longer these may take
-MOST_PATIENCE = 64.0  # how much longer steps may take, once their like cost a pipeline again and again
-CALM_ANSWERS = 256  # in time, one after the other, until such steps are forgotten
+TIMES_PREDICTED = 10.0  # a step may take so many times the time measured for steps of its size
+WARM_UP_STEPS = 4  # answers after connecting until libraries, caches and kernels are warm
+TIMES_COLD = 6.0  # how many times as long these may take
+MOST_PATIENCE = 64.0  # how many times as long steps may take at most, after several hang reports
+CALM_ANSWERS = 256  # answers in time, one after the other, until hang reports are forgotten
+REPORT_S = 5.0  # seconds that a hang report may take
+
+ReportHang = Callable[[str], Awaitable[None]]  # takes the reason
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +33,19 @@ class _Sent:
     allowed: float  # seconds
 
 
-class StepWatch:
+class StepDeadlines:
     """Deadlines of the steps in flight on one pipeline; every ``now`` is of one monotonic clock, in seconds.
 
     Args:
         deadline: seconds any step may take.
-        costs: measured step times: a step that is large takes longer; None: not known.
+        costs: measured step times, by which large steps get more time; None: not measured.
     """
 
     def __init__(self, deadline: float, costs: StepCosts | None) -> None:
         self._deadline = deadline
         self._costs = costs
-        self._sent: dict[int, _Sent] = {}  # in order
-        self._last_news = 0.0
+        self._sent: dict[int, _Sent] = {}  # by step id, oldest first
+        self._last_answer = 0.0
         self._n_answers = 0
         self._patience = 1.0
         self._n_calm = 0
@@ -48,21 +56,21 @@ class StepWatch:
         return self._deadline * TIMES_COLD
 
     def restart(self, now: float) -> None:
-        """A fresh pipeline: nothing is in flight, and its first steps may be slow."""
+        """Begin with a new pipeline: no step is in flight, and its first steps may be slow."""
         self._sent.clear()
-        self._last_news = now
+        self._last_answer = now
         self._n_answers = 0
 
     def sent(self, step: Step, now: float) -> None:
-        """A step is on its way."""
+        """A step was sent."""
         self._sent[step.step_id] = _Sent(now, self._allowed(step))
 
     def answered(self, step_id: int, now: float) -> None:
-        """Its answer is there."""
+        """The answer to a step arrived."""
         sent = self._sent.pop(step_id, None)
         if sent is not None and self._patience > 1.0:
             self._calm_down(now - self._since(sent) <= sent.allowed)
-        self._last_news = now
+        self._last_answer = now
         self._n_answers += 1
 
     def _calm_down(self, was_in_time: bool) -> None:
@@ -71,20 +79,21 @@ class StepWatch:
             self._patience = 1.0
 
     def excuse(self, seconds: float, now: float) -> None:
-        """The watcher itself was held up so long: answers may be waiting that it has not read."""
-        self._last_news = min(now, self._last_news + seconds)
+        """Give all steps ``seconds`` more: this process itself was held up, and may have answers left to read."""
+        self._last_answer = min(now, self._last_answer + seconds)
         self._sent = {step_id: _Sent(min(now, sent.at + seconds), sent.allowed) for step_id, sent in self._sent.items()}
 
-    def suspected(self) -> None:
-        """An overdue step cost the pipeline; the next one has longer, lest a slow stage be replaced for ever."""
+    def reported(self) -> None:
+        """An overdue step cost the pipeline: the next one has twice the time, or a slow stage would be replaced for
+        ever."""
         self._patience = min(MOST_PATIENCE, 2.0 * self._patience)
         self._n_calm = 0
 
     def _since(self, sent: _Sent) -> float:
-        return max(sent.at, self._last_news)
+        return max(sent.at, self._last_answer)
 
     def overdue(self, now: float) -> str:
-        """What is wrong with the oldest step; "" while nothing is."""
+        """Why the pipeline counts as hung; "" while the oldest step is in time."""
         for step_id, sent in self._sent.items():
             waited = now - self._since(sent)
             allowed = sent.allowed * (TIMES_COLD if self._n_answers < WARM_UP_STEPS else 1.0) * self._patience
@@ -99,3 +108,19 @@ class StepWatch:
         rows = sum(len(work.tokens) + (0 if work.tree is None else len(work.tree)) for work in step.work)
         predicted = float(self._costs.seconds(len(step.work), [rows])[0])
         return max(self._deadline, TIMES_PREDICTED * predicted)
+
+
+async def send_hang_report(report: ReportHang | None, name: str, reason: str) -> None:
+    """Report that the pipeline ``name`` hangs, so that its owner looks at the stages now; never fails.
+
+    Args:
+        report: calls the owner; None: the pipeline has none, and nothing is done.
+        name: for the log.
+        reason: what was observed.
+    """
+    if report is None:
+        return
+    try:
+        await asyncio.wait_for(report(reason), REPORT_S)
+    except Exception as error:  # the owner may be gone as well: then it is being replaced already
+        logger.warning("the owner of %s could not be told that it hangs: %s", name, error)

@@ -66,7 +66,7 @@ class RouterDeployment:
         self._aliases = aliases
         self._created = int(time.time())
         await compiling  # before steps are timed
-        costs = await step_costs(first.connect, options.cost_file, info, options.step_deadline, first.suspect)
+        costs = await step_costs(first.connect, options.cost_file, info, options.step_deadline, first.report_hang)
         draft_client = _make_draft_client(replace(speculators, step_costs=costs), placement, info)
         check_needs(draft_client.needs(options.method), info.spec)  # an unusable default must fail the start
         learn = None if self._retrieval is None else self._retrieval.learn

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.pipeline.connection import Pipeline, TargetHungError
-from deployments.pipeline.hang_report import Suspect, report
-from deployments.pipeline.step_deadline import StepWatch
+from deployments.pipeline.step_deadline import ReportHang, StepDeadlines, send_hang_report
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
@@ -29,7 +28,7 @@ class TargetClient:
 
     name: str  # in metrics, logs and health
     connect: Callable[[], Awaitable[Pipeline]]  # waits until a pipeline is up; called again when it is lost
-    suspect: Suspect | None = None  # has the target check its stages for one that hangs
+    report_hang: ReportHang | None = None  # has the target check its stages for one that hangs
 
 
 class LaneConnection:
@@ -57,7 +56,7 @@ class LaneConnection:
         self.next_step_id = 0
         self._target = target
         self._deadline = deadline
-        self._watch = StepWatch(deadline, costs)
+        self._deadlines = StepDeadlines(deadline, costs)
         self._on_up = on_up
         self._on_result = on_result
         self._on_loss = on_loss
@@ -89,7 +88,7 @@ class LaneConnection:
         """Send a step that has the number ``next_step_id``; needs a pipeline."""
         assert self.pipeline is not None
         self.next_step_id += 1
-        self._watch.sent(step, time.monotonic())
+        self._deadlines.sent(step, time.monotonic())
         self.pipeline.send(step)
 
     async def _run(self) -> None:
@@ -98,7 +97,7 @@ class LaneConnection:
                 pipeline = await self._connect()
                 while True:
                     result = await pipeline.receive()
-                    self._watch.answered(result.step_id, time.monotonic())
+                    self._deadlines.answered(result.step_id, time.monotonic())
                     self._on_result(result)
             except TargetLostError as error:
                 logger.warning("the pipeline of %s is lost: %s", self._target.name, self._overdue or error)
@@ -121,7 +120,7 @@ class LaneConnection:
             raise
         self.pipeline = pipeline
         self._overdue = ""
-        self._watch.restart(time.monotonic())
+        self._deadlines.restart(time.monotonic())
         self._on_up()
         return pipeline
 
@@ -134,9 +133,9 @@ class LaneConnection:
         step = Step(self.next_step_id, [])
         self.next_step_id += 1
         try:
-            await pipeline.ask(step, self._watch.cold)
+            await pipeline.ask(step, self._deadlines.cold)
         except TargetHungError as error:
-            self._spawn(report(self._target.suspect, self._target.name, str(error)))
+            self._spawn(send_hang_report(self._target.report_hang, self._target.name, str(error)))
             raise
 
     async def _check_deadlines(self) -> None:
@@ -147,10 +146,10 @@ class LaneConnection:
             await asyncio.sleep(pause)
             late = time.monotonic() - began - pause
             if late > pause:  # this process was held up, which is not the pipeline's fault
-                self._watch.excuse(late, time.monotonic())
-            reason = self._watch.overdue(time.monotonic())
+                self._deadlines.excuse(late, time.monotonic())
+            reason = self._deadlines.overdue(time.monotonic())
             if self.pipeline is not None and reason and not self._overdue:
                 self._overdue = reason
-                self._watch.suspected()
+                self._deadlines.reported()
                 self.pipeline.close()  # ``_run`` sees the loss
-                self._spawn(report(self._target.suspect, self._target.name, reason))
+                self._spawn(send_hang_report(self._target.report_hang, self._target.name, reason))

@@ -12,8 +12,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.pipeline.connection import Endpoints, Pipeline
-from deployments.pipeline.leadership import INCARNATION, SupersededError, leave
+from deployments.pipeline.connection import Pipeline
+from deployments.pipeline.endpoints import Endpoints
+from deployments.pipeline.leadership import INCARNATION, SupersededError, exit_superseded
 from deployments.router.lane_connection import RECONNECT_S, TargetClient
 from engine.errors import ConfigError, TargetLostError
 
@@ -37,7 +38,7 @@ class ServeTarget:
 
     def client(self) -> TargetClient:
         """What a lane needs of it, for a router that is ready to serve."""
-        return TargetClient(self.name, partial(self.connect, ready=True), self.suspect)
+        return TargetClient(self.name, partial(self.connect, ready=True), self.report_hang)
 
     async def endpoints(self, ready: bool = False) -> Endpoints:
         """The pipeline's endpoints, as soon as it listens; asks again while Serve still names a dead replica.
@@ -54,7 +55,7 @@ class ServeTarget:
                     endpoints: Endpoints = await self._handle.endpoints.remote(node, INCARNATION, ready)
                     return endpoints
             except SupersededError as error:
-                leave(error)
+                exit_superseded(error)
             except ConfigError as error:
                 raise ConfigError(_message(error)) from error
             except (RayError, RayServeException, TimeoutError) as error:
@@ -86,9 +87,9 @@ class ServeTarget:
             logger.error("%s cannot be used: %s", self.name, trouble)
         self.trouble = trouble
 
-    async def suspect(self, reason: str) -> None:
+    async def report_hang(self, reason: str) -> None:
         """Have it check its stages now, and not at the next ping."""
-        await self._handle.suspect.remote(reason)
+        await self._handle.report_hang.remote(reason)
 
 
 def _message(error: ConfigError) -> str:

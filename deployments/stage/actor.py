@@ -6,14 +6,15 @@ Its owner reads this file, too, and does no arithmetic: torch and the model's co
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deployments.pipeline.endpoints import Place, Reach
+import psutil
+
+from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint
 from deployments.pipeline.plan import StagePlan
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
@@ -73,9 +74,9 @@ class StageActor:
         self._worker: StageWorker | None = None
         self._sockets: SocketFolder | None = None
 
-    def place(self) -> Place:
+    def identity(self) -> ProcessIdentity:
         """Where it runs; nothing is loaded for that."""
-        return Place.here()
+        return ProcessIdentity.here()
 
     def plan(self) -> StagePlan:
         """Describe and split the target; one stage does it for all.
@@ -102,25 +103,25 @@ class StageActor:
             raise
         except Exception as error:  # a file cut short, say: libraries do not name it
             raise UnsupportedModelError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
-        return Loaded(time.monotonic() - began, _resident() + _allocated(self._device))
+        return Loaded(time.monotonic() - began, psutil.Process().memory_info().rss + _allocated(self._device))
 
-    def listen(self, secret: bytes) -> Reach:
+    def listen(self, secret: bytes) -> StageEndpoint:
         """Open the stage's channels; returns how peers reach them."""
         from deployments.stage.worker import StageWorker
 
         assert self._stage is not None, "load comes before listen"
-        place = Place.here()
+        here = ProcessIdentity.here()
         wanted = []
         if self._transport != ONLY_TCP:
             self._sockets = SocketFolder(SOCKETS)
             wanted.append(f"unix:{self._sockets.path}/s")
         if self._transport != ONLY_UNIX:
-            wanted.append(f"tcp:{place.ip}:0")
+            wanted.append(f"tcp:{here.ip}:0")
         self._worker = StageWorker(
             self._stage, self._device, wanted[0], secret, self._transport, also="".join(wanted[1:])
         )
         reached = {address.partition(":")[0]: address for address in self._worker.addresses}
-        return Reach(place.node, reached.get("unix", ""), reached.get("tcp", ""))
+        return StageEndpoint(here.node, reached.get("unix", ""), reached.get("tcp", ""))
 
     def serve(self, next_address: str | None, rows_address: str) -> None:
         """Start the loop, or tell it of new neighbours, as ``StageWorker.start``."""
@@ -166,11 +167,6 @@ class StageActor:
             self._worker.close()
         if self._sockets is not None:
             self._sockets.remove()
-
-
-def _resident() -> int:
-    """Bytes of memory of this process."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _allocated(device: torch.device) -> int:

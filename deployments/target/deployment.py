@@ -14,8 +14,8 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.options import PipelineOptions
-from deployments.pipeline.connection import Endpoints
-from deployments.pipeline.leadership import Fence
+from deployments.pipeline.endpoints import Endpoints
+from deployments.pipeline.leadership import LeaderEpochs
 from deployments.target.stage_handle import StageHandle
 from deployments.target.supervisor import StageSupervisor
 from engine.errors import ConfigError
@@ -53,7 +53,7 @@ class TargetDeployment:
 
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
         launch = partial(_launch, target, pipeline, str(resolve(target.model)), _own_placement(target.stages))
-        self._fence = Fence()
+        self._epochs = LeaderEpochs()
         self._supervisor = StageSupervisor(launch, target.stages, pipeline.replace_timeout)
         await self._supervisor.start()
 
@@ -67,19 +67,19 @@ class TargetDeployment:
     async def endpoints(self, node: str = "", router: str = "", ready: bool = False) -> Endpoints:
         """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
 
-        ``router`` and ``ready`` are as in ``Fence.admit``.
+        ``router`` and ``ready`` are as in ``LeaderEpochs.admit``.
 
         Raises:
             SupersededError: a later router has taken this pipeline over.
             TargetLostError: the replacement takes longer than a call can wait; ask again.
             ConfigError: the option ``transport`` does not reach that node.
         """
-        self._fence.admit(router, ready)
+        self._epochs.admit(router, ready)
         return await self._supervisor.endpoints(node)
 
-    async def suspect(self, reason: str) -> None:
+    async def report_hang(self, reason: str) -> None:
         """Look for a stage that hangs now, and not at the next ping, and have it replaced."""
-        await self._supervisor.suspect(reason)
+        await self._supervisor.report_hang(reason)
 
     async def stage_pids(self) -> list[int]:
         """Process ids of the stages, first to last: for operators and for tests that kill them."""

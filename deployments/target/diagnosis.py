@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from deployments.pipeline.connection import Endpoints, Pipeline
+from deployments.pipeline.connection import Pipeline
+from deployments.pipeline.endpoints import Endpoints
 from deployments.stage.actor import Pulse
 from deployments.target.stage_handle import StageHandle
 from engine.errors import ConfigError, TargetLostError

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import ray
 from ray.exceptions import RayError
 
-from deployments.pipeline.connection import Endpoints
-from deployments.pipeline.endpoints import Reach, neighbours
+from deployments.pipeline.endpoints import Endpoints, StageEndpoint, neighbours
 from deployments.pipeline.plan import StagePlan
 from deployments.target.diagnosis import warm_up
 from deployments.target.stage_handle import StageHandle, reason_of
@@ -55,7 +54,7 @@ class StageGroup:
             await asyncio.gather(*(self._come_up(i) for i in range(len(self.stages))))
             if lost := await self.connect():
                 raise TargetLostError(self.told(lost))
-            await warm_up(self.endpoints(self._reach(0).node), self.stages)
+            await warm_up(self.endpoints(self._endpoint(0).node), self.stages)
         except BaseException:
             for stage in self.stages:
                 stage.kill()
@@ -70,15 +69,15 @@ class StageGroup:
     async def _come_up(self, i: int) -> None:
         stage = self.stages[i]
         loaded = await stage.come_up(self._secret, self._planned)
-        assert stage.place is not None
+        assert stage.identity is not None
         say(
             logging.INFO,
             "%s loaded in %.1f s, %.2f GiB, process %d on %s",
             stage.name,
             loaded.seconds,
             loaded.n_bytes / (1 << 30),
-            stage.place.pid,
-            stage.place.ip,
+            stage.identity.pid,
+            stage.identity.ip,
         )
 
     async def connect(self) -> dict[int, str]:
@@ -88,7 +87,7 @@ class StageGroup:
             The stages that were lost meanwhile, and why.
         """
         self.generation += 1
-        known = zip(self.stages, neighbours([self._reach(i) for i in range(len(self.stages))]), strict=True)
+        known = zip(self.stages, neighbours([self._endpoint(i) for i in range(len(self.stages))]), strict=True)
         calls = [stage.serve(following, rows) for stage, (following, rows) in known]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return {i: reason_of(answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)}
@@ -99,7 +98,7 @@ class StageGroup:
         Raises:
             ConfigError: the option ``transport`` does not reach that node.
         """
-        first, last = self._reach(0).seen_from(node), self._reach(-1).seen_from(node)
+        first, last = self._endpoint(0).seen_from(node), self._endpoint(-1).seen_from(node)
         if not (first and last):
             raise ConfigError(
                 "transport (--transport) is unix, but the router is on another node than the first or last stage; "
@@ -112,10 +111,10 @@ class StageGroup:
         assert self._plan is not None, "a stage plans before any loads"
         return self._plan
 
-    def _reach(self, i: int) -> Reach:
-        reach = self.stages[i].reach
-        assert reach is not None, "a stage listens before it is connected"
-        return reach
+    def _endpoint(self, i: int) -> StageEndpoint:
+        endpoint = self.stages[i].endpoint
+        assert endpoint is not None, "a stage listens before it is connected"
+        return endpoint
 
     def told(self, reasons: dict[int, str]) -> str:
         """Reasons by stage, as one line."""

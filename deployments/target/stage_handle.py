@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.options import PipelineOptions
-from deployments.pipeline.endpoints import Place, Reach, end_here
+from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint, kill_here
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import Loaded, Pulse, StageActor
 from engine.errors import ConfigError, SpectraError, TargetLostError
@@ -38,8 +38,8 @@ class StageHandle:
 
     def __init__(self, actor: Any, number: int, n_stages: int, timeout: float) -> None:
         self.name = f"stage {number} of {n_stages}"  # in messages
-        self.place: Place | None = None  # known once the process runs
-        self.reach: Reach | None = None  # known once the stage listens
+        self.identity: ProcessIdentity | None = None  # known once the process runs
+        self.endpoint: StageEndpoint | None = None  # known once the stage listens
         self._actor = actor
         self._number = number
         self._timeout = timeout
@@ -56,9 +56,9 @@ class StageHandle:
 
     async def arrive(self) -> None:
         """Wait until its process runs and has imported what it needs; raises TargetLostError when the process died."""
-        if self.place is None:
+        if self.identity is None:
             try:
-                self.place = await _asked(self._actor.place.remote())
+                self.identity = await _asked(self._actor.identity.remote())
             except RayError as error:
                 raise self._not_up(error) from error
 
@@ -90,7 +90,7 @@ class StageHandle:
         await self.arrive()
         try:
             loaded: Loaded = await self._pinged(self._actor.load.remote(plan))
-            self.reach = await _asked(self._actor.listen.remote(secret))
+            self.endpoint = await _asked(self._actor.listen.remote(secret))
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
         return loaded
@@ -168,10 +168,10 @@ class StageHandle:
 
     async def end(self) -> None:
         """Send SIGKILL, which also ends a stopped process (Ray alone would take five seconds); then tell Ray."""
-        if self.place is not None:
+        if self.identity is not None:
             # The process of a lost node cannot be killed, and is gone.
             with contextlib.suppress(RayError, TimeoutError):
-                await asyncio.wait_for(_end(self.place), KILL_S)
+                await asyncio.wait_for(_end(self.identity), KILL_S)
         ray.kill(self._actor)
 
     def leave(self) -> Any:
@@ -213,12 +213,12 @@ def _raise_if_fatal(error: RayError) -> None:
         raise ConfigError(str(error.cause)) from error
 
 
-async def _end(place: Place) -> None:
-    if place.node == ray.get_runtime_context().get_node_id():
-        end_here(place)
+async def _end(process: ProcessIdentity) -> None:
+    if process.node == ray.get_runtime_context().get_node_id():
+        kill_here(process)
         return
-    there = NodeAffinitySchedulingStrategy(place.node, soft=False)
-    await _asked(ray.remote(end_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(place))
+    there = NodeAffinitySchedulingStrategy(process.node, soft=False)
+    await _asked(ray.remote(kill_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process))
 
 
 def _asked(reference: Any) -> Coroutine[Any, Any, Any]:

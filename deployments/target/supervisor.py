@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deployments.pipeline.connection import Endpoints
+from deployments.pipeline.endpoints import Endpoints
 from deployments.target.diagnosis import mark_hung_stages_dead
 from deployments.target.stage_group import StageGroup, say
 from deployments.target.stage_handle import StageHandle
@@ -86,7 +86,7 @@ class StageSupervisor:
     @property
     def pids(self) -> list[int]:
         """Process ids, first stage to last; those of stages that are starting are missing."""
-        return [stage.place.pid for stage in self._group.stages if stage.place is not None]
+        return [stage.identity.pid for stage in self._group.stages if stage.identity is not None]
 
     def state(self) -> dict[str, Any]:
         """For operators: every stage's process and node, and the newest replacement."""
@@ -94,15 +94,15 @@ class StageSupervisor:
             "whole": self._whole.is_set(),
             "generation": self._group.generation,
             "stages": [
-                {"name": stage.name, "pid": place.pid, "node": place.node, "ip": place.ip}
+                {"name": stage.name, "pid": process.pid, "node": process.node, "ip": process.ip}
                 for stage in self._group.stages
-                if (place := stage.place) is not None
+                if (process := stage.identity) is not None
             ],
             "replacements": len(self.replacements),
             "last_replacement": asdict(self.replacements[-1]) if self.replacements else None,
         }
 
-    async def suspect(self, reason: str) -> None:
+    async def report_hang(self, reason: str) -> None:
         """Look for a stage that hangs, because a router waits for this pipeline, and mark it dead."""
         if self._whole.is_set():
             await mark_hung_stages_dead(list(self._group.stages), reason)

@@ -18,7 +18,8 @@ import torch
 
 from app.serving import environment
 from deployments.options import RouterOptions
-from deployments.pipeline.connection import Endpoints, Pipeline
+from deployments.pipeline.connection import Pipeline
+from deployments.pipeline.endpoints import Endpoints
 from deployments.router.draft_client import DraftClient, InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
@@ -98,7 +99,7 @@ class Served:
     pipelines: list[Stages]
     router: Router = field(init=False)
     sent: int = 0
-    suspected: list[tuple[int, str]] = field(default_factory=list)  # lane, reason
+    hangs: list[tuple[int, str]] = field(default_factory=list)  # lane, reason
 
     @property
     def stages(self) -> Stages:
@@ -116,10 +117,10 @@ class Served:
     def target(self, lane: int) -> TargetClient:
         """Where a lane's pipeline comes from."""
 
-        async def suspect(reason: str) -> None:
-            self.suspected.append((lane, reason))
+        async def report_hang(reason: str) -> None:
+            self.hangs.append((lane, reason))
 
-        return TargetClient(f"lane-{lane}", lambda: self.connect(lane), suspect)
+        return TargetClient(f"lane-{lane}", lambda: self.connect(lane), report_hang)
 
     def replace(self, kinds: Sequence[type[Stage]] | None = None, lane: int = 0) -> None:
         """A fresh pipeline, as Serve brings up after a stage died."""

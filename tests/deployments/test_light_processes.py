@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.config.serve import ServeConfig
-from deployments.pipeline.connection import Endpoints
+from deployments.pipeline.endpoints import Endpoints
 from engine.target.loading import describe_target
 
 LOADED = "import sys; print(*sorted({'torch', 'transformers', 'accelerate', 'safetensors'} & set(sys.modules)))"

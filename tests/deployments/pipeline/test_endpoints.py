@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from deployments.pipeline.connection import Endpoints, Pipeline
-from deployments.pipeline.endpoints import Place, Reach, end_here, started_at
+from deployments.pipeline.connection import Pipeline
+from deployments.pipeline.endpoints import Endpoints, ProcessIdentity, StageEndpoint, kill_here, started_at
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import SOCKETS, StageActor
 from deployments.transport.channel import Channel
@@ -36,12 +37,12 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def place_of(process: subprocess.Popen[bytes]) -> Place:
-    return Place("n", "127.0.0.1", process.pid, started_at(process.pid))
+def identity_of(process: subprocess.Popen[bytes]) -> ProcessIdentity:
+    return ProcessIdentity("n", "127.0.0.1", process.pid, started_at(psutil.Process(process.pid)))
 
 
 def test_a_stage_is_reached_by_its_unix_socket_on_its_own_node_and_by_tcp_from_others() -> None:
-    both = Reach("a", "unix:/s", "tcp:10.0.0.1:5")
+    both = StageEndpoint("a", "unix:/s", "tcp:10.0.0.1:5")
     assert both.seen_from("a") == "unix:/s"
     assert both.seen_from("b") == "tcp:10.0.0.1:5"
     assert replace(both, unix="").seen_from("a") == "tcp:10.0.0.1:5"
@@ -50,14 +51,14 @@ def test_a_stage_is_reached_by_its_unix_socket_on_its_own_node_and_by_tcp_from_o
 
 def test_a_stopped_process_is_ended(sleeper: subprocess.Popen[bytes]) -> None:
     os.kill(sleeper.pid, signal.SIGSTOP)
-    assert end_here(place_of(sleeper))
+    assert kill_here(identity_of(sleeper))
     assert sleeper.wait(10) == -signal.SIGKILL
-    assert not end_here(Place("n", "127.0.0.1", sleeper.pid, 0))
+    assert not kill_here(ProcessIdentity("n", "127.0.0.1", sleeper.pid, 0))
 
 
 def test_a_later_process_with_the_same_id_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
-    place = place_of(sleeper)
-    assert not end_here(replace(place, started=place.started - 1))
+    identity = identity_of(sleeper)
+    assert not kill_here(replace(identity, started=identity.started - 10))
     assert sleeper.poll() is None
 
 
@@ -96,8 +97,8 @@ def whole(info: TargetInfo) -> StagePlan:
 @pytest.fixture
 def local_actor(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageActor]:
     """A stage actor's plain class in this process, with both kinds of address."""
-    here = Place("a", "127.0.0.1", os.getpid(), started_at(os.getpid()))
-    monkeypatch.setattr(Place, "here", classmethod(lambda cls: here))
+    here = ProcessIdentity("a", "127.0.0.1", os.getpid(), started_at(psutil.Process()))
+    monkeypatch.setattr(ProcessIdentity, "here", classmethod(lambda cls: here))
     actor = StageActor(TargetOptions(str(tiny_checkpoint)), str(tiny_checkpoint), 0, torch.get_num_threads(), "auto")
     yield actor
     actor.leave()
@@ -108,13 +109,13 @@ async def test_a_stage_serves_at_both_its_addresses_and_keeps_its_socket_private
 ) -> None:
     assert local_actor.load(whole(info)).n_bytes > 0
     secret = b"s" * 32
-    reach = local_actor.listen(secret)
-    assert reach.node == "a"
-    folder = Path(reach.unix.removeprefix("unix:")).parent
+    endpoint = local_actor.listen(secret)
+    assert endpoint.node == "a"
+    folder = Path(endpoint.unix.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
-    local_actor.serve(None, reach.unix)
+    local_actor.serve(None, endpoint.unix)
     for node in ("a", "b"):
-        address = reach.seen_from(node)
+        address = endpoint.seen_from(node)
         pipeline = await Pipeline.connect(Endpoints(address, address, secret, info))
         pipeline.send(Step(1, []))
         assert (await pipeline.receive()).error == ""
@@ -130,8 +131,8 @@ async def test_a_stage_serves_at_both_its_addresses_and_keeps_its_socket_private
 def test_one_kind_of_address_alone_where_the_transport_says_so(local_actor: StageActor, info: TargetInfo) -> None:
     local_actor.load(whole(info))
     local_actor._transport = "tcp"
-    reach = local_actor.listen(b"s" * 32)
-    assert (reach.unix, reach.tcp[:4]) == ("", "tcp:")
+    endpoint = local_actor.listen(b"s" * 32)
+    assert (endpoint.unix, endpoint.tcp[:4]) == ("", "tcp:")
 
 
 def test_one_stage_plans_for_all(tiny_checkpoint: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.options import RouterOptions
-from deployments.pipeline.step_deadline import CALM_ANSWERS, TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepWatch
+from deployments.pipeline.step_deadline import CALM_ANSWERS, TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepDeadlines
 from engine.loop import Completion, Job
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
@@ -63,9 +63,9 @@ async def test_texts_are_the_same_after_a_stage_that_hung_is_replaced(
     kinds = [Hangs if i == place else Stage for i in range(n_stages)]
     async with serving(n_stages, kinds, options=RouterOptions("tiny", step_deadline=1.0)) as served:
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
-        await until(lambda: bool(served.suspected))
+        await until(lambda: bool(served.hangs))
         assert Hangs.n_hanging == 1
-        assert all("was not answered within" in reason for _, reason in served.suspected)
+        assert all("was not answered within" in reason for _, reason in served.hangs)
         served.replace()
         for job, answer in zip(jobs, await asyncio.gather(*answers), strict=True):
             assert answer.token_ids == offline(job).token_ids
@@ -81,8 +81,8 @@ async def test_streams_of_a_lane_that_hangs_go_on_in_another(serving: Any, make_
         await until(lambda: not served.router.lanes[1].is_up)
         await until(lambda: served.router.lanes[1].is_up)
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
-        await until(lambda: bool(served.suspected))
-        assert served.suspected[0][0] == 1
+        await until(lambda: bool(served.hangs))
+        assert served.hangs[0][0] == 1
         served.pipelines[1].close()
         for job, answer in zip(jobs, await asyncio.gather(*answers), strict=True):
             assert answer.token_ids == offline(job).token_ids
@@ -93,7 +93,7 @@ async def test_a_report_that_fails_keeps_nobody_from_reconnecting(
 ) -> None:
     job = make_job(1, "pld", max_tokens=60, stop_ids=())
     async with serving(1, [Hangs], options=RouterOptions("tiny", step_deadline=1.0)) as served:
-        served.suspected = None  # so that telling raises
+        served.hangs = None  # so that telling raises
         answer = asyncio.create_task(served.answer(job))
         await until(lambda: served.router.lanes[0].n_lost > 0)
         served.replace()
@@ -104,79 +104,79 @@ def step(step_id: int, n_rows: int = 1) -> Step:
     return Step(step_id, [Work(0, 0, [5] * n_rows)])
 
 
-def warm(watch: StepWatch) -> None:
-    watch.restart(0.0)
+def warm(deadlines: StepDeadlines) -> None:
+    deadlines.restart(0.0)
     for number in range(WARM_UP_STEPS):
-        watch.sent(step(number), 0.0)
-        watch.answered(number, 0.0)
+        deadlines.sent(step(number), 0.0)
+        deadlines.answered(number, 0.0)
 
 
 def test_only_the_oldest_step_counts_and_only_since_the_answer_before_it() -> None:
-    watch = StepWatch(10.0, None)
-    warm(watch)
-    watch.sent(step(100), 0.0)
-    watch.sent(step(101), 0.0)
-    assert watch.overdue(9.9) == ""
-    watch.answered(100, 9.9)
-    assert watch.overdue(19.8) == ""
-    assert "step 101" in watch.overdue(20.0)
-    watch.answered(101, 20.0)
-    assert watch.overdue(1000.0) == ""
+    deadlines = StepDeadlines(10.0, None)
+    warm(deadlines)
+    deadlines.sent(step(100), 0.0)
+    deadlines.sent(step(101), 0.0)
+    assert deadlines.overdue(9.9) == ""
+    deadlines.answered(100, 9.9)
+    assert deadlines.overdue(19.8) == ""
+    assert "step 101" in deadlines.overdue(20.0)
+    deadlines.answered(101, 20.0)
+    assert deadlines.overdue(1000.0) == ""
 
 
 def test_a_large_step_has_longer_by_what_was_measured() -> None:
-    watch = StepWatch(1.0, StepCosts({1: ((1, 101), (0.01, 1.01))}))
-    warm(watch)
-    watch.sent(step(100, n_rows=101), 0.0)
-    assert watch.overdue(TIMES_PREDICTED * 1.01 - 0.01) == ""
-    assert watch.overdue(TIMES_PREDICTED * 1.01 + 0.01) != ""
+    deadlines = StepDeadlines(1.0, StepCosts({1: ((1, 101), (0.01, 1.01))}))
+    warm(deadlines)
+    deadlines.sent(step(100, n_rows=101), 0.0)
+    assert deadlines.overdue(TIMES_PREDICTED * 1.01 - 0.01) == ""
+    assert deadlines.overdue(TIMES_PREDICTED * 1.01 + 0.01) != ""
 
 
 def test_the_first_steps_of_a_pipeline_have_longer() -> None:
-    watch = StepWatch(1.0, None)
-    warm(watch)
-    watch.restart(0.0)
-    watch.sent(step(100), 0.0)
-    assert watch.overdue(TIMES_COLD - 0.01) == ""
-    assert watch.overdue(TIMES_COLD + 0.01) != ""
+    deadlines = StepDeadlines(1.0, None)
+    warm(deadlines)
+    deadlines.restart(0.0)
+    deadlines.sent(step(100), 0.0)
+    assert deadlines.overdue(TIMES_COLD - 0.01) == ""
+    assert deadlines.overdue(TIMES_COLD + 0.01) != ""
 
 
-def test_a_watcher_that_was_held_up_blames_nobody() -> None:
-    watch = StepWatch(1.0, None)
-    warm(watch)
-    watch.sent(step(100), 0.0)
-    watch.excuse(50.0, 50.0)
-    assert watch.overdue(50.9) == ""
-    assert watch.overdue(51.1) != ""
+def test_a_deadlineser_that_was_held_up_blames_nobody() -> None:
+    deadlines = StepDeadlines(1.0, None)
+    warm(deadlines)
+    deadlines.sent(step(100), 0.0)
+    deadlines.excuse(50.0, 50.0)
+    assert deadlines.overdue(50.9) == ""
+    assert deadlines.overdue(51.1) != ""
 
 
 def test_a_step_sent_after_an_idle_time_is_excused_too() -> None:
-    watch = StepWatch(1.0, None)
-    warm(watch)
-    watch.sent(step(100), 1000.0)
-    watch.excuse(50.0, 1050.0)
-    assert watch.overdue(1050.9) == ""
-    assert watch.overdue(1051.1) != ""
+    deadlines = StepDeadlines(1.0, None)
+    warm(deadlines)
+    deadlines.sent(step(100), 1000.0)
+    deadlines.excuse(50.0, 1050.0)
+    assert deadlines.overdue(1050.9) == ""
+    assert deadlines.overdue(1051.1) != ""
 
 
 def test_an_excuse_is_no_loan_for_the_time_to_come() -> None:
-    watch = StepWatch(1.0, None)
-    warm(watch)
-    watch.sent(step(100), 1049.9)
-    watch.excuse(50.0, 1050.0)
-    assert watch.overdue(1051.1) != ""
+    deadlines = StepDeadlines(1.0, None)
+    warm(deadlines)
+    deadlines.sent(step(100), 1049.9)
+    deadlines.excuse(50.0, 1050.0)
+    assert deadlines.overdue(1051.1) != ""
 
 
 def test_after_every_suspicion_steps_have_twice_as_long_until_all_is_calm_for_long() -> None:
-    watch = StepWatch(1.0, None)
+    deadlines = StepDeadlines(1.0, None)
     for patience in (2.0, 4.0):
-        watch.suspected()
-        warm(watch)
-        watch.sent(step(100), 0.0)
-        assert watch.overdue(patience - 0.1) == ""
-        assert watch.overdue(patience + 0.1) != ""
+        deadlines.reported()
+        warm(deadlines)
+        deadlines.sent(step(100), 0.0)
+        assert deadlines.overdue(patience - 0.1) == ""
+        assert deadlines.overdue(patience + 0.1) != ""
     for number in range(CALM_ANSWERS):
-        watch.sent(step(number), 0.0)
-        watch.answered(number, 0.0)
-    watch.sent(step(1000), 0.0)
-    assert watch.overdue(1.1) != ""
+        deadlines.sent(step(number), 0.0)
+        deadlines.answered(number, 0.0)
+    deadlines.sent(step(1000), 0.0)
+    assert deadlines.overdue(1.1) != ""

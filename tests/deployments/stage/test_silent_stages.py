@@ -53,14 +53,14 @@ async def test_a_stage_that_listens_and_says_nothing_does_not_hold_up_measuring(
             await measure_pipeline(pipeline, served.info, 0.2)
         reasons: list[str] = []
 
-        async def suspect(reason: str) -> None:
+        async def report_hang(reason: str) -> None:
             reasons.append(reason)
 
         async def connect() -> Pipeline:
             return await Pipeline.connect(served.stages.endpoints)
 
         async with asyncio.timeout(60):
-            assert await step_costs(connect, "", served.info, 0.01, suspect) is None
+            assert await step_costs(connect, "", served.info, 0.01, report_hang) is None
         assert len(reasons) == 3
         assert all("was not answered" in reason for reason in reasons)
 
@@ -78,7 +78,7 @@ async def test_a_lane_is_up_once_its_pipeline_answers_and_reports_one_that_does_
         router.start()
         try:
             async with asyncio.timeout(60):
-                while not served.suspected:
+                while not served.hangs:
                     assert not router.is_ready
                     await asyncio.sleep(0.01)
                 served.stages.workers[0].start(served.stages.workers[1].address)

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 import torch
 
-from deployments.pipeline.connection import Endpoints, Pipeline
+from deployments.pipeline.connection import Pipeline
+from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.frames import encode_frame
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.base import allocate

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from deployments.pipeline.connection import Pipeline
-from deployments.pipeline.endpoints import Reach
+from deployments.pipeline.endpoints import StageEndpoint
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
@@ -59,8 +59,8 @@ class ThreadStage:
 
     def __init__(self, number: int, folder: Path, plan: StagePlan, load: Callable[[int], Stage]) -> None:
         self.name = f"stage {number}"
-        self.place: Any = None
-        self.reach: Reach | None = None
+        self.identity: Any = None
+        self.endpoint: StageEndpoint | None = None
         self.worker: StageWorker | None = None
         self.is_silent = False
         self.transport = "auto"
@@ -70,7 +70,7 @@ class ThreadStage:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def arrive(self) -> None:
-        self.place = Here(id(self))
+        self.identity = Here(id(self))
 
     async def plan(self) -> StagePlan:
         if self.refusal:
@@ -85,7 +85,7 @@ class ThreadStage:
             raise TargetLostError(str(error)) from error
         folder = tempfile.mkdtemp(dir=self._folder)
         self.worker = StageWorker(stage, CPU, f"unix:{folder}/s", secret, self.transport)
-        self.reach = Reach("n", self.worker.address)
+        self.endpoint = StageEndpoint("n", self.worker.address)
         await self.arrive()
         return Loaded(0.0, 0)
 
@@ -223,10 +223,10 @@ async def test_a_loop_that_is_stuck_while_pings_are_answered_is_found_by_suspici
     async with supervised(s1=Held) as them:
         waiting = asyncio.create_task(them.answer())
         await until(lambda: them.stages[1].worker.busy_since is not None)
-        await them.supervisor.suspect("too early: nothing may happen")
+        await them.supervisor.report_hang("too early: nothing may happen")
         assert them.started == [0, 1, 2]
         await asyncio.sleep(1.1)
-        await them.supervisor.suspect("step 7 was not answered")
+        await them.supervisor.report_hang("step 7 was not answered")
         answer = await asyncio.wait_for(waiting, 30)
         assert answer.error == ""
         assert them.started == [0, 1, 2, 1]
@@ -237,10 +237,10 @@ async def test_a_suspected_stage_that_is_silent_is_replaced_and_an_idle_pipeline
     supervised: Supervise,
 ) -> None:
     async with supervised() as them:
-        await them.supervisor.suspect("no reason")
+        await them.supervisor.report_hang("no reason")
         assert them.supervisor.state()["whole"]
         them.stages[0].is_silent = True
-        await them.supervisor.suspect("step 7 was not answered")
+        await them.supervisor.report_hang("step 7 was not answered")
         await until(lambda: len(them.supervisor.replacements) == 1)
         assert them.started == [0, 1, 2, 0]
         assert (await them.answer()).error == ""
