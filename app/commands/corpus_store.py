@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.corpus.publication import place, print_current, publish_snapshot
 from app.inputs.stores import DEFAULT_NAMESPACE, named_errors, open_store_at
 from engine.errors import ConfigError
-from retrieval_store.errors import ConflictError
 from retrieval_store.snapshots.names import is_version
 
 if TYPE_CHECKING:  # --help reads no manifest
@@ -75,27 +75,6 @@ def publish(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def publish_snapshot(store: Store, folder: Path, is_activated: bool = True, expected: int | None = None) -> str:
-    """Upload the snapshot in ``folder`` and say so on stdout; returns its version.
-
-    Raises:
-        StoreError: the snapshot is damaged, ``current`` is not at ``expected``, or the store is away.
-    """
-    from app.corpus.stats import size
-    from retrieval_store.snapshots.snapshot import read_manifest
-
-    manifest = read_manifest(folder)
-    version = store.publish(folder)
-    what = f"{manifest.texts:,} texts, {manifest.tokens:,} tokens, {size(manifest.bytes)}"
-    print(f"published {version} ({what}) in {_place(store)}")
-    if is_activated:
-        try:
-            _print_current(store.activate(version, expected))
-        except ConflictError as error:
-            raise ConflictError(f"{error}; {version} is published, but not current") from error
-    return version
-
-
 def list_versions(arguments: argparse.Namespace) -> int:
     """Print all versions."""
     from app.corpus.stats import published_json, version_table
@@ -105,15 +84,15 @@ def list_versions(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**_where(store, current), "versions": [published_json(one) for one in versions]}))
         return 0
-    print(version_table(versions) if versions else f"no versions in {_place(store)}")
-    _print_current(current)
+    print(version_table(versions) if versions else f"no versions in {place(store)}")
+    print_current(current)
     return 0
 
 
 def activate(arguments: argparse.Namespace) -> int:
     """Move ``current``."""
     with named_errors(STORE_FLAG), closing(_open(arguments)) as store:
-        _print_current(store.activate(full_version(store, arguments.version), arguments.expect))
+        print_current(store.activate(full_version(store, arguments.version), arguments.expect))
     return 0
 
 
@@ -130,14 +109,14 @@ def full_version(store: Store, start: str) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigError(f"no version begins with {start!r} in {_place(store)}; there is {', '.join(known) or 'none'}")
+        raise ConfigError(f"no version begins with {start!r} in {place(store)}; there is {', '.join(known) or 'none'}")
     raise ConfigError(f"{len(found)} versions begin with {start!r}: {', '.join(found)}")
 
 
 def rollback(arguments: argparse.Namespace) -> int:
     """Move ``current`` back."""
     with named_errors(STORE_FLAG), closing(_open(arguments)) as store:
-        _print_current(store.rollback())
+        print_current(store.rollback())
     return 0
 
 
@@ -165,7 +144,7 @@ def _stats_of_current(arguments: argparse.Namespace) -> int:
     with named_errors(STORE_FLAG), closing(_open(arguments)) as store:
         current = store.current()
         if not current.version:
-            raise ConfigError(f"{_place(store)} has no current snapshot")
+            raise ConfigError(f"{place(store)} has no current snapshot")
         manifest = store.manifest(current.version)
         texts, tokens = _log_length(store)
     if arguments.json:
@@ -174,7 +153,7 @@ def _stats_of_current(arguments: argparse.Namespace) -> int:
         return 0
     print(snapshot_report(manifest))
     print(f"log: {texts:,} texts, {tokens:,} tokens")
-    _print_current(current)
+    print_current(current)
     return 0
 
 
@@ -192,10 +171,6 @@ def _open(arguments: argparse.Namespace) -> Store:
     return open_store_at(arguments.store, arguments.namespace, STORE_FLAG)
 
 
-def _place(store: Store) -> str:
-    return f"{store.url}, namespace {store.namespace}"
-
-
 def _where(store: Store, current: Current) -> dict[str, Any]:
     return {
         "store": store.url,
@@ -203,7 +178,3 @@ def _where(store: Store, current: Current) -> dict[str, Any]:
         "current": current.version or None,
         "revision": current.revision,
     }
-
-
-def _print_current(current: Current) -> None:
-    print(f"current: {current.version or 'none'} (revision {current.revision})")

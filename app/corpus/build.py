@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.corpus.bars import Phases, SnapshotBar, bar
-from app.corpus.encoding import Encoder, write_texts
 from app.corpus.figures import Choice, dropped, figures, outside
-from app.corpus.inputs import Input, read_inputs
+from app.corpus.inputs import Encoder, Input, read_inputs, write_texts
+from app.corpus.progress import BAR, Phases, SnapshotBar
 from app.corpus.publication import check_store, publish
 from app.corpus.report import write_report
 from app.corpus.settings import BuildSettings
 from app.corpus.target import CorpusTarget, check_scorer, corpus_target, scorer, scores_key
 from app.corpus.work import WorkFolder, key_of
+from app.reporting.progress import bar
 from engine.errors import ConfigError
 from retrieval_store.refine.scores import ScoreFile, Scores, score
 from retrieval_store.refine.selection import Numbers, first, first_of_each, likeliest, shuffled
@@ -32,7 +32,7 @@ FORMAT = 1  # of the files in the work folder
 
 
 def build(settings: BuildSettings) -> dict[str, Any]:
-    """Build, report, publish; returns the document that the command prints.
+    """Build, report, publish; returns the JSON document of the command.
 
     Raises:
         ConfigError: a flag is wrong, or an input cannot be read.
@@ -46,7 +46,7 @@ def build(settings: BuildSettings) -> dict[str, Any]:
 
 
 class _Build:
-    """One build; every step leaves behind what the next one reads."""
+    """One build; every step keeps its result on disk for the next step and for a later run."""
 
     def __init__(self, settings: BuildSettings, target: CorpusTarget) -> None:
         self._settings = settings
@@ -71,7 +71,7 @@ class _Build:
         return self._document(manifest)
 
     def _texts(self, inputs: Sequence[Input], work: WorkFolder) -> Texts:
-        """Token ids of all inputs on disk, from an earlier run as far as it came."""
+        """Token ids of all inputs, on disk; an earlier run's are used as far as they go."""
         target = self._target
         folder = work.texts(self._texts_key(inputs))
         with self._phases.timed("reading"):
@@ -79,7 +79,7 @@ class _Build:
                 encoder = Encoder(target.tokenizer, target.spec.vocab_size, target.longest)
                 self._phases.count("reading", write_texts(inputs, encoder, folder))
         if not read_state(folder).tokens:
-            raise ConfigError(f"--input {' '.join(one.name for one in inputs)}: there is no text")
+            raise ConfigError(f"--input {' '.join(one.name for one in inputs)}: the inputs hold no text")
         return Texts(folder)
 
     def _texts_key(self, inputs: Sequence[Input]) -> str:
@@ -89,7 +89,7 @@ class _Build:
         return key_of(FORMAT, target.tokenizer_hash, template, target.spec.vocab_size, target.longest, files)
 
     def _choose(self, texts: Texts) -> Choice:
-        """What is kept."""
+        """Decide which texts are kept."""
         settings, rows = self._settings, texts.rows
         is_short, is_repeated = dropped(rows, settings.min_tokens)
         is_outside = outside(texts, ~is_short & ~is_repeated, self._target.spec.vocab_size)
@@ -111,26 +111,26 @@ class _Build:
         return Choice(rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input)
 
     def _nothing(self, n_candidates: int, n_outside: int) -> str:
-        """Why nothing is kept."""
+        """Why no text is kept."""
         settings = self._settings
         if not n_candidates and n_outside:
-            return f"--model {settings.model}: every text has tokens outside the vocabulary, nothing is left to keep"
+            return f"--model {settings.model}: every text has tokens outside the vocabulary, so none is kept"
         if not n_candidates:
-            return f"--min-tokens {settings.min_tokens}: every text is shorter, nothing is left to keep"
+            return f"--min-tokens {settings.min_tokens}: every text is shorter, so none is kept"
         if settings.keep_tokens is not None:
-            return f"--keep-tokens {settings.keep_tokens}: the first text to keep has more, nothing is kept"
-        return f"--model {settings.model}: no text has a finite perplexity, nothing is kept; try --dtype float32"
+            return f"--keep-tokens {settings.keep_tokens}: the first text to keep has more, so none is kept"
+        return f"--model {settings.model}: no text has a finite perplexity, so none is kept; try --dtype float32"
 
     def _score(self, texts: Texts, candidates: Numbers) -> Scores:
-        """Perplexities of the candidates, from earlier runs as far as they came."""
+        """Perplexities of the candidates; those of earlier runs are read from disk."""
         settings, target = self._settings, self._target
         file = ScoreFile(texts.folder / f"scores-{key_of(*scores_key(settings, target))}")
         total = int(texts.rows["length"][candidates].sum(dtype=np.int64))
-        with bar("scoring", total, "token") as shown:
+        with bar("scoring", total, "token", **BAR) as shown:
 
             def progress(tokens: int, before: bool) -> None:
                 if before:
-                    shown.initial, self._before = tokens, tokens  # the estimate is of this run's speed
+                    shown.initial, self._before = tokens, tokens  # the estimate uses this run's speed only
                 else:
                     self._phases.count("scoring", tokens)
                 shown.update(tokens)
@@ -141,10 +141,10 @@ class _Build:
                 file.close()
 
     def _write(self, texts: Texts, choice: Choice, inputs: Sequence[Input]) -> Manifest:
-        """Write the snapshot of the kept texts, in the order in which they were read."""
+        """Write the snapshot of the kept texts, in the order of reading."""
         settings = self._settings
         out, shown = settings.out, SnapshotBar()
-        for left in out.parent.glob(f".{escape(out.name)}.*.partial"):  # of a run that was killed
+        for left in out.parent.glob(f".{escape(out.name)}.*.partial"):  # of a killed run
             shutil.rmtree(left)
         _bring_back(out)
         with self._phases.timed("snapshot"):
@@ -173,7 +173,7 @@ class _Build:
         )
 
     def _facts(self, manifest: Manifest) -> dict[str, Any]:
-        """What the report says beside the texts."""
+        """Facts of the build for the report."""
         settings = self._settings
         return {
             "version": manifest.version,
@@ -211,7 +211,7 @@ class _Build:
 
 
 def _bring_back(out: Path) -> None:
-    """What a run that was killed in ``_replace`` had put aside."""
+    """Restore the snapshot that a run killed in ``_replace`` had put aside."""
     aside = out.with_name(f".{out.name}.old")
     if aside.exists() and not out.exists():
         aside.rename(out)
@@ -219,7 +219,7 @@ def _bring_back(out: Path) -> None:
 
 
 def _replace(out: Path, new: Path) -> None:
-    """Put folder ``new`` in the place of ``out``, which is removed only when that has happened."""
+    """Put folder ``new`` in the place of ``out``; the old content is removed last."""
     old = out.with_name(f".{out.name}.old")
     out.rename(old)
     try:

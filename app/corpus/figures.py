@@ -1,4 +1,4 @@
-"""What a build did to the texts of each input, in numbers."""
+"""Counts and perplexities of the kept and dropped texts of each input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Choice:
 
     @property
     def kept(self) -> Numbers:
-        """Numbers of the kept texts, in the order in which they were read."""
+        """Numbers of the kept texts, in the order of reading."""
         return np.flatnonzero(self.is_kept)
 
     @property
@@ -43,14 +43,14 @@ class Choice:
         return float(found.min()), float(found.max())
 
     def threshold(self, mine: Bools) -> float | None:
-        """The highest perplexity that was good enough for texts ``mine`` ``[n]``, of one input; None if none was."""
+        """The highest kept perplexity for texts ``mine`` ``[n]`` of one input; None if none was kept."""
         assert self.perplexities is not None, "an unrefined corpus has no perplexities"
         kept = self.perplexities[self.is_kept & mine if self.is_per_input else self.is_kept]
         return float(kept.max()) if len(kept) else None
 
 
 def dropped(rows: Rows, shortest: int) -> tuple[Bools, Bools]:
-    """Texts that are too short, and of the others those that repeat an earlier one."""
+    """(is_short, is_repeated), both ``[n]``: too short texts, and those of the others that repeat an earlier text."""
     is_short = too_short(rows, shortest)
     is_repeated = np.zeros(len(rows), np.bool_)
     is_repeated[~is_short] = repeated(rows[~is_short])
@@ -58,7 +58,7 @@ def dropped(rows: Rows, shortest: int) -> tuple[Bools, Bools]:
 
 
 def outside(texts: Texts, mine: Bools, vocab_size: int) -> Bools:
-    """Which of texts ``mine`` ``[n]`` have ids that are not below ``vocab_size``: a tokenizer may know more tokens."""
+    """Which of texts ``mine`` ``[n]`` have ids of the tokenizer that the model's vocabulary lacks."""
     found = np.zeros(len(mine), np.bool_)
     for text in np.flatnonzero(mine):
         found[text] = texts.tokens(int(text)).max(initial=0) >= vocab_size
@@ -103,7 +103,7 @@ def _counts(choice: Choice, mine: Bools) -> dict[str, Any]:
 
 
 def quantiles(perplexities: Perplexities) -> Mapping[str, float] | None:
-    """Of those that are finite; None if there is none."""
+    """Quantiles of the finite perplexities; None if there is none."""
     finite = perplexities[np.isfinite(perplexities)]
     if not len(finite):
         return None

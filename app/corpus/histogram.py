@@ -1,4 +1,4 @@
-"""The histogram of perplexities: one row of axes per input, kept against dropped, and where the line was drawn."""
+"""The histogram of perplexities: a row of axes per input with its kept and dropped texts and the threshold."""
 
 from __future__ import annotations
 
@@ -8,40 +8,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from app.corpus.figures import Choice
 from app.corpus.inputs import Input
+from app.reporting.plotting import LABEL, colour, grid, headroom, label, save
 
 BINS = 60
 ROWS = 10  # of axes; further inputs share the last one
-OUTSIDE = 0.001  # of the texts are outliers at the right, and are counted in the last bin
-DPI = 120
+OUTLIERS = 0.001  # share of the texts that the last bin holds although they are to the right of it
 
 
 def draw(choice: Choice, inputs: Sequence[Input], title: str, path: Path) -> None:
     """Write the histogram of a refined corpus as PNG."""
     assert choice.perplexities is not None, "an unrefined corpus has no perplexities"
     is_scored = np.isfinite(choice.perplexities)
-    low, high = choice.perplexities[is_scored].min(), np.quantile(choice.perplexities[is_scored], 1 - OUTSIDE)
+    low, high = choice.perplexities[is_scored].min(), np.quantile(choice.perplexities[is_scored], 1 - OUTLIERS)
     groups = _groups(choice, inputs)
-    figure = Figure(figsize=(9, 1.2 + 2.0 * len(groups)), layout="constrained")
-    FigureCanvasAgg(figure)
-    rows = figure.subplots(len(groups), 1, squeeze=False, sharex=True)[:, 0]
+    figure, rows = grid(len(groups), 1, (9, 1.2 + 2.0 * len(groups)), sharex=True)
+    has_outliers = False
     for i, (ax, (name, mine)) in enumerate(zip(rows, groups, strict=True)):
         threshold = choice.threshold(mine)
         edges = _edges(low, max(high, threshold or high), threshold or low)
-        _histogram(ax, choice, mine & is_scored, edges, colormaps["tab10"](i % 10))
+        has_outliers |= bool((choice.perplexities[mine & is_scored] > edges[-1]).any())
+        _histogram(ax, choice, mine & is_scored, edges, colour(i))
         if threshold is not None:
             ax.axvline(threshold, color="black", linewidth=1, linestyle="--", label=f"kept up to {threshold:.4g}")
-        ax.set_title(f"{name}: {_share(choice, mine & is_scored)}", fontsize=9, loc="left")
-        ax.legend(fontsize=8, loc="upper right")
-    _finish(rows[-1], bool((choice.perplexities[is_scored] > rows[-1].get_xlim()[1]).any()))
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=DPI)
+        ax.set_title(f"{name}: {_share(choice, mine & is_scored)}", fontsize=LABEL + 1, loc="left")
+        ax.legend(fontsize=LABEL, loc="upper right")
+    _finish(rows[-1], has_outliers)
+    figure.suptitle(title, fontsize=LABEL + 2)
+    save(figure, path)
 
 
 def _edges(low: float, high: float, threshold: float) -> npt.NDArray[np.float64]:
@@ -65,19 +62,18 @@ def _groups(choice: Choice, inputs: Sequence[Input]) -> list[tuple[str, npt.NDAr
 
 
 def _histogram(
-    ax: Any, choice: Choice, mine: npt.NDArray[np.bool_], edges: npt.NDArray[np.float64], colour: Any
+    ax: Any, choice: Choice, mine: npt.NDArray[np.bool_], edges: npt.NDArray[np.float64], shade: Any
 ) -> None:
     assert choice.perplexities is not None
     below = np.zeros(len(edges) - 1)
-    for label, which, alpha in (("kept", choice.is_kept, 1.0), ("dropped", ~choice.is_kept, 0.3)):
-        # A perplexity equal to the threshold is kept: the bin to the left of the edge must hold it.
+    for name, which, alpha in (("kept", choice.is_kept, 1.0), ("dropped", ~choice.is_kept, 0.3)):
+        # A text whose perplexity equals the threshold is kept: it belongs into the bin to the left of that edge.
         found = np.searchsorted(edges, choice.perplexities[mine & which], side="left") - 1
         counts = np.bincount(np.clip(found, 0, len(below) - 1), minlength=len(below))
-        ax.bar(edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour, alpha=alpha, label=label)
+        ax.bar(edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=shade, alpha=alpha, label=name)
         below = below + counts
-    ax.margins(x=0)
-    ax.set_ylabel("texts", fontsize=8)
-    ax.tick_params(labelsize=8)
+    label(ax, y="texts")
+    headroom([ax])
 
 
 def _share(choice: Choice, mine: npt.NDArray[np.bool_]) -> str:
@@ -93,4 +89,4 @@ def _finish(ax: Any, has_outliers: bool) -> None:
         ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())
     outliers = "; the last bar holds all that is higher" if has_outliers else ""
-    ax.set_xlabel(f"perplexity under the target, log scale{outliers}", fontsize=9)
+    label(ax, f"perplexity under the target, log scale{outliers}")

@@ -1,18 +1,32 @@
-"""The inputs of a corpus: names, sizes, hashes."""
+"""From inputs to texts on disk: hashes, reads, applies the chat template, tokenises in batches, cuts long documents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerFast
+
+from app.corpus.progress import BAR
+from app.inputs.text_index import as_text
+from app.reporting.progress import bar
 from engine.errors import ConfigError
-from retrieval_store.snapshots.corpus import CorpusError, corpus_hash
+from retrieval_store.refine.texts import TextWriter, cut
+from retrieval_store.snapshots.corpus import BLOCK, CorpusError, Document, corpus_hash, read_documents
+
+BATCH = 256  # documents tokenised together, or fewer if these have ``BLOCK`` characters
+
+Batch = list[tuple[Document, int]]  # documents with the number of their input
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One ``--input`` as it is now."""
+    """A file or folder that ``--input`` names, with the hash of its present content."""
 
     name: str  # as it was given
     path: Path
@@ -21,10 +35,10 @@ class Input:
 
 
 def read_inputs(paths: Sequence[Path]) -> list[Input]:
-    """Every input with its hash; reads all bytes once.
+    """Every input with its hash, for which all bytes are read once.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: an input cannot be read.
     """
     found = []
     for path in paths:
@@ -33,3 +47,97 @@ def read_inputs(paths: Sequence[Path]) -> list[Input]:
         except CorpusError as error:
             raise ConfigError(f"--input {error}") from error
     return found
+
+
+class Encoder:
+    """Turns documents into pieces of token ids.
+
+    Args:
+        tokenizer: of the target.
+        vocab_size: of the model; pieces may hold ids of the tokenizer that are not below it.
+        longest: limit of a piece, in tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, longest: int) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()  # some checkpoints ship with a limit
+        self._backend.no_padding()
+        self._longest = longest
+        written = self._backend.decode_batch(
+            [[i] for i in range(max(vocab_size, len(tokenizer)))], skip_special_tokens=False
+        )
+        self._ends_line: npt.NDArray[np.bool_] = np.array([one.endswith("\n") for one in written])
+
+    def pieces(self, documents: Sequence[Document]) -> Iterator[list[npt.NDArray[np.int32]]]:
+        """The pieces of each document.
+
+        Raises:
+            ConfigError: the chat template refuses a conversation.
+        """
+        blocks = [list(_blocks(as_text(document, self._tokenizer))) for document in documents]
+        encoded = iter(self._backend.encode_batch_fast([*chain(*blocks)], add_special_tokens=False))
+        for mine in blocks:
+            ids = [np.array(next(encoded).ids, np.int32) for _ in mine]
+            yield [piece for part in ids for piece in cut(part, self._longest, self._ends_line) if len(piece)]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """A text in parts of at most ``BLOCK`` characters, cut behind line ends where there are any.
+
+    A tokenizer takes a hundred times the memory of its text.
+    """
+    first = 0
+    while len(text) - first > BLOCK:
+        end = text.rfind("\n", first, first + BLOCK) + 1 or first + BLOCK
+        yield text[first:end]
+        first = end
+    yield text[first:]
+
+
+def write_texts(inputs: Sequence[Input], encoder: Encoder, folder: Path) -> int:
+    """Write the texts of all inputs to ``folder``, behind those of an earlier run; returns the number of new tokens.
+
+    Raises:
+        ConfigError: an input cannot be read, or the chat template refuses a conversation.
+    """
+    writer = TextWriter(folder)
+    before = writer.state
+    try:
+        with bar("reading", sum(one.bytes for one in inputs), "B", **BAR) as shown:
+            for batch in _batches(inputs, before.documents, shown):
+                found = encoder.pieces([document for document, _ in batch])
+                for (document, source), pieces in zip(batch, found, strict=True):
+                    writer.add(pieces, source, document.origin)
+                    shown.update(document.size)
+                writer.save()
+        writer.save(is_complete=True)
+    finally:
+        writer.close()
+    return writer.state.tokens - before.tokens
+
+
+def _batches(inputs: Sequence[Input], skipped: int, shown: Any) -> Iterator[Batch]:
+    """Documents behind the first ``skipped``, in batches that may be tokenised together."""
+    batch: Batch = []
+    size = 0
+    for number, (document, source) in enumerate(_documents(inputs)):
+        if number < skipped:
+            shown.update(document.size)
+            continue
+        if batch and (len(batch) == BATCH or size + document.size > BLOCK):
+            yield batch
+            batch, size = [], 0
+        batch.append((document, source))
+        size += document.size
+    if batch:
+        yield batch
+
+
+def _documents(inputs: Sequence[Input]) -> Iterator[tuple[Document, int]]:
+    for source, one in enumerate(inputs):
+        try:
+            for document in read_documents(one.path):
+                yield document, source
+        except CorpusError as error:
+            raise ConfigError(f"--input {error}") from error

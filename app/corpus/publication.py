@@ -1,22 +1,56 @@
-"""Where a build's snapshot goes when it is asked to publish it."""
+"""Publishes snapshots to stores, and says on stdout what was published where."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.commands.corpus_store import publish_snapshot
-from app.corpus.settings import BuildSettings
 from app.inputs.stores import DEFAULT_NAMESPACE, named_errors, open_store_at
-from retrieval_store.stores.base import Store
+from retrieval_store.errors import ConflictError
+
+if TYPE_CHECKING:  # --help reads no manifest and no texts
+    from app.corpus.settings import BuildSettings
+    from retrieval_store.stores.base import Current, Store
 
 FLAG = "--redis"
 
 
-def check_store(settings: BuildSettings) -> None:
-    """Reach for the store before hours of scoring, not after them.
+def publish_snapshot(store: Store, folder: Path, is_activated: bool = True, expected: int | None = None) -> None:
+    """Upload the snapshot in ``folder`` and print its version; make it the current one if ``is_activated``.
 
     Raises:
-        ConfigError: there is no such store, or it is away.
+        StoreError: the snapshot is damaged, ``current`` is not at ``expected``, or the store is away.
+    """
+    from app.corpus.stats import size
+    from retrieval_store.snapshots.snapshot import read_manifest
+
+    manifest = read_manifest(folder)
+    version = store.publish(folder)
+    what = f"{manifest.texts:,} texts, {manifest.tokens:,} tokens, {size(manifest.bytes)}"
+    print(f"published {version} ({what}) in {place(store)}")
+    if is_activated:
+        try:
+            print_current(store.activate(version, expected))
+        except ConflictError as error:
+            raise ConflictError(f"{error}; {version} is published, but not current") from error
+
+
+def place(store: Store) -> str:
+    """Address and namespace of a store."""
+    return f"{store.url}, namespace {store.namespace}"
+
+
+def print_current(current: Current) -> None:
+    """Print which version is the current one."""
+    print(f"current: {current.version or 'none'} (revision {current.revision})")
+
+
+def check_store(settings: BuildSettings) -> None:
+    """Connect to the store of a build, so that a wrong address is found before hours of scoring.
+
+    Raises:
+        ConfigError: the address is wrong, or the store does not answer.
     """
     if settings.redis is not None:
         with named_errors(FLAG), closing(_open(settings, settings.redis)) as store:
@@ -24,10 +58,11 @@ def check_store(settings: BuildSettings) -> None:
 
 
 def publish(settings: BuildSettings) -> None:
-    """Upload the snapshot and make it the current one, if a store was named.
+    """Upload the snapshot of a build and make it the current one, if a store was named.
 
     Raises:
-        ConfigError: the store is away, or somebody else moved ``current`` meanwhile; the snapshot stays in ``--out``.
+        ConfigError: the store does not answer, or another publisher moved ``current`` meanwhile; ``--out`` keeps the
+            snapshot.
     """
     if settings.redis is not None:
         with named_errors(FLAG), closing(_open(settings, settings.redis)) as store:

@@ -1,39 +1,50 @@
-"""The report of a build: a folder beside the snapshot, and a table on stdout."""
+"""The report of a build: a folder beside the snapshot with counts, a histogram and examples, and a table on stdout."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.corpus.examples import write_examples
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
 from app.corpus.figures import Choice, figures, totals
 from app.corpus.inputs import Input
+from app.reporting.documents import write_document, write_lines
+from app.reporting.tables import NOTHING, columns
+from retrieval_store.refine.selection import Numbers
 from retrieval_store.refine.texts import Texts
 
 JSON, PICTURE, EXAMPLES = "report.json", "perplexity.png", "kept.jsonl"
 COLUMNS = ("texts", "too_short", "repeated", "outside_vocabulary", "scored", "kept", "kept_tokens")
+EACH = 10  # examples at each place of the range of perplexities
+SHOWN = 400  # characters of an example
 
 
 def write_report(
-    folder: Path, facts: Mapping[str, Any], choice: Choice, texts: Texts, inputs: Sequence[Input], tokenizer: Any
+    folder: Path,
+    facts: Mapping[str, Any],
+    choice: Choice,
+    texts: Texts,
+    inputs: Sequence[Input],
+    tokenizer: PreTrainedTokenizerFast,
 ) -> str:
-    """Write the three files (an unrefined corpus has no picture) and return the table.
+    """Write the three files (an unrefined corpus has no histogram) and return the table.
 
     Args:
         folder: made if missing.
         facts: further keys of ``report.json``.
-        choice: what was kept.
+        choice: which texts were kept.
         texts: all texts.
         inputs: in the order of the texts' sources.
-        tokenizer: shows the examples.
+        tokenizer: decodes the examples.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found, total = figures(choice, inputs), totals(choice)
     report = {**facts, "perplexity": choice.range, "total": total, "inputs": found}
-    (folder / JSON).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    write_examples(choice, texts, inputs, tokenizer, folder / EXAMPLES)
+    write_document(report, folder / JSON)
+    write_lines(_examples(choice, texts, inputs, tokenizer), folder / EXAMPLES)
     (folder / PICTURE).unlink(missing_ok=True)
     if choice.perplexities is not None:
         from app.corpus.histogram import draw  # matplotlib takes a second to load
@@ -44,17 +55,48 @@ def write_report(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row of counts per input, with the median perplexity of what was kept and of what was not."""
+    """A row of counts per input, with the median perplexity of kept and of dropped texts."""
     head = ("input", *(name.replace("_", " ") for name in COLUMNS), "median ppl kept", "dropped")
     body = [(str(row["name"]), *(str(row[name]) for name in COLUMNS), *_medians(row)) for row in rows]
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs)).rstrip()
-        for pairs in (list(zip(line, widths, strict=True)) for line in (head, *body))
-    )
+    return columns([head, *body], left=(0,))
 
 
 def _medians(row: Mapping[str, Any]) -> tuple[str, str]:
     sides = [row.get("perplexity", {}).get(side) for side in ("kept", "dropped")]
-    kept, dropped = ("-" if side is None else f"{side['median']:.2f}" for side in sides)
+    kept, dropped = (NOTHING if side is None else f"{side['median']:.2f}" for side in sides)
     return kept, dropped
+
+
+def _examples(
+    choice: Choice, texts: Texts, inputs: Sequence[Input], tokenizer: PreTrainedTokenizerFast
+) -> Iterator[dict[str, Any]]:
+    """Texts from along the range of perplexities, so that a reader sees what was kept and what was dropped."""
+    picked = [(place, int(text)) for place, some in _places(choice) for text in some]
+    origins = texts.origins([text for _, text in picked])
+    for (place, text), origin in zip(picked, origins, strict=True):
+        row = choice.rows[text]
+        yield {
+            "place": place,
+            "perplexity": None if choice.perplexities is None else round(float(choice.perplexities[text]), 4),
+            "kept": bool(choice.is_kept[text]),
+            "tokens": int(row["length"]),
+            "input": inputs[int(row["source"])].name,
+            "origin": origin,
+            "text": tokenizer.decode(texts.tokens(text)[:SHOWN])[:SHOWN],
+        }
+
+
+def _places(choice: Choice) -> Iterator[tuple[str, Numbers]]:
+    """Texts at both ends and on both sides of the threshold; the first texts of an unrefined corpus."""
+    if choice.perplexities is None:
+        yield "kept", choice.kept[:EACH]
+        return
+    order = np.argsort(choice.perplexities, kind="stable")
+    order = order[np.isfinite(choice.perplexities[order])]
+    kept, others = order[choice.is_kept[order]], order[~choice.is_kept[order]]
+    n_low = min(EACH, (len(kept) + 1) // 2)
+    yield "lowest", kept[:n_low]
+    yield "just kept", kept[n_low:][-EACH:]
+    n_near = min(EACH, (len(others) + 1) // 2)
+    yield "just dropped", others[:n_near]
+    yield "highest", others[n_near:][-EACH:]

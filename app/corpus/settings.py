@@ -1,4 +1,4 @@
-"""What ``spectra corpus build`` is asked for; a wrong value is an error that names its flag."""
+"""The checked flags of ``spectra corpus build``; an error names the flag, its value and the right values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrieval_store.refine.selection import Budget
 
 PIECE = 1024  # tokens
 SHORTEST = 8  # tokens
-CPU_BATCH, GPU_BATCH = 2048, 16384  # tokens: what a core's cache holds, and what keeps a GPU busy
+CPU_BATCH, GPU_BATCH = 2048, 16384  # tokens: fits a core's cache; keeps a GPU busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class BuildSettings:
     work: Path | None = None  # None: beside ``out``, and removed at the end
     batch_tokens: int | None = None
     dtype: str | None = None
-    device: str = "cpu"  # several with commas between them
-    threads: int | None = None  # None: as many as torch thinks right
+    device: str = "cpu"  # or several, separated by commas
+    threads: int | None = None  # None: torch's default
     redis: str | None = None
     namespace: str | None = None
 
@@ -60,9 +60,9 @@ class BuildSettings:
             if not is_right:
                 raise ConfigError(f"{flag} is {value}; it must be {right}")
         if self.keep is None and self.keep_tokens is None:
-            raise ConfigError("--keep N or --keep-tokens T is needed: how much of the corpus to keep")
+            raise ConfigError("--keep N or --keep-tokens T is needed: the part of the corpus to keep")
         if self.namespace is not None and self.redis is None:
-            raise ConfigError(f"--namespace {self.namespace}: give --redis URL, the store that the snapshot goes to")
+            raise ConfigError(f"--namespace {self.namespace}: give --redis URL too, the store to publish to")
         self._check_paths()
 
     def _check_paths(self) -> None:
@@ -76,12 +76,12 @@ class BuildSettings:
 
     @property
     def devices(self) -> list[str]:
-        """Where the layers go, in order."""
+        """Devices of the layers, in order."""
         return self.device.split(",")
 
     @property
     def budget(self) -> Budget:
-        """How much is kept."""
+        """Limits of the kept texts and tokens."""
         return Budget(self.keep, self.keep_tokens)
 
     @property
@@ -91,12 +91,12 @@ class BuildSettings:
 
     @property
     def report(self) -> Path:
-        """Where the report goes: beside the snapshot, which holds nothing but what its manifest lists."""
+        """Folder of the report, beside the snapshot, which holds only the files of its manifest."""
         return self.out.with_name(self.out.name + ".report")
 
     @property
     def work_folder(self) -> Path:
-        """Where texts and scores are until the snapshot is written."""
+        """Folder of texts and scores until the snapshot is written."""
         return self.work or self.out.with_name(self.out.name + ".work")
 
 
@@ -109,7 +109,7 @@ def settings_from(arguments: argparse.Namespace) -> BuildSettings:
     """The settings that the flags ask for.
 
     Raises:
-        ConfigError: one is wrong.
+        ConfigError: a value is wrong.
     """
     return BuildSettings(
         model=arguments.model,

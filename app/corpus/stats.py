@@ -1,13 +1,13 @@
-"""What a snapshot is, as text and as JSON. Reads manifests only."""
+"""Snapshots and their versions in a store as text and as JSON, made from their manifests."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from app.reporting.tables import columns
 from retrieval_store.snapshots.snapshot import Manifest
 from retrieval_store.stores.base import Published
 
@@ -15,21 +15,21 @@ UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def as_json(manifest: Manifest) -> dict[str, Any]:
-    """All of a manifest and its size, as plain JSON values."""
+    """A manifest and its size as plain JSON values."""
     plain: dict[str, Any] = msgspec.to_builtins(manifest)
     return {**plain, "bytes": manifest.bytes}
 
 
 def published_json(one: Published) -> dict[str, Any]:
     """One version of a store as plain JSON values."""
-    told = {"version": one.version, "problem": one.problem} if one.manifest is None else as_json(one.manifest)
-    return {**told, "is_current": one.is_current, "expires_at": one.expires_at}
+    found = {"version": one.version, "problem": one.problem} if one.manifest is None else as_json(one.manifest)
+    return {**found, "is_current": one.is_current, "expires_at": one.expires_at}
 
 
 def version_table(versions: list[Published]) -> str:
-    """Versions as a table, a star before the current one; below it why some cannot be read."""
+    """Versions as a table with a star before the current one; below it, why some cannot be read."""
     head = ("", "version", "created", "texts", "tokens", "size", "expires")
-    table = aligned([head, *(_row(one) for one in versions)], left=(0, 1, 2, 6))
+    table = columns([head, *(_row(one) for one in versions)], left=(0, 1, 2, 6))
     return "\n".join([table, *(f"unreadable: {one.problem}" for one in versions if one.problem)])
 
 
@@ -43,7 +43,7 @@ def _row(one: Published) -> tuple[str, ...]:
 
 
 def snapshot_report(manifest: Manifest) -> str:
-    """Everything a manifest says, line by line."""
+    """All entries of a manifest, line by line."""
     about = manifest.about
     range_ = about.perplexity
     rows = [
@@ -60,20 +60,7 @@ def snapshot_report(manifest: Manifest) -> str:
         ("perplexity", "unrefined" if range_ is None else f"{range_[0]:.2f} to {range_[1]:.2f}"),
         *((f"  {one.name}", f"{one.kept:,} of {one.texts:,} texts kept") for one in about.sources),
     ]
-    return aligned(rows, left=(0, 1))
-
-
-def aligned(rows: Sequence[tuple[str, ...]], left: tuple[int, ...]) -> str:
-    """Rows as columns; those in ``left`` flush left, others flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return columns(rows, left=(0, 1))
 
 
 def size(n_bytes: float) -> str:

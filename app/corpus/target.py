@@ -1,4 +1,4 @@
-"""What a build wants to know of the target, and the scorer that runs it."""
+"""The target of a corpus: what a build needs to know of it, and the scorer that runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine.target.perplexity import Perplexity
 class CorpusTarget:
     """The target of a corpus, without weights."""
 
-    name: str  # as people call it: no path of this machine
+    name: str  # without the path of its folder
     path: Path
     spec: ModelSpec
     tokenizer: PreTrainedTokenizerFast
@@ -33,13 +33,13 @@ class CorpusTarget:
 
     @property
     def start(self) -> int | None:
-        """Token before every text, if the model knows one."""
+        """Token before every text, if the model has one."""
         found: int | None = self.tokenizer.bos_token_id
         return found
 
 
 def corpus_target(settings: BuildSettings) -> CorpusTarget:
-    """Read all but the weights.
+    """Read everything except the weights.
 
     Raises:
         ConfigError: the model cannot be read, has no tokenizer, or reads less than ``--piece-tokens``.
@@ -52,17 +52,17 @@ def corpus_target(settings: BuildSettings) -> CorpusTarget:
         tokenizer = load_tokenizer(path)
     except SpectraError as error:
         raise ConfigError(f"--model {settings.model}: {error}") from error
-    most = spec.max_positions - 1  # a place for the start token
+    most = spec.max_positions - 1  # one position for the start token
     longest = settings.piece_tokens or min(PIECE, most)
     if longest > most:
-        raise ConfigError(f"--piece-tokens is {longest}; {settings.model} reads {most} tokens and one before them")
+        raise ConfigError(f"--piece-tokens is {longest}; {settings.model} reads at most {most} tokens")
     is_folder = Path(settings.model).expanduser().is_dir()
     name = Path(settings.model).expanduser().resolve().name if is_folder else settings.model
     return CorpusTarget(name, path, spec, tokenizer, tokenizer_hash(path), model_hash(path), longest)
 
 
 def scores_key(settings: BuildSettings, target: CorpusTarget) -> list[object]:
-    """What scores depend on, beside the texts."""
+    """Everything that scores depend on except the texts."""
     dtype = str(resolve_dtype(settings.dtype, target.spec, settings.devices[0]))
     kinds = [device.partition(":")[0] for device in settings.devices]
     return [target.model_hash, target.start, dtype, kinds, settings.batch, settings.min_tokens]
@@ -80,10 +80,10 @@ def scorer(settings: BuildSettings, target: CorpusTarget) -> Perplexity:
 
 
 def check_scorer(settings: BuildSettings, target: CorpusTarget) -> None:
-    """What ``scorer`` would fail on after everything has been read.
+    """Find before reading the inputs what ``scorer`` would fail on.
 
     Raises:
-        ConfigError: there is no such dtype or device, or there are more devices than layers.
+        ConfigError: the dtype or a device does not exist, or there are more devices than layers.
     """
     resolve_dtype(settings.dtype, target.spec, settings.devices[0])
     if len(settings.devices) > target.spec.n_layers:

@@ -1,6 +1,6 @@
-"""The folder in which a corpus is built: one build at a time, and everything under a key of what it depends on.
+"""The folder in which a corpus is built, by one build at a time.
 
-A build that differs in anything that matters finds nothing of another's, and destroys nothing of it either.
+Each file lies under a key of everything that it depends on: builds with other settings neither use nor overwrite it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class WorkFolder:
 
     Args:
         path: of the folder.
-        is_kept: leave everything there; otherwise ``forget`` removes it.
+        is_kept: whether ``forget`` leaves the files in place.
 
     Raises:
-        ConfigError: another build is at work in it.
+        ConfigError: another build uses the folder.
     """
 
     def __init__(self, path: Path, is_kept: bool) -> None:
@@ -45,7 +45,7 @@ class WorkFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.close()
-            raise ConfigError(f"--work {self.path}: another build is at work there") from error
+            raise ConfigError(f"--work {self.path}: another build uses the folder") from error
         return self
 
     def __exit__(
@@ -58,7 +58,7 @@ class WorkFolder:
         return self.path / f"{TEXTS}{key}"
 
     def forget(self) -> None:
-        """The snapshot is written: remove what led there unless it is to be kept, and nothing that others put there."""
+        """Remove the texts and scores of builds unless they are to be kept; other files in the folder stay."""
         if self._is_kept:
             return
         for folder in self.path.glob(f"{TEXTS}*"):

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from app.cli import main
 from app.corpus.build import _bring_back, _replace
-from app.corpus.encoding import Encoder
+from app.corpus.inputs import Encoder
 from app.inputs import builtin_corpus
 from app.inputs.cache import model_hash, tokenizer_hash
 from app.inputs.stores import DEFAULT_NAMESPACE
@@ -270,7 +270,7 @@ def test_a_build_that_was_killed_goes_on(
 def test_reading_goes_on_where_it_was_interrupted(
     spectra: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.corpus.encoding.BATCH", 4)
+    monkeypatch.setattr("app.corpus.inputs.BATCH", 4)
     words = ("--input", corpus, "--keep", 9)
     assert spectra(*words, out=tmp_path / "straight")[0] == 0
     read: list[str] = []
@@ -306,7 +306,7 @@ def test_two_builds_do_not_share_a_work_folder(spectra: Run, corpus: Path, tmp_p
     with WorkFolder(tmp_path / "work", is_kept=True):
         status, _, err = spectra("--input", corpus, "--keep", 5, "--work", tmp_path / "work")
     assert status == 2
-    assert err.splitlines()[-1] == f"spectra: --work {tmp_path / 'work'}: another build is at work there"
+    assert err.splitlines()[-1] == f"spectra: --work {tmp_path / 'work'}: another build uses the folder"
     assert spectra("--input", corpus, "--keep", 5, "--work", tmp_path / "work")[0] == 0
 
 
@@ -419,7 +419,7 @@ def test_a_build_can_publish(spectra: Run, corpus: Path, tmp_path: Path) -> None
         (("--input", "F", "--keep", 5, "--min-tokens", 1), "--min-tokens is 1; it must be at least 2"),
         (("--input", "F", "--keep", 5, "--min-tokens", 1000), "--min-tokens 1000: every text is shorter"),
         (("--input", "F", "--keep", 5, "--piece-tokens", 7), "--piece-tokens is 7; it must be at least --min-tokens"),
-        (("--input", "F", "--keep", 5, "--piece-tokens", 4096), "--piece-tokens is 4096; .* reads 4095 tokens"),
+        (("--input", "F", "--keep", 5, "--piece-tokens", 4096), "--piece-tokens is 4096; .* reads at most 4095 tokens"),
         (("--input", "F", "--keep", 5, "--device", "tpu"), "--device is tpu; it must be cpu, cuda or cuda:N"),
         (("--input", "F", "--keep", 5, "--device", "cpu,cpu,cpu,cpu,cpu"), "--device .*has only 4 layers"),
         (("--input", "F", "--keep", 5, "--dtype", "int3"), "dtype is 'int3'"),
@@ -427,7 +427,7 @@ def test_a_build_can_publish(spectra: Run, corpus: Path, tmp_path: Path) -> None
         (("--input", "F", "--keep", 5, "--namespace", "a"), "--namespace a: give --redis URL"),
         (("--input", "F", "--keep", 5, "--redis", "redis://127.0.0.1:1"), "--redis: "),
         (("--input", "F", "--keep", 5, "--redis", "ftp://x"), "--redis: "),
-        (("--input", "EMPTY", "--keep", 5), "--input .*empty.txt: there is no text"),
+        (("--input", "EMPTY", "--keep", 5), "--input .*empty.txt: the inputs hold no text"),
         (("--input", "BAD", "--keep", 5), r"--input .*bad.jsonl, line 2"),
     ],
 )  # fmt: skip

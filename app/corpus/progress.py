@@ -1,38 +1,34 @@
-"""Progress bars and times of the phases of a build."""
+"""Times and progress bars of the phases of a build."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tqdm import tqdm
+from app.reporting.progress import bar
 
-
-def bar(what: str, total: int | None, unit: str) -> Any:
-    """A bar on stderr with an estimate of the time left; a total that is not known has none."""
-    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, file=sys.stderr, mininterval=0.5)
+BAR: dict[str, Any] = {"unit_scale": True, "mininterval": 0.5}  # options of all bars of a build
 
 
 @dataclass(slots=True)
 class Phases:
-    """Seconds and tokens of each phase, in order; tokens are those that this run worked on."""
+    """Seconds and tokens of each phase, in order; tokens of earlier runs do not count."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Measure what is done inside."""
+        """Add the time of the context to a phase."""
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def count(self, name: str, tokens: int) -> None:
-        """Say how many tokens a phase has worked on."""
+        """Add tokens to a phase."""
         self.tokens[name] = self.tokens.get(name, 0) + tokens
 
     @property
@@ -41,7 +37,7 @@ class Phases:
         return sum(self.seconds.values())
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """For the report."""
+        """Seconds, tokens and tokens per second by phase, for the report."""
         found: dict[str, dict[str, float]] = {}
         for name, seconds in self.seconds.items():
             found[name] = {"seconds": round(seconds, 3)}
@@ -52,7 +48,7 @@ class Phases:
 
 
 class SnapshotBar:
-    """Shows the phases of ``write_snapshot`` one after the other."""
+    """Shows the phases of ``write_snapshot``, each as a bar of its own."""
 
     def __init__(self) -> None:
         self._phase = ""
@@ -62,11 +58,11 @@ class SnapshotBar:
         """See ``retrieval_store.snapshots.snapshot_writer.Progress``."""
         if phase != self._phase:
             self.close()
-            self._phase, self._bar = phase, bar(f"snapshot: {phase}", total or None, "")
+            self._phase, self._bar = phase, bar(f"snapshot: {phase}", total or None, "", **BAR)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """End the bar that is shown; what it counted is done."""
+        """Fill and close the present bar."""
         if self._bar is not None:
             self._bar.update((self._bar.total or self._bar.n) - self._bar.n)
             self._bar.close()
