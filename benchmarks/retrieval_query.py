@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO_TARGET
 from retrieval_store.index.index import Limits, Tokens
-from retrieval_store.service.cache import read_through
 from retrieval_store.snapshots.corpus import read_documents
+from retrieval_store.snapshots.files import read_through
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot

@@ -10,7 +10,7 @@ from app.inputs.cache import cache_folder
 from app.inputs.stores import open_store_at
 from engine.errors import ConfigError
 from retrieval_store.errors import StoreUnavailableError
-from retrieval_store.service.cache import NamespaceFolder, NodeCache, Remembered
+from retrieval_store.snapshots.cache import NodeCache, SnapshotFolder
 from retrieval_store.stores.base import Store
 
 
@@ -39,24 +39,23 @@ def fetch_current(where: str, namespace: str, flag: str) -> Path:
         try:
             return _fetched(store, flag, folder)
         except StoreUnavailableError as error:
-            known = folder.remembered()
-            if known is None or not folder.has(known.version):
+            version, _ = folder.confirmed()
+            if not version or not folder.has(version):
                 raise ConfigError(f"{flag}: {error}; no snapshot was fetched from there before") from error
-            going_on = f"going on with version {known.version}, which was fetched earlier"
+            going_on = f"going on with version {version}, which was fetched earlier"
             print(f"spectra: {flag}: {error}; {going_on}", file=sys.stderr)
-            return folder.snapshot(known.version)
+            return folder.snapshot(version)
 
 
-def _fetched(store: Store, flag: str, folder: NamespaceFolder) -> Path:
+def _fetched(store: Store, flag: str, folder: SnapshotFolder) -> Path:
     current = store.current()
     if not current.version:
         raise ConfigError(
             f"{flag} {store.url}: namespace {store.namespace!r} has no current snapshot; "
             f"'spectra corpus publish DIR --store {store.url}' makes one"
         )
-    folder.make()
     fetched = store.fetch(current.version, folder.path)
-    folder.remember(Remembered(current.version, current.revision))
+    folder.confirm(current.version)
     folder.touch([current.version])
     folder.sweep([current.version])
     return fetched

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from deployments.options import RetrievalOptions
-from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.service import RetrievalService
+from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store, shown
 

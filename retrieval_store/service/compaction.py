@@ -19,9 +19,9 @@ import msgspec
 
 from retrieval_store.errors import ConflictError, StoreError
 from retrieval_store.index.index import Tokens
-from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.live_texts import Texts
 from retrieval_store.service.watcher import Served
+from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.snapshot import Description, Manifest, Source
 from retrieval_store.snapshots.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
@@ -51,7 +51,7 @@ class Compactor:
         limit: tokens of live texts in a snapshot; the oldest go first.
     """
 
-    def __init__(self, store: Store, folder: NamespaceFolder, target: Target, limit: int) -> None:
+    def __init__(self, store: Store, folder: SnapshotFolder, target: Target, limit: int) -> None:
         self._store = store
         self._folder = folder
         self._target = target
@@ -74,14 +74,11 @@ class Compactor:
         entries = list(log(self._store, base.manifest.about.folded if base else ""))
         if not entries:
             return ""
-        scratch = self._folder.scratch()
-        try:
+        with self._folder.scratch() as scratch:
             manifest = self._write(base, entries, scratch)
             self._store.publish(scratch)
             self._activate(manifest.version, current.revision)
             self._folder.adopt(scratch, manifest.version)
-        finally:
-            self._folder.drop(scratch)
         self._store.trim(entries[-1].id)
         logger.info(
             "namespace %r: %d live texts are in version %s", self._store.namespace, len(entries), manifest.version

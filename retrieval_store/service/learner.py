@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from retrieval_store.errors import ConflictError, StoreError
 from retrieval_store.service.backoff import IDLE_SHARE, Backoff
-from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.compaction import Compactor, Target, log
 from retrieval_store.service.live_texts import Pending, Texts
 from retrieval_store.service.manifest_feed import Part
 from retrieval_store.service.watcher import Served
+from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store
@@ -63,8 +63,8 @@ class Learner:
     def __init__(
         self,
         store: Store,
-        snapshots: NamespaceFolder,
-        deltas: NamespaceFolder,
+        snapshots: SnapshotFolder,
+        deltas: SnapshotFolder,
         target: Target,
         options: LiveOptions,
         base: Callable[[], Served | None],
@@ -166,15 +166,11 @@ class Learner:
         return max(self._options.interval, IDLE_SHARE * (time.monotonic() - began))
 
     def _written(self) -> Part:
-        scratch = self._deltas.scratch()
-        try:
-            about = Description(
-                tokenizer_hash=self._target.tokenizer_hash, vocab_size=self._target.vocab_size, folded=self._seen
-            )
+        target = self._target
+        about = Description(tokenizer_hash=target.tokenizer_hash, vocab_size=target.vocab_size, folded=self._seen)
+        with self._deltas.scratch() as scratch:
             manifest = write_snapshot(self._texts.documents(), scratch, about)
             place = self._deltas.adopt(scratch, manifest.version)
-        finally:
-            self._deltas.drop(scratch)
         return Part(manifest.version, str(place), manifest.tokens)
 
     def _compact(self) -> float:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from retrieval_store.errors import StoreError
-from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import Learner, LiveOptions
 from retrieval_store.service.manifest_feed import NamespaceStatus, Offer
 from retrieval_store.service.watcher import Served, Watcher
+from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.stores.base import Store
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from retrieval_store.index.index import SHARED, Index
 from retrieval_store.service.backoff import pause_after
-from retrieval_store.service.cache import NamespaceFolder, folder_at
 from retrieval_store.service.interest import Interest
 from retrieval_store.service.manifest_feed import Offer, Part, Source, Status
-from retrieval_store.service.transfer import bring
+from retrieval_store.service.transfer import fetch_part
+from retrieval_store.snapshots.cache import SnapshotFolder, folder_at
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Held:
     """One snapshot that a reader has open."""
 
     part: Part
-    folder: NamespaceFolder
+    folder: SnapshotFolder
     index: Index
 
 
@@ -66,7 +66,7 @@ class Reader:
         self._interest = Interest()
         self._held: dict[str, _Pair] = {}
         self._refused: dict[tuple[str, str], float] = {}  # (namespace, version) -> when to try again
-        self._folders: dict[Path, NamespaceFolder] = {}
+        self._folders: dict[Path, SnapshotFolder] = {}
         self._retired: list[tuple[float, Held]] = []
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -179,7 +179,7 @@ class Reader:
             return old
         try:
             folder = self._folder(part)
-            place = bring(self._read, name, part, folder, self._tokenizer_hash)
+            place = fetch_part(self._read, name, part, folder, self._tokenizer_hash)
             # Nothing to warm: the service has just read the files on this node, or we have just written them.
             index = open_snapshot(place, self._tokenizer_hash)
         except Exception as error:
@@ -215,14 +215,14 @@ class Reader:
 
     def _sweep(self) -> None:
         """Remove snapshots from this node that nobody uses any more; the service's process may be on another one."""
-        used: dict[NamespaceFolder, set[str]] = {folder: set() for folder in self._folders.values()}
+        used: dict[SnapshotFolder, set[str]] = {folder: set() for folder in self._folders.values()}
         for held in self._all():
             used[held.folder].add(held.part.version)
         for folder, versions in used.items():
             folder.sweep(versions)
         self._folders = {folder.path: folder for folder, versions in used.items() if versions}
 
-    def _folder(self, part: Part) -> NamespaceFolder:
+    def _folder(self, part: Part) -> SnapshotFolder:
         """Where this node keeps what lies beside ``part``: the same path as on the service's node."""
         path = Path(part.folder).parent
         if path not in self._folders:

@@ -1,7 +1,6 @@
 """Brings a snapshot that the service offers to the node of a reader.
 
-On the service's own node it is there already. Elsewhere one process of the node fetches the files through the service,
-verifies them and puts them at the same path; the others wait for it and find them.
+On the service's own node it is there already. Elsewhere the files come through the service, to the same path.
 """
 
 from __future__ import annotations
@@ -10,16 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from retrieval_store.errors import DamagedSnapshotError
-from retrieval_store.service.cache import NamespaceFolder
 from retrieval_store.service.manifest_feed import CHUNK, Part
-from retrieval_store.snapshots.snapshot import MANIFEST, decode_manifest, verify
-from retrieval_store.stores.transfer import write_blocks
+from retrieval_store.snapshots.cache import SnapshotFolder
+from retrieval_store.snapshots.files import checked, write_blocks
+from retrieval_store.snapshots.snapshot import MANIFEST, check_tokenizer, decode_manifest
 
 Read: TypeAlias = Callable[[str, str, str, int], bytes]  # ``Source.read``
 
 
-def bring(read: Read, namespace: str, part: Part, folder: NamespaceFolder, tokenizer_hash: str) -> Path:
+def fetch_part(read: Read, namespace: str, part: Part, folder: SnapshotFolder, tokenizer_hash: str) -> Path:
     """The snapshot ``part`` of ``namespace`` in ``folder``, this node's place for it.
 
     Raises:
@@ -27,38 +25,21 @@ def bring(read: Read, namespace: str, part: Part, folder: NamespaceFolder, token
         OSError: the disk is full, or the folder cannot be written.
         Exception: whatever ``read`` raises when the service is away or no longer offers the part.
     """
-    place = folder.snapshot(part.version)
-    if folder.has(part.version):
-        return place
-    with folder.lock():
-        if folder.has(part.version):
-            return place
-        folder.discard(part.version)  # half of it is of no use
-        scratch = folder.scratch()
-        try:
-            _copy(read, namespace, part, scratch)
-            if verify(scratch, tokenizer_hash).version != part.version:
-                raise DamagedSnapshotError(f"version {part.version} came with the manifest of another one")
-            return folder.adopt(scratch, part.version)
-        finally:
-            folder.drop(scratch)
 
+    def blocks(file: str) -> Iterator[bytes]:
+        offset = 0
+        while block := read(namespace, part.version, file, offset):
+            yield block
+            if len(block) < CHUNK:
+                return
+            offset += len(block)
 
-def _copy(read: Read, namespace: str, part: Part, into: Path) -> None:
-    into.mkdir()
-    raw = b"".join(_chunks(read, namespace, part, MANIFEST))
-    manifest = decode_manifest(raw, part.version)
-    for name in manifest.files:
-        write_blocks(into / name, _chunks(read, namespace, part, name))
-    (into / MANIFEST).write_bytes(raw)
+    def bring(into: Path) -> None:
+        raw = b"".join(blocks(MANIFEST))
+        manifest = decode_manifest(raw, part.version)
+        check_tokenizer(manifest, tokenizer_hash, part.version)
+        for name, entry in manifest.files.items():
+            write_blocks(into / name, checked(blocks(name), entry, f"{name} of version {part.version}"))
+        write_blocks(into / MANIFEST, [raw])
 
-
-def _chunks(read: Read, namespace: str, part: Part, file: str) -> Iterator[bytes]:
-    offset = 0
-    while True:
-        chunk = read(namespace, part.version, file, offset)
-        if chunk:
-            yield chunk
-        if len(chunk) < CHUNK:
-            return
-        offset += len(chunk)
+    return folder.fetch(part.version, bring)

@@ -1,7 +1,7 @@
 """Watches ``current`` of one namespace and brings what it points at to this node's disk, verified.
 
-What is served only ever gives way to another verified snapshot: not to a damaged or foreign one, not to a store that is
-away, nor to one that came back empty. Knows neither threads nor who reads.
+A served snapshot only gives way to another verified one: not to a damaged or foreign one, not while the store is away,
+nor when the store came back empty. Starts no threads and knows no readers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from retrieval_store.errors import DamagedSnapshotError, SnapshotError, StoreError, StoreUnavailableError
+from retrieval_store.errors import SnapshotError, StoreError, StoreUnavailableError
 from retrieval_store.service.backoff import pause_after
-from retrieval_store.service.cache import NamespaceFolder, Remembered, read_through
 from retrieval_store.service.manifest_feed import Part
-from retrieval_store.snapshots.snapshot import Manifest, check_tokenizer, verify
+from retrieval_store.snapshots.cache import SnapshotFolder
+from retrieval_store.snapshots.files import read_through
+from retrieval_store.snapshots.snapshot import Manifest, check_tokenizer
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
 
@@ -27,7 +29,7 @@ RETRY_MOST_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A snapshot on this node that is handed out."""
+    """A snapshot on this node that readers are offered."""
 
     part: Part
     manifest: Manifest
@@ -35,10 +37,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    version: str
-    problem: str
-    failures: int
-    again_at: float  # monotonic seconds; before that it is not looked at
+    version: str = ""
+    problem: str = ""
+    failures: int = 0
+    again_at: float = 0.0  # monotonic seconds; before that the version is not tried again
+
+
+_NONE_REFUSED = _Refused()
 
 
 class Watcher:
@@ -52,14 +57,14 @@ class Watcher:
     """
 
     def __init__(
-        self, store: Store, folder: NamespaceFolder, tokenizer_hash: str, clock: Callable[[], float] = time.time
+        self, store: Store, folder: SnapshotFolder, tokenizer_hash: str, clock: Callable[[], float] = time.time
     ) -> None:
         self._store = store
         self._folder = folder
         self._tokenizer_hash = tokenizer_hash
         self._clock = clock
         self._confirmed_at = clock()
-        self._refused: _Refused | None = None
+        self._refused = _NONE_REFUSED
         self._name = f"namespace {store.namespace!r} of {store.url}"
         self.served: Served | None = None
         self.current: Current | None = None  # as last heard of
@@ -73,16 +78,16 @@ class Watcher:
 
     def restore(self) -> None:
         """Serve what was current when an earlier process last looked, if it is still on this node."""
-        known = self._folder.remembered()
-        if known is None or not self._folder.has(known.version):
-            return
+        version, confirmed_at = self._folder.confirmed()
         try:
-            self._serve_copy(known.version)
+            if not version or not self._folder.has_sound(version, self._tokenizer_hash):
+                return
+            self.served = self._opened(version)
         except (SnapshotError, OSError) as error:
             logger.warning("%s: the snapshot of the last run is of no use: %s", self._name, error)
             return
-        self._confirmed_at = self._folder.confirmed_at() or self._confirmed_at
-        logger.info("%s: version %s is here from an earlier run", self._name, known.version)
+        self._confirmed_at = confirmed_at
+        logger.info("%s: version %s is here from an earlier run", self._name, version)
 
     def look(self) -> bool:
         """Ask the store once and take over what is current; whether something else is served now.
@@ -92,86 +97,66 @@ class Watcher:
         before = self.served
         try:
             self.current = self._store.current()
-            self._follow(self.current)
+            problem = self._follow(self.current.version)
         except StoreUnavailableError as error:
-            self._note(f"the store is away: {error}")
+            problem = f"the store is away: {error}"
         except (StoreError, OSError) as error:
-            self._note(str(error))
-        self._sweep()
+            problem = str(error)
+        self._note(problem)
+        if self.served is not None:
+            self._folder.touch([self.served.part.version])
+            self._folder.sweep([self.served.part.version])
         return self.served is not before
 
-    def _follow(self, current: Current) -> None:
-        version = self.served.part.version if self.served else ""
-        if not current.version and version:
-            self._note(f"the store has no snapshot any more; version {version} stays")
-            return
-        is_here = not version or self._folder.snapshot(version).is_dir()  # or somebody emptied the cache
-        if (current.version != version or not is_here) and not self._take(current.version):
-            return
-        self._confirmed_at = self._clock()
-        self._refused = None
-        self._note("")
-        if current.version:
-            self._remember(current)
+    def _follow(self, version: str) -> str:
+        """Serve ``version``, which is current; returns why it is not served, or "".
 
-    def _remember(self, current: Current) -> None:
-        what = Remembered(current.version, current.revision)
-        if self._folder.remembered() == what:
-            self._folder.confirm()
-        else:
-            self._folder.remember(what)
+        Raises:
+            StoreUnavailableError: the store went away meanwhile.
+        """
+        if self.served is not None and not version:
+            return f"the store has no snapshot any more; version {self.served.part.version} stays"
+        if version and not self._is_served(version):
+            if self._refused.version == version and time.monotonic() < self._refused.again_at:
+                return self._refused.problem
+            try:
+                self.served = self._fetched(version)
+            except StoreUnavailableError:
+                raise
+            except (StoreError, OSError) as error:  # damaged, foreign, gone, or too large for this node's disk
+                return self._refuse(version, f"version {version} is refused: {error}")
+            logger.info("%s: version %s is served now", self._name, version)
+        self._confirmed_at, self._refused = self._clock(), _NONE_REFUSED
+        if version:
+            self._folder.confirm(version)
+        return ""
 
-    def _take(self, version: str) -> bool:
-        """Serve ``version``; whether that worked, or why not is noted."""
-        refused = self._refused
-        if refused is not None and refused.version == version and time.monotonic() < refused.again_at:
-            self._note(refused.problem)
-            return False
-        try:
-            check_tokenizer(self._store.manifest(version), self._tokenizer_hash, f"of {self._name}")
-            self._fetch(version)
-        except StoreUnavailableError:
-            raise
-        except (StoreError, OSError) as error:  # damaged, foreign, gone, or too large for this node's disk
-            self._refuse(version, f"version {version} is refused: {error}")
-            return False
-        logger.info("%s: version %s is served now", self._name, version)
-        return True
+    def _is_served(self, version: str) -> bool:
+        """Whether ``version`` is served and its files are still here: the cache may have been emptied."""
+        return (
+            self.served is not None and self.served.part.version == version and Path(self.served.part.folder).is_dir()
+        )
 
-    def _fetch(self, version: str) -> None:
-        self._folder.make()
-        try:
-            if self._folder.has(version):
-                self._serve_copy(version)
-                return
-        except DamagedSnapshotError as error:
-            logger.warning("%s: the copy on this node is fetched again: %s", self._name, error)
-        self._store.fetch(version, self._folder.path)
-        self._serve(version)
+    def _fetched(self, version: str) -> Served:
+        """The snapshot of ``version``, on this node's disk and verified."""
+        check_tokenizer(self._store.manifest(version), self._tokenizer_hash, f"of {self._name}")
+        if not self._folder.has_sound(version, self._tokenizer_hash):
+            self._store.fetch(version, self._folder.path)
+        return self._opened(version)
 
-    def _serve_copy(self, version: str) -> None:
-        """Serve what lies on this node since an earlier time, unless it was hurt since; then it is removed."""
-        try:
-            verify(self._folder.snapshot(version), self._tokenizer_hash)
-        except DamagedSnapshotError:
-            self._folder.discard(version)
-            raise
-        self._serve(version)
-
-    def _serve(self, version: str) -> None:
+    def _opened(self, version: str) -> Served:
         folder = self._folder.snapshot(version)
         manifest = open_snapshot(folder, self._tokenizer_hash).manifest
-        read_through(folder)  # into the page cache, before anybody drafts from it
-        self.served = Served(Part(version, str(folder), manifest.tokens), manifest)
+        read_through(folder)  # into the page cache, before a request drafts from it
+        return Served(Part(version, str(folder), manifest.tokens), manifest)
 
-    def _refuse(self, version: str, problem: str) -> None:
-        before = self._refused
-        failures = before.failures + 1 if before is not None and before.version == version else 1
+    def _refuse(self, version: str, problem: str) -> str:
+        failures = self._refused.failures + 1 if self._refused.version == version else 1
         if failures == 1:  # counted once, however often it is tried again
             self.n_refused += 1
         pause = pause_after(failures, RETRY_S, RETRY_MOST_S)
         self._refused = _Refused(version, problem, failures, time.monotonic() + pause)
-        self._note(problem)
+        return problem
 
     def _note(self, problem: str) -> None:
         if problem and problem != self.problem:
@@ -179,8 +164,3 @@ class Watcher:
         elif self.problem and not problem:
             logger.info("%s: all is well again", self._name)
         self.problem = problem
-
-    def _sweep(self) -> None:
-        if self.served is not None:
-            self._folder.touch([self.served.part.version])
-            self._folder.sweep([self.served.part.version])

@@ -14,14 +14,24 @@ from retrieval_store.errors import (
     ConflictError,
     DamagedSnapshotError,
     SnapshotError,
+    StoreError,
     StoreUnavailableError,
     UnknownVersionError,
 )
+from retrieval_store.snapshots.cache import SnapshotFolder
+from retrieval_store.snapshots.files import checked, read_blocks, write_blocks
 from retrieval_store.snapshots.names import check_version
-from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry, Manifest, check_tokenizer, decode_manifest, verify
+from retrieval_store.snapshots.snapshot import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    check_tokenizer,
+    decode_manifest,
+    read_manifest,
+    verify,
+)
 from retrieval_store.stores.base import Current, Published, StoreOptions
 from retrieval_store.stores.pointer import Pointer
-from retrieval_store.stores.transfer import checked, fetched, read_blocks, receive, write_blocks
 
 
 class CommonStore(ABC):
@@ -167,14 +177,24 @@ class CommonStore(ABC):
     def fetch(self, version: str, folder: Path) -> Path:
         """See ``Store.fetch``."""
         check_version(version, self.where)
-        target = folder / version
-        if here := fetched(target):
-            check_tokenizer(here, self.options.tokenizer_hash, str(target))
+        local = SnapshotFolder(folder)
+        target = local.snapshot(version)
+        if local.has(version):
+            check_tokenizer(read_manifest(target), self.options.tokenizer_hash, str(target))
             return target
         raw, manifest = self._described(version)
         check_tokenizer(manifest, self.options.tokenizer_hash, self._called(version))
-        place = self._place(version)
-        return receive(target, raw, manifest, lambda name, path: self._deliver(place, name, manifest.files[name], path))
+        try:
+            return local.fetch(version, lambda into: self._bring(raw, manifest, into))
+        except OSError as error:
+            raise StoreError(f"{target}: the snapshot cannot be written here: {error.strerror}") from error
+
+    def _bring(self, raw: bytes, manifest: Manifest, into: Path) -> None:
+        """Write a version's files, verified, and its manifest."""
+        place = self._place(manifest.version)
+        for name, entry in manifest.files.items():
+            self._deliver(place, name, entry, into / name)
+        write_blocks(into / MANIFEST, [raw])
 
     def _deliver(self, place: str, name: str, entry: FileEntry, path: Path) -> None:
         """Write one file of a version to ``path``, verified."""

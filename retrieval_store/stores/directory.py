@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
 from retrieval_store.errors import StoreUnavailableError
+from retrieval_store.snapshots.files import (
+    discard,
+    private_folder,
+    read_blocks,
+    sweep_unfinished,
+    sync_folder,
+    unfinished,
+    write_blocks,
+)
 from retrieval_store.snapshots.names import folder_segment
 from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry
 from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
@@ -22,17 +30,8 @@ from retrieval_store.stores.directory_log import DirectoryLog
 from retrieval_store.stores.directory_state import STATE, DirectoryState, changing, read_state
 from retrieval_store.stores.live_text import check_limit, encode_tokens
 from retrieval_store.stores.pointer import MOST_MOVES, Pointer
-from retrieval_store.stores.transfer import (
-    discard,
-    newest,
-    private_folder,
-    read_blocks,
-    sync_folder,
-    write_blocks,
-)
 
 _POLL = 0.05  # seconds between looks of ``wait``
-_UPLOAD = ".upload-"
 
 
 class DirectoryStore(CommonStore):
@@ -50,9 +49,9 @@ class DirectoryStore(CommonStore):
         return str(self._versions / version)
 
     def _begin(self, version: str, raw: bytes) -> str:
-        place = self._versions / f"{_UPLOAD}{uuid.uuid4().hex}"
+        place = unfinished(self._versions, "upload")
         with self._available():
-            self._sweep()
+            sweep_unfinished(self._versions, self.options.upload_seconds)
             private_folder(place)
             write_blocks(place / MANIFEST, [raw])
         return str(place)
@@ -151,13 +150,6 @@ class DirectoryStore(CommonStore):
                 del state.versions[version]
                 discard(self._versions / version)
             yield state
-
-    def _sweep(self) -> None:
-        """Remove uploads that nobody goes on with, and what a killed process was removing."""
-        for upload in self._versions.glob(".*"):
-            with suppress(OSError):
-                if time.time() - newest(upload) > self.options.upload_seconds:
-                    discard(upload)
 
     def history(self, limit: int = 100) -> list[Move]:
         """See ``Store.history``."""

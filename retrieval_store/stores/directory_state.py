@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from retrieval_store.errors import StoreError
+from retrieval_store.snapshots.files import private_folder, sync_folder
 from retrieval_store.snapshots.names import is_version
 from retrieval_store.stores.pointer import Pointer
-from retrieval_store.stores.transfer import private_folder, sync_folder
 
 STATE = "current.json"
 LOCK = "lock"

@@ -12,13 +12,13 @@ from uuid import uuid4
 import numpy as np
 
 from retrieval_store.index.index import Index, Limits
-from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import LiveOptions
 from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.reader import Reader
 from retrieval_store.service.service import RetrievalService
+from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store, StoreOptions

@@ -13,12 +13,12 @@ import pytest
 from retrieval_store.errors import ConflictError, StoreUnavailableError
 from retrieval_store.service import backoff as attempt
 from retrieval_store.service import learner
-from retrieval_store.service.cache import NodeCache
 from retrieval_store.service.compaction import LIVE, Compactor, log
 from retrieval_store.service.learner import Learner, LiveOptions
 from retrieval_store.service.live_texts import Pending, Texts
 from retrieval_store.service.sender import Sender
 from retrieval_store.service.watcher import Watcher
+from retrieval_store.snapshots.cache import NodeCache
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.base import Current, Store
 from retrieval_store.stores.directory import DirectoryStore
@@ -138,7 +138,7 @@ def test_a_rival_that_moves_current_during_a_compaction_is_not_overwritten(where
     (loser,) = [version for version in store.versions() if version.manifest and version.manifest.texts == 2]
     assert loser.expires_at is not None  # it was never current and goes like one that was
     assert [list(entry.tokens) for entry in log(store, "")] == [ONE]
-    assert [path.name for path in folder.path.iterdir() if path.name.startswith("new-")] == []
+    assert [path.name for path in folder.path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_store_that_lost_its_snapshots_does_not_get_one_of_live_texts_alone(where: str, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_store.service import cache, service, watcher
-from retrieval_store.service.cache import NamespaceFolder
+from retrieval_store.service import service, watcher
 from retrieval_store.service.watcher import Watcher
+from retrieval_store.snapshots import cache
+from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.stores import common
 from retrieval_store.stores.open import open_store
 from tests.support.retrieval_service import SHARED, TARGET, eventually, follows, publish, running
@@ -118,7 +119,7 @@ def test_a_cache_that_somebody_empties_is_filled_again(where: str, tmp_path: Pat
 
 
 def test_two_processes_that_sweep_one_folder_leave_each_other_what_they_use(tmp_path: Path) -> None:
-    mine, theirs = NamespaceFolder(tmp_path, 60.0), NamespaceFolder(tmp_path, 60.0)
+    mine, theirs = SnapshotFolder(tmp_path, 60.0), SnapshotFolder(tmp_path, 60.0)
     long_ago = time.time() - 61.0
     for version in ("a" * 16, "b" * 16, "c" * 16):
         (tmp_path / version).mkdir()
@@ -135,7 +136,7 @@ def test_a_snapshot_that_does_not_fit_the_disk_is_refused_until_it_does(
     with running(where, tmp_path / "cache") as node:
         first = publish(node.store(), [ONE], tmp_path)
         eventually(lambda: node.version() == first)
-        monkeypatch.setattr(NamespaceFolder, "make", _full)
+        monkeypatch.setattr(SnapshotFolder, "make", _full)
         second = publish(node.store(), [TWO], tmp_path)
         eventually(lambda: "No space left" in node.problem)
         assert node.says([5, 6]) == [7, 8, 9]
@@ -154,7 +155,7 @@ def test_a_snapshot_that_does_not_fit_is_not_fetched_again_at_every_look(
         tries.append(path.name)
         raise OSError(28, "No space left on device")
 
-    looks = Watcher(store, NamespaceFolder(tmp_path / "cache", 60.0), TARGET.tokenizer_hash)
+    looks = Watcher(store, SnapshotFolder(tmp_path / "cache", 60.0), TARGET.tokenizer_hash)
     monkeypatch.setattr(common, "write_blocks", full)
     for _ in range(3):
         assert not looks.look()
@@ -163,5 +164,5 @@ def test_a_snapshot_that_does_not_fit_is_not_fetched_again_at_every_look(
     assert looks.n_refused == 1
 
 
-def _full(folder: NamespaceFolder) -> None:
+def _full(folder: SnapshotFolder) -> None:
     raise OSError(28, "No space left on device")

@@ -162,7 +162,7 @@ def test_on_another_node_the_files_come_through_the_service_once_for_all_process
             eventually(lambda each=each: follows(each.of(""), [5, 6]) == [7, 8, 9])  # type: ignore[misc]
             each.stop()
         assert sorted(source.reads > 0 for source in sources) == [False, False, True]
-        assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == [".lock", node.version()]
+        assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == [node.version()]
 
 
 def test_a_copy_that_breaks_off_leaves_nothing_and_is_tried_again(
@@ -183,7 +183,7 @@ def test_a_copy_that_breaks_off_leaves_nothing_and_is_tried_again(
         other = Reader(source, SHARED, TARGET.tokenizer_hash)
         other.follow(0.1)
         assert follows(other.of(""), [5, 6]) == []
-        assert [path.name for path in elsewhere.iterdir()] == [".lock"]
+        assert list(elsewhere.iterdir()) == []
         time.sleep(0.1)
         other.follow(0.1)
         assert follows(other.of(""), [5, 6]) == [7, 8, 9]

@@ -1,0 +1,247 @@
+"""Snapshots on this node's disk: one folder per store and namespace, shared by all processes of the node.
+
+One protocol for snapshots that come from a store, through the retrieval service, or that this process builds: written
+in an unfinished folder beside, checked, then renamed to their version under the folder's lock (``flock`` on the folder
+itself). A process that is killed therefore leaves unfinished folders only, and frees the lock. Snapshots in use are
+touched now and then; what no process has touched for a while is removed, so the disk is bounded although processes do
+not know of each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from retrieval_store.errors import DamagedSnapshotError, SnapshotError
+from retrieval_store.snapshots.files import discard, newest, private_folder, sweep_unfinished, sync_folder, unfinished
+from retrieval_store.snapshots.names import folder_segment, is_version
+from retrieval_store.snapshots.snapshot import check_sizes, read_manifest, verify
+
+logger = logging.getLogger(__name__)
+
+UNUSED_S = 600.0  # an untouched snapshot goes after this: readers have long opened its successor
+DELTA_UNUSED_S = 60.0  # deltas come every few seconds
+TOUCH_S = 20.0  # pause between two touches of a snapshot in use
+UNFINISHED_S = 3600.0  # without a write: the process that wrote there was killed
+FORGOTTEN_S = 24 * 3600.0  # without a touch or write: the folder of a namespace or of a store in memory goes
+_OWN = "own-"  # folders of stores in memory
+SNAPSHOTS, DELTAS = "snapshots", "deltas"
+_CURRENT = "current.json"
+
+
+class _Confirmed(msgspec.Struct):
+    version: str
+
+
+class SnapshotFolder:
+    """Snapshots of one namespace of one store, by version.
+
+    Args:
+        path: of the folder; it and its parents are made for this user alone, since tenants' texts lie there.
+        unused: seconds after which an untouched snapshot is removed.
+    """
+
+    def __init__(self, path: Path, unused: float = UNUSED_S) -> None:
+        self.path = path
+        self._unused = unused
+        self._touched: dict[str, float] = {}  # version -> when this process touched it, monotonic seconds
+
+    def snapshot(self, version: str) -> Path:
+        """Where a version lies, if it is here."""
+        return self.path / version
+
+    def has(self, version: str) -> bool:
+        """Whether a version is here, with all its files at their sizes."""
+        return self._is_whole(self.snapshot(version), version)
+
+    def has_sound(self, version: str, tokenizer_hash: str) -> bool:
+        """Whether a version is here and its files have their hashes; removes a damaged copy.
+
+        Raises:
+            ForeignSnapshotError: it was made for another tokenizer.
+        """
+        if not self.has(version):
+            return False
+        try:
+            verify(self.snapshot(version), tokenizer_hash)
+        except DamagedSnapshotError as error:
+            logger.warning("the copy on this node is removed: %s", error)
+            discard(self.snapshot(version))
+            return False
+        return True
+
+    def fetch(self, version: str, bring: Callable[[Path], None]) -> Path:
+        """The folder of a version, brought unless it is here already.
+
+        One process of the node at a time brings; the others wait for it and find the snapshot.
+
+        Args:
+            version: of the snapshot.
+            bring: writes the verified files and the manifest into the empty folder that it is given; what it raises is
+                raised.
+
+        Raises:
+            DamagedSnapshotError: what was brought is not this version, or not all of it.
+            OSError: the disk is full, or the folder cannot be written.
+        """
+        if not self.has(version):
+            with self._locked():
+                if not self.has(version):
+                    sweep_unfinished(self.path, UNFINISHED_S)
+                    with self.scratch() as scratch:
+                        scratch.mkdir()
+                        bring(scratch)
+                        self._place(scratch, version)
+        return self.snapshot(version)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A path that does not exist yet, beside the snapshots: ``adopt`` what was written there, or it is removed."""
+        self.make()
+        room = unfinished(self.path, "new")
+        room.mkdir()
+        try:
+            yield room / "snapshot"
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+
+    def adopt(self, built: Path, version: str) -> Path:
+        """Move the snapshot at a ``scratch`` path to where its version belongs; nothing moves if it is there already.
+
+        Raises:
+            DamagedSnapshotError: there is not all of this version at ``built``.
+            OSError: it cannot be moved.
+        """
+        with self._locked():
+            self._place(built, version)
+        return self.snapshot(version)
+
+    def _place(self, built: Path, version: str) -> None:
+        """``adopt`` for the holder of the lock."""
+        if self.has(version):
+            return
+        if not self._is_whole(built, version):
+            raise DamagedSnapshotError(f"{built} is not the whole of version {version}")
+        sync_folder(built)
+        discard(self.snapshot(version))  # damaged; not before there is something better
+        built.rename(self.snapshot(version))
+        sync_folder(self.path)
+
+    def _is_whole(self, folder: Path, version: str) -> bool:
+        try:
+            manifest = read_manifest(folder)
+            check_sizes(folder, manifest)
+        except SnapshotError:
+            return False
+        return manifest.version == version
+
+    def make(self) -> None:
+        """Make the folder."""
+        private_folder(self.path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process, and one thread of it, at a time; the others wait."""
+        self.make()
+        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def confirm(self, version: str) -> None:
+        """The store has just said that ``version`` is current: noted for a start without the store."""
+        path = self.path / _CURRENT
+        if self.confirmed()[0] == version:
+            with suppress(OSError):
+                os.utime(path)
+            return
+        self.make()
+        beside = unfinished(self.path, "current")
+        beside.write_bytes(msgspec.json.encode(_Confirmed(version)))
+        beside.replace(path)
+
+    def confirmed(self) -> tuple[str, float]:
+        """The version that was confirmed last and when, seconds since 1970; "" and 0 if none was."""
+        path = self.path / _CURRENT
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Confirmed).version, path.stat().st_mtime
+        except (OSError, msgspec.DecodeError):
+            return "", 0.0
+
+    def touch(self, versions: Collection[str]) -> None:
+        """These versions are in use."""
+        now = time.monotonic()
+        for version in versions:
+            if now - self._touched.get(version, -TOUCH_S) >= TOUCH_S:
+                with suppress(OSError):
+                    os.utime(self.snapshot(version))
+                    self._touched[version] = now
+
+    def sweep(self, keep: Collection[str]) -> None:
+        """Remove versions that are not in ``keep`` and were not touched for a while, and what killed processes left."""
+        self._touched = {version: at for version, at in self._touched.items() if version in keep}
+        with suppress(OSError):
+            for entry in list(self.path.iterdir()):
+                if is_version(entry.name) and entry.name not in keep:
+                    if time.time() - entry.stat().st_mtime > self._unused:
+                        discard(entry)
+        sweep_unfinished(self.path, UNFINISHED_S)
+
+
+class NodeCache:
+    """The folders of one store on this node.
+
+    Args:
+        root: of all stores.
+        store_url: tells stores apart; without a password. "": a store in memory, of this process alone.
+    """
+
+    def __init__(self, root: Path, store_url: str) -> None:
+        name = hashlib.sha256(store_url.encode()).hexdigest()[:12] if store_url else f"{_OWN}{uuid.uuid4().hex}"
+        self._root = root / name
+
+    def snapshots(self, namespace: str) -> SnapshotFolder:
+        """A namespace's snapshots."""
+        return folder_at(self._root / _folder_name(namespace) / SNAPSHOTS)
+
+    def deltas(self, namespace: str) -> SnapshotFolder:
+        """A namespace's deltas."""
+        return folder_at(self._root / _folder_name(namespace) / DELTAS)
+
+    def sweep(self, keep: Collection[str]) -> None:
+        """Remove namespaces that are not in ``keep``, and stores in memory, of which nothing was used for a day."""
+        kept = {_folder_name(namespace) for namespace in keep}
+        stores = [entry for entry in _entries(self._root.parent) if entry.name.startswith(_OWN)]
+        others = [entry for entry in stores if entry != self._root]
+        mine = [entry for entry in _entries(self._root) if entry.name not in kept]
+        for entry in (*others, *mine):
+            with suppress(OSError):  # another process removes it
+                if time.time() - newest(entry) > FORGOTTEN_S:
+                    shutil.rmtree(entry, ignore_errors=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
+def _folder_name(namespace: str) -> str:
+    return f"n-{folder_segment(namespace)}"
+
+
+def folder_at(path: Path) -> SnapshotFolder:
+    """The folder at a path that a ``NodeCache`` of this or another node made up."""
+    return SnapshotFolder(path, DELTA_UNUSED_S if path.name == DELTAS else UNUSED_S)
