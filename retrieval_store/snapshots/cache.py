@@ -98,17 +98,17 @@ class SnapshotFolder:
             with self._locked():
                 if not self.has(version):
                     sweep_unfinished(self.path, UNFINISHED_S)
-                    with self.scratch() as scratch:
+                    with self.scratch(version) as scratch:
                         scratch.mkdir()
                         bring(scratch)
                         self._place(scratch, version)
         return self.snapshot(version)
 
     @contextmanager
-    def scratch(self) -> Iterator[Path]:
+    def scratch(self, name: str = "new") -> Iterator[Path]:
         """A path that does not exist yet, beside the snapshots: ``adopt`` what was written there, or it is removed."""
         self.make()
-        room = unfinished(self.path, "new")
+        room = unfinished(self.path, name)
         room.mkdir()
         try:
             yield room / "snapshot"
@@ -194,9 +194,9 @@ class SnapshotFolder:
         self._touched = {version: at for version, at in self._touched.items() if version in keep}
         with suppress(OSError):
             for entry in list(self.path.iterdir()):
-                if is_version(entry.name) and entry.name not in keep:
-                    if time.time() - entry.stat().st_mtime > self._unused:
-                        discard(entry)
+                is_unused = is_version(entry.name) and entry.name not in keep
+                if is_unused and time.time() - entry.stat().st_mtime > self._unused:
+                    discard(entry)
         sweep_unfinished(self.path, UNFINISHED_S)
 
 
