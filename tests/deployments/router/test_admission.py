@@ -10,14 +10,13 @@ import pytest
 
 from deployments.options import RouterOptions
 from deployments.router.admission import Admission
-from deployments.router.service_rate import ServiceRate, WaitEstimate, seconds_until_slot
+from deployments.router.service_rate import WaitEstimate
 from engine.errors import OverloadedError
 from engine.loop import Completion, Job
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.stats import StatsCounter
-from engine.step import Step, Work
 from engine.target.info import TargetInfo
 from tests.support.slow_stage import Slow
 
@@ -209,34 +208,3 @@ async def test_two_lanes_let_in_twice_as_many_to_run(serving: Any, make_job: Mak
 
 def sequence(n_prompt: int, max_tokens: int) -> Sequence:
     return Sequence(0, [5] * n_prompt, n_prompt, SamplingParams(max_tokens=max_tokens), StatsCounter(n_prompt))
-
-
-@pytest.mark.parametrize(
-    ("n_places", "running", "queue", "waits"),
-    [
-        (2, [], [], [0.0]),
-        (2, [5.0], [], [0.0]),
-        (2, [5.0, 3.0], [4.0, 4.0], [3.0, 5.0, 7.0]),
-        (1, [2.0], [1.0, 1.0, 1.0], [2.0, 3.0, 4.0, 5.0]),
-    ],
-)
-def test_a_place_is_free_when_those_ahead_are_done(
-    n_places: int, running: list[float], queue: list[float], waits: list[float]
-) -> None:
-    assert seconds_until_slot(n_places, running, queue) == pytest.approx(waits)
-
-
-def test_pace_is_what_sequences_took_and_lengths_are_what_they_used() -> None:
-    service_rate = ServiceRate()
-    assert not service_rate.is_known
-    service_rate.sent(Step(0, [Work(0, 0, [5] * 100)]), 1.0)
-    service_rate.answered(0, 100, 1, 2.0)
-    for n in range(10):
-        service_rate.answered(0, 0, 2, 2.0 + 0.1 * (n + 1))
-    done = sequence(100, 40)
-    done.tokens += [7] * 20
-    service_rate.finished(done)
-    assert service_rate.is_known
-    assert service_rate.expected_output(sequence(1, 100)) == pytest.approx(50)
-    # a hundredth of a second per prompt token, a twentieth per token of output
-    assert service_rate.remaining(sequence(200, 100)) == pytest.approx(2.0 + 50 * 0.05, rel=0.1)
