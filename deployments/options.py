@@ -1,4 +1,4 @@
-"""What the deployments can be told. Frozen, and free of Ray, so that a command line can read it before Ray is there."""
+"""Options of the deployments; frozen, and free of Ray, so that a command line can read them before Ray is imported."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class RouterOptions:
     method: str = AUTOREGRESSIVE  # for requests that name none
     max_nodes: int = 64  # likewise
     limit_nodes: int = 256  # a request that asks for more nodes is refused
-    cost_file: str = ""  # where measured step times are kept between starts; "": nowhere
+    cost_file: str = ""  # keeps measured step times between starts; "": none
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    shared_namespace: str = "default"  # naming it is naming none
-    max_wait: float | None = 60.0  # seconds a newcomer may have to wait for its start, or it is refused; None: for ever
+    shared_namespace: str = "default"  # a request that names it is like one without a namespace
+    max_wait: float | None = 60.0  # seconds of estimated wait beyond which a newcomer is refused; None: no limit
     affinity: str = "none"  # "prefix": requests that begin alike go to the same lane
-    affinity_slack: int = 4096  # tokens of work that this lane may have more than the least loaded one
+    affinity_slack: int = 4096  # tokens of work by which that lane may exceed the least loaded one
     failover: float = 1.0  # seconds a lane may be without a pipeline before other lanes take its sequences over
-    step_deadline: float = 10.0  # seconds a step may take, or its pipeline counts as lost; more if it is predicted to
+    step_deadline: float = 10.0  # seconds a step may take before its pipeline counts as lost; more for known slow ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,23 @@ class PipelineOptions:
     cpus: float = 0.1  # per stage
     gpus: float = 0.0  # per stage
     threads: int = 1  # intra-op threads per stage
-    transport: str = "auto"  # "unix" or "tcp" alone; otherwise unix within a node, tcp between nodes
-    # "nccl", "gloo": hidden states go that way, all else as with "auto", which takes nccl where both stages can
+    # "unix" and "tcp" allow that transport alone. "auto" takes unix within a node, tcp between nodes, and nccl for
+    # hidden states where both stages can. "nccl" and "gloo" set the transport of hidden states, and are "auto" else.
+    transport: str = "auto"
     environment: tuple[tuple[str, str], ...] = ()
     placement: str = "pack"  # of the stages on nodes; any of Ray's strategies, in lower case
     stage_timeout: float = 5.0  # seconds a stage may leave a ping unanswered before it is replaced
-    replace_timeout: float = 600.0  # seconds in which a stage must be replaced, or else the whole pipeline is
+    replace_timeout: float = 600.0  # seconds a stage's replacement may take before the whole pipeline is replaced
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalOptions:
-    """What the retrieval service serves, and to whom."""
+    """What the retrieval service serves, and where it keeps it."""
 
     store: str = field(repr=False)  # URL or folder of the store; "": in memory, of this service alone
     cache: str  # folder of snapshots on every node
     target: Target
-    namespace: str = "default"  # the one that is everybody's
-    poll: float = 2.0  # seconds between two looks at the store
+    namespace: str = "default"  # shared: all requests look up in it
+    poll: float = 2.0  # seconds between two polls of the store
     live: tuple[str, ...] = ()  # namespaces that learn
     learning: LiveOptions = field(default_factory=LiveOptions)

@@ -1,4 +1,4 @@
-"""The ingress as a Serve deployment: the HTTP edge over a router handle. What the edge is, ``app`` decides."""
+"""The ingress as a Serve deployment: the HTTP edge over a router handle. ``app`` brings the edge itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Edge(Protocol):
 
 
 class Ingress:
-    """One HTTP replica; scales out, keeps no state of requests.
+    """One HTTP replica; keeps no state beyond its requests, so that replicas can be added.
 
     Args:
         router: handle of the router deployment.

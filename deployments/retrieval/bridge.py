@@ -1,4 +1,4 @@
-"""The router's end of retrieval: the reader it drafts from, the sender of what is learnt, and figures of both."""
+"""The router's end of retrieval: the reader it drafts from, the sender of outputs to learn from, and their metrics."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from speculators.registry import SpeculatorOptions
 
 
 class RouterRetrieval:
-    """Begins to follow the service at once, and never waits for it.
+    """Follows the retrieval service from its construction on, and never waits for it.
 
     Args:
         handle: of the retrieval deployment.
-        options: what that deployment was told.
+        options: of that deployment.
         model: name in metrics.
-        speculators: settings of the methods; what they look up now is looked up beside what the service has.
+        speculators: settings of the methods; their own library is looked up beside the service's snapshots.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RouterRetrieval:
 
     @property
     def learn(self) -> Callable[[str, Sequence[int]], None] | None:
-        """Takes a namespace's output; None when nothing learns."""
+        """Takes a namespace and an output of it; None when no namespace learns."""
         return None if self._sender is None else self._sender.put
 
     def detail(self) -> dict[str, str | int | float | bool]:

@@ -1,4 +1,4 @@
-"""The retrieval service as other processes see it: a ``Source`` over a Serve handle, and one reader per process."""
+"""Client of the retrieval service: a ``Source`` over a Serve handle, and one reader per process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.reader import Reader
 
 T = TypeVar("T")
-ANSWER_S = 10.0  # more than it was given to wait; a service that takes longer is away
+ANSWER_S = 10.0  # beyond the time a call may wait at the service; after it the service counts as down
 
 
 class ServiceClient:
     """Implements ``Source``; thread-safe.
 
     Calls run in an event loop of the client's own: a handle belongs to one loop (always so with Serve's
-    ``RAY_SERVE_THROUGHPUT_OPTIMIZED``), and the process's main one has steps to see to.
+    ``RAY_SERVE_THROUGHPUT_OPTIMIZED``), and the process's main loop must not be kept from its steps.
     """
 
     def __init__(self, handle: DeploymentHandle) -> None:
@@ -46,7 +46,7 @@ class ServiceClient:
         return lost
 
     def _call(self, method: str, patience: float, *arguments: Any) -> Any:
-        """Raises TimeoutError when there is no answer, and what Serve raises when the replica dies."""
+        """Raises TimeoutError without an answer in time, and Serve's error when the replica dies."""
         return self._wait(self._ask(method, arguments, patience + ANSWER_S))
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -58,21 +58,21 @@ class ServiceClient:
             async with asyncio.timeout(timeout):
                 return await response
         except BaseException:
-            response.cancel()  # a replica that comes up later need not answer it
+            response.cancel()  # a replica that comes up later must not run it
             raise
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderFactory:
-    """Makes the process's reader at the first call; travels to where drafts are made."""
+    """Makes the process's reader at the first call; pickled to the processes that draft."""
 
     handle: DeploymentHandle
     shared: str
     tokenizer_hash: str
-    fixed: Callable[[], Library] | None = None  # everybody's for good, besides what the service has
+    fixed: Callable[[], Library] | None = None  # looked up by all namespaces, beside the service's snapshots
 
     def __call__(self) -> Reader:
-        """The reader, which follows the service from now on."""
+        """The process's reader."""
         return process_reader(self)
 
     def make(self) -> Reader:

@@ -18,42 +18,42 @@ from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store, shown
 
 IN_MEMORY = "memory://retrieval"  # of a service without a store
-LONGEST_S = 30.0  # a question waits no longer, whatever it says
+LONGEST_S = 30.0  # limit of a call's ``timeout``
 
 
 class RetrievalDeployment:
-    """Wraps ``RetrievalService``; what it does when the store is away is written there.
+    """Wraps ``RetrievalService``, which documents what happens when the store is down.
 
     Args:
-        options: see there.
+        options: what is served, and to whom.
     """
 
     async def __init__(self, options: RetrievalOptions) -> None:  # type: ignore[misc]  # Serve awaits async constructors
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._service = RetrievalService(_service_context(options), options.namespace, options.live, self._on_change)
         self._service.start()
 
     def _on_change(self) -> None:
-        """From any thread: wake those who wait."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: we are shutting down
+        """Wake the waiting calls; may be called from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the replica is shutting down
             self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def changes(self, known: Known, timeout: float) -> Answer:
         """See ``Source.changes``."""
         deadline = time.monotonic() + min(timeout, LONGEST_S)
         while True:
-            news = self._news
+            changed = self._changed
             answer = self._service.changes(known)
             left = deadline - time.monotonic()
             if answer.offers or left <= 0:
                 return answer
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), left)
+                await asyncio.wait_for(changed.wait(), left)
 
     async def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
         """See ``Source.read``."""
@@ -64,7 +64,7 @@ class RetrievalDeployment:
         return self._service.learn(namespace, texts)
 
     def __del__(self) -> None:
-        """Serve's way of saying that the replica stops."""
+        """Serve calls this when it stops the replica."""
         service: RetrievalService | None = getattr(self, "_service", None)
         if service is not None:
             service.stop()

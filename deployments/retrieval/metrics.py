@@ -1,6 +1,7 @@
-"""Prometheus metrics of retrieval, as the router's process sees it: its reader, its sender, the service's last word.
+"""Prometheus metrics of retrieval in the router's process: its reader, its sender, and the service's last status.
 
-Only the shared namespace and those that learn have series of their own; all others share one, the worst of them.
+The shared namespace and the namespaces that learn have series of their own. All others share one series, which shows
+the most stale of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from retrieval_store.service.manifest_feed import NamespaceStatus
 from retrieval_store.service.reader import Reader
 from retrieval_store.service.sender import Sender
 
-OTHERS = "*"  # label of all namespaces without a series of their own; no namespace's name
+OTHERS = "*"  # label of the shared series; not a valid name of a namespace
 
 
 class RetrievalMetrics(Collector):
@@ -25,7 +26,7 @@ class RetrievalMetrics(Collector):
         model: name in the labels.
         reader: of this process.
         named: namespaces with series of their own; the shared one first.
-        sender: of outputs that are learnt from; None: nothing learns.
+        sender: of outputs to learn from; None: no namespace learns.
     """
 
     def __init__(self, model: str, reader: Reader, named: Collection[str], sender: Sender | None) -> None:
@@ -38,7 +39,7 @@ class RetrievalMetrics(Collector):
         """All families."""
         staleness = GaugeMetricFamily(
             "spectra:retrieval_staleness_seconds",
-            "Since the store last confirmed that what is served is current.",
+            "Seconds since the store last confirmed that the served snapshots are current.",
             labels=["model_name", "namespace"],
         )
         tokens = GaugeMetricFamily(
@@ -54,7 +55,7 @@ class RetrievalMetrics(Collector):
         yield from self._counters()
 
     def detail(self) -> dict[str, str | int | float | bool]:
-        """The shared namespace's state, and what of learning fails anywhere, for health checks."""
+        """State of the shared namespace, and failures of learning in any, for health checks."""
         shared = self._named[0]
         base, delta = self._reader.versions(shared)
         state = self._reader.status.namespaces.get(shared)
@@ -81,7 +82,7 @@ class RetrievalMetrics(Collector):
         return series or {self._named[0]: []}
 
     def _staleness(self, states: list[NamespaceStatus]) -> float:
-        """The worst of them; a service that is silent confirms nothing."""
+        """Staleness of the most stale namespace, in seconds; grows while the service is silent."""
         return max((state.staleness for state in states), default=0.0) + self._reader.silence
 
     def _counters(self) -> Iterator[Metric]:
@@ -89,12 +90,12 @@ class RetrievalMetrics(Collector):
         for name, text, value in (
             (
                 "retrieval_refused",
-                "Snapshots that were not taken: damaged, foreign, gone or too large.",
+                "Snapshots that were refused: damaged, of another model, missing or too large.",
                 status.refused,
             ),
             ("retrieval_swaps", "Times the router began to draft from other snapshots.", self._reader.n_swaps),
             ("live_texts", "Outputs appended to the log of live texts.", status.live_texts),
-            ("live_dropped", "Outputs lost on the way there.", status.live_dropped + dropped),
+            ("live_dropped", "Outputs lost on the way to that log.", status.live_dropped + dropped),
             ("live_deltas", "Deltas made of live texts.", status.folds),
             ("live_compactions", "Snapshots made of live texts and published.", status.compactions),
         ):

@@ -24,7 +24,11 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has no ``_cre
 
 
 class RouterMetrics:
-    """Counters that the router feeds and gauges read off its lanes when scraped."""
+    """Counters that the router feeds, and gauges that are read from its lanes at every scrape.
+
+    Args:
+        model: name in the labels.
+    """
 
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
@@ -57,7 +61,7 @@ class RouterMetrics:
         self._add_pipelines()
 
     def _add_pipelines(self) -> None:
-        """What vLLM has no name for: pipelines, their stages, their losses."""
+        """Metrics that vLLM has no name for: pipelines, their stages, their losses."""
         self._stage_busy = Counter(
             "spectra:stage_busy_seconds",
             "Time a stage spent on steps.",
@@ -91,37 +95,42 @@ class RouterMetrics:
         return made
 
     def count_step(self, lane: str, result: StepResult) -> None:
-        """One target step was answered."""
+        """Count a target step."""
         self._step_seconds.observe(result.seconds)
         for stage, seconds in enumerate(result.stage_seconds):
             self._busy_of(lane, stage).inc(seconds)
 
     def _busy_of(self, lane: str, stage: int) -> Counter:
-        """Looking labels up takes longer than counting."""
+        """The stage's counter, cached: looking up labels takes longer than counting."""
         if (lane, stage) not in self._busy:
             self._busy[lane, stage] = self._stage_busy.labels(self._model, lane, str(stage))
         return self._busy[lane, stage]
 
     def count_loss(self, n_running: int) -> None:
-        """A pipeline was lost with so many sequences in its cache."""
+        """Count a pipeline that was lost with ``n_running`` sequences in its cache."""
         self._lost.inc()
         self._again.inc(n_running)
 
     def count_recovery(self, seconds: float) -> None:
-        """A lost pipeline is replaced and has answered."""
+        """Count the seconds from a pipeline's loss to the first result of the next one."""
         self._recovery.observe(seconds)
 
     def count_moved(self) -> None:
-        """A sequence changed lanes."""
+        """Count a sequence that moved to another lane."""
         self._moved.inc()
 
     def count_refusal(self) -> None:
-        """A request was turned away because of too much work."""
+        """Count a request that admission refused."""
         self._refused.inc()
 
     def count_event(self, event: StepEvent, since_last: float, prompted: int = 0) -> None:
-        """Tokens of one sequence; ``since_last`` in seconds, since its last event or its submission; ``prompted`` are
-        the prompt's tokens, on a sequence's first event."""
+        """Count an event of one sequence.
+
+        Args:
+            event: of the sequence.
+            since_last: seconds since its last event, or since its submission.
+            prompted: tokens of the prompt, for the first event of a sequence; 0 for all others.
+        """
         self._generated.inc(len(event.token_ids))
         if prompted:
             self._prompt.inc(prompted)
@@ -139,7 +148,7 @@ class RouterMetrics:
                 self._hits.inc(event.stats.cached_tokens)
 
     def count_abort(self) -> None:
-        """A request was cancelled, or failed."""
+        """Count a request that was cancelled, or failed."""
         self._done.labels(self._model, ABORT).inc()
 
     def _count_drafts(self, drafts: dict[str, SourceCounts]) -> None:
