@@ -29,7 +29,8 @@ from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from benchmarks.acceptance_rows import Row, draft_rows, retrieval_rows, rows
 from benchmarks.prompt_sets import questions
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -100,7 +101,7 @@ def run_row(
     for kind, ids in prompts.items():
         pool = SpeculatorPool(options) if kept is None else kept
         engine = Engine(target, pool, SchedulerOptions(prefix_cache=False))
-        jobs = [Job(prompt, params, row.method, row.max_nodes) for prompt in ids]
+        jobs = [Request(prompt, params, row.method, row.max_nodes) for prompt in ids]
         finished: dict[int, Completion] = {}
         for index, completion in engine.run(jobs, 1 if row.warm else batch):
             finished[index] = completion

@@ -21,10 +21,10 @@ import torch
 
 from app.demo.paths import DEMO_TARGET
 from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
-from engine.scheduling.stats import StatsCounter
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.tree import TokenTree
@@ -35,7 +35,7 @@ def decode_step(target: LocalTarget, prompt: list[int], draft: list[int], needs:
     """One decode step of a chain behind a prompt; the sequence is wound back after each, outside the cache."""
     scheduler = Scheduler(target.info)
     params = SamplingParams(max_tokens=512)
-    sequence = Sequence(0, list(prompt), len(prompt), params, StatsCounter(len(prompt)), needs=needs)
+    sequence = Sequence.of(0, Request(list(prompt), params, max_nodes=64), needs)
     scheduler.submit(sequence)
     while sequence.state is not State.DRAFTING:
         step = scheduler.next_step(0)

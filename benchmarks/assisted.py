@@ -34,7 +34,8 @@ from transformers import AutoModelForCausalLM
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
 from benchmarks.prompt_sets import questions
-from engine.loop import Engine, Job
+from engine.loop import Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -186,12 +187,12 @@ def run_ours(target: LocalTarget, row: Ours, prompts: Sequence[list[int]], param
     """All prompts, one after the other, state cold."""
     result = Result()
     engine = Engine(target, SpeculatorPool(row.options), SchedulerOptions(prefix_cache=False))
-    engine.complete(Job(prompts[0], params, row.method))  # loads the small model
+    engine.complete(Request(prompts[0], params, row.method))  # loads the small model
     _time(engine.pool, "advance", result.drafting)
     _time(target, "step", result.scoring)
     began = time.perf_counter()
     for prompt in prompts:
-        done = engine.complete(Job(prompt, params, row.method))
+        done = engine.complete(Request(prompt, params, row.method))
         result.texts.append(Text(done.token_ids, 1, done.stats.step_tokens))
     result.seconds = time.perf_counter() - began
     del target.step  # the wrapper

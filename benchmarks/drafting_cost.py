@@ -17,8 +17,8 @@ import numpy as np
 
 from engine.composer import compose
 from engine.protocol import Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.snapshot import Description
@@ -58,7 +58,7 @@ def measure(
     """Decode ``n_steps`` steps behind a prompt of ``n_context`` tokens; times in microseconds."""
     target = HashTarget(_VOCAB_SIZE, _SUCCESSORS)
     speculator = create(method, options)
-    request = RequestView(0, TokenBuffer(_prompt(target, n_context)), n_context, SamplingParams(), _VOCAB_SIZE)
+    request = RequestView.of(0, Request(_prompt(target, n_context), SamplingParams()), _VOCAB_SIZE)
     start = time.perf_counter()
     speculator.begin(request)
     begin = time.perf_counter() - start

@@ -24,7 +24,7 @@ from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
 from benchmarks.server_process import ServerProcess
 from deployments.router.router import Router
-from deployments.submission.messages import SubmitRequest
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.simulated.profile import PipelineProfile
 
@@ -51,7 +51,7 @@ async def _together(router: Router, prompts: Sequence[list[int]], method: str, n
     """Tokens that all prompts' answers have together."""
 
     async def one(prompt: list[int]) -> int:
-        request = SubmitRequest("", prompt, SamplingParams(max_tokens=n), method, MAX_NODES)
+        request = Request(prompt, SamplingParams(max_tokens=n), method, MAX_NODES)
         return sum([len(event.token_ids) async for event in router.stream(request)])
 
     return sum(await asyncio.gather(*map(one, prompts)))

@@ -34,7 +34,8 @@ from app.inputs.tokenizers import load_tokenizer
 from benchmarks.prompt_sets import questions
 from benchmarks.resilience.observation import part_of, processes, title
 from benchmarks.server_process import ServerProcess
-from engine.loop import Engine, Job
+from engine.loop import Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -112,7 +113,7 @@ def one_by_one(
     times: list[tuple[float, float]] = []
     for prompt in tqdm([prompts[0], *prompts], desc=f"concurrency 1, {method}", file=sys.stderr):
         began = time.perf_counter()
-        offline = engine.complete(Job(prompt, params, method))
+        offline = engine.complete(Request(prompt, params, method))
         middle = time.perf_counter()
         _, tokens, _ = asyncio.run(at_concurrency(server, [prompt], 1, n, True, method))
         times.append((middle - began, time.perf_counter() - middle))

@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 from engine.protocol import Artefacts, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.registry import SpeculatorOptions, create
@@ -30,7 +30,7 @@ def measure(method: str, n_context: int, n_tokens: int, n_steps: int) -> dict[st
     rng = np.random.default_rng(0)
     speculator = create(method, OPTIONS)
     prompt = rng.integers(0, n_tokens, n_context).tolist()
-    request = RequestView(0, TokenBuffer(prompt, n_context + n_steps + 1), n_context, SamplingParams(), n_tokens)
+    request = RequestView.of(0, Request(prompt, SamplingParams(max_tokens=n_steps + 1)), n_tokens)
     start = time.thread_time()
     speculator.begin(request)
     begin = time.thread_time() - start

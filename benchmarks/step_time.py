@@ -20,11 +20,10 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from app.demo.paths import DEMO_TARGET
 from benchmarks.timing import interleaved
-from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
-from engine.scheduling.stats import StatsCounter
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE, TokenTree
@@ -40,9 +39,7 @@ def random_tree(n_nodes: int, vocab: int, rng: random.Random) -> TokenTree:
 def engine_step(target: LocalTarget, prompt: list[int], tree: TokenTree) -> Callable[[], object]:
     """One decode step through scheduler and target; the sequence is wound back after each, outside the cache."""
     scheduler = Scheduler(target.info)
-    sequence = Sequence(
-        0, prompt, len(prompt), SamplingParams(max_tokens=512), StatsCounter(len(prompt)), needs=Needs()
-    )
+    sequence = Sequence.of(0, Request(prompt, SamplingParams(max_tokens=512), max_nodes=4096))
     scheduler.submit(sequence)
     step = scheduler.next_step(0)
     assert step is not None

@@ -8,31 +8,18 @@ from dataclasses import dataclass
 
 from engine.events import RequestStats, StepEvent, TokenLogprob
 from engine.protocol import DraftPool, Needs
-from engine.sampling.params import SamplingParams
+from engine.request import Request
 from engine.scheduling.drafting import AUTOREGRESSIVE, apply_drafts, take_turn
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.stats import StatsCounter
 from engine.target.info import Target
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt to complete."""
-
-    prompt: list[int]
-    params: SamplingParams
-    method: str = AUTOREGRESSIVE
-    max_nodes: int = 64
-    priority: int = 0
-    namespace: str = ""
-    emitted: Items[int] = ()  # beginning of the output, known already: the text goes on behind it
-    tenant: str = ""
+MAX_NODES = 64  # nodes of a step's tree, for requests that name no number
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of a job."""
+    """What became of a request."""
 
     token_ids: list[int]
     finish_reason: str
@@ -41,7 +28,7 @@ class Completion:
 
 
 class Engine:
-    """Runs jobs on a target. Not thread-safe."""
+    """Runs requests on a target. Not thread-safe."""
 
     def __init__(self, target: Target, pool: DraftPool, options: SchedulerOptions | None = None) -> None:
         self.target = target
@@ -51,39 +38,26 @@ class Engine:
         self._next_id = 0
         self._next_step = 0
 
-    def submit(self, job: Job) -> int:
-        """Queue a job; returns its number.
+    def submit(self, request: Request) -> int:
+        """Queue a request; returns its number.
 
         Raises:
-            RequestError: the job can never be served (its subclasses say why).
+            RequestError: the request can never be served (its subclasses say why).
             OverloadedError: the queue is full.
         """
-        needs = Needs() if job.method == AUTOREGRESSIVE else self.pool.needs(job.method)
+        request = request.with_defaults(AUTOREGRESSIVE, MAX_NODES)
+        needs = Needs() if request.method == AUTOREGRESSIVE else self.pool.needs(request.method)
         seq = self._next_id
-        sequence = Sequence(
-            seq,
-            [*job.prompt, *job.emitted],
-            len(job.prompt),
-            job.params,
-            StatsCounter(len(job.prompt)),
-            job.method,
-            job.max_nodes,
-            job.priority,
-            needs,
-            namespace=job.namespace,
-            tenant=job.tenant,
-        )
+        sequence = Sequence.of(seq, request, needs)
         self.scheduler.submit(sequence)
         self._next_id += 1
         self._sequences[seq] = sequence
-        if job.method != AUTOREGRESSIVE:
-            self.pool.begin(
-                seq, sequence.tokens, job.params, job.method, self.target.info.spec.vocab_size, job.namespace
-            )
+        if request.method != AUTOREGRESSIVE:
+            self.pool.begin(seq, request, self.target.info.spec.vocab_size)
         return seq
 
     def cancel(self, seq: int) -> None:
-        """Stop a job now; harmless when it is done."""
+        """Stop a request now; harmless when it is done."""
         sequence = self._sequences.pop(seq, None)
         if sequence is not None:
             self.scheduler.cancel(sequence)
@@ -112,16 +86,16 @@ class Engine:
             apply_drafts(turn, self.pool.advance(turn.outcomes, turn.budgets), self.scheduler)
         return [(p.sequence.seq, p.event) for p in progress if p.event is not None]
 
-    def run(self, jobs: Items[Job], batch_size: int) -> Iterator[tuple[int, Completion]]:
-        """Complete jobs, ``batch_size`` at a time; yields (index, completion) as they finish."""
-        todo = list(enumerate(jobs))[::-1]
+    def run(self, requests: Items[Request], batch_size: int) -> Iterator[tuple[int, Completion]]:
+        """Complete requests, ``batch_size`` at a time; yields (index, completion) as they finish."""
+        todo = list(enumerate(requests))[::-1]
         running: dict[int, int] = {}
         tokens: dict[int, list[int]] = {}
         logprobs: dict[int, list[TokenLogprob]] = {}
         while todo or running:
             while todo and len(running) < batch_size:
-                index, job = todo.pop()
-                seq = self.submit(job)
+                index, request = todo.pop()
+                seq = self.submit(request)
                 running[seq], tokens[seq], logprobs[seq] = index, [], []
             for seq, event in self.step():
                 tokens[seq] += event.token_ids
@@ -130,11 +104,11 @@ class Engine:
                     assert event.stats is not None
                     ids = tokens.pop(seq)
                     kept = logprobs.pop(seq)
-                    wanted = jobs[running[seq]].params.logprobs is not None
+                    wanted = requests[running[seq]].params.logprobs is not None
                     yield running.pop(seq), Completion(ids, event.finish_reason, event.stats, kept if wanted else None)
         while self.has_work:  # tell the target to forget the last ones
             self.step()
 
-    def complete(self, job: Job) -> Completion:
-        """Run one job to its end."""
-        return next(iter([completion for _, completion in self.run([job], 1)]))
+    def complete(self, request: Request) -> Completion:
+        """Run one request to its end."""
+        return next(iter([completion for _, completion in self.run([request], 1)]))

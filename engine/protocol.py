@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from engine.sampling.params import SamplingParams
+from engine.request import Request
 from engine.token_buffer import TokenBuffer
 from engine.top_ids import NO_TOP_IDS
 from engine.tree import FloatArray, IntArray, TokenTree
@@ -24,12 +24,21 @@ class RequestView:
     ``observe``; speculators only read it.
     """
 
-    request_id: int
-    context: TokenBuffer  # prompt + output so far; the last token is the root of the next tree
-    n_prompt: int  # tokens
-    params: SamplingParams
+    request_id: int  # number of its sequence
+    request: Request
     vocab_size: int
-    namespace: str = ""  # tenant; state learnt from one namespace never reaches another
+    context: TokenBuffer  # prompt + output so far; the last token is the root of the next tree
+
+    @classmethod
+    def of(cls, request_id: int, request: Request, vocab_size: int) -> RequestView:
+        """The view of a request that begins: its context is the prompt and what was emitted of it already."""
+        context = TokenBuffer([*request.prompt, *request.emitted], len(request.prompt) + request.params.max_tokens)
+        return cls(request_id, request, vocab_size, context)
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
 
 
 @dataclass(slots=True, frozen=True)
@@ -152,16 +161,8 @@ class DraftPool(Protocol):
     def needs(self, method: str) -> Needs:
         """What the target must read back for a method; raises UnknownMethodError."""
 
-    def begin(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        method: str,
-        vocab_size: int,
-        namespace: str = "",
-    ) -> None:
-        """A request was admitted."""
+    def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
+        """A request was admitted; ``request.method`` says which speculator drafts for it."""
 
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """Learn from outcomes, then draft for every request in ``budgets``."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
+from engine.request import Request
 from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.registry import Factory, SpeculatorOptions, create
 
@@ -44,16 +43,8 @@ class SpeculatorPool:
         """
         return self._speculator(method).needs
 
-    def begin(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        method: str,
-        vocab_size: int,
-        namespace: str = "",
-    ) -> None:
-        """Admit a request; its context is the prompt.
+    def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
+        """Admit a request; its context is the prompt and what was emitted of it already.
 
         Raises:
             UnknownMethodError: the method is unknown or not available yet; nothing was kept.
@@ -61,9 +52,8 @@ class SpeculatorPool:
         """
         if request_id in self._live:
             raise ValueError(f"request {request_id} has begun already")
-        speculator = self._speculator(method)
-        context = TokenBuffer(prompt, capacity=len(prompt) + params.max_tokens)
-        view = RequestView(request_id, context, len(prompt), params, vocab_size, namespace)
+        speculator = self._speculator(request.method)
+        view = RequestView.of(request_id, request, vocab_size)
         self._live[request_id] = (view, speculator)
         speculator.begin(view)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from app.api.convert import Job
 from engine.errors import TargetLostError
 from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
+from engine.request import Request
 from engine.text import Detokenizer, StopMatcher
 
 if TYPE_CHECKING:
@@ -44,17 +44,26 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice:
-    """Assembles the text of one job."""
+    """Assembles the text of one choice.
 
-    def __init__(self, job: Job, tokenizer: PreTrainedTokenizerFast, eos_ids: tuple[int, ...]) -> None:
-        self.job = job
-        self.index = job.index
+    Args:
+        index: of the choice in the response: prompt * n + choice.
+        request: what the backend runs for it.
+        tokenizer: of the model.
+        eos_ids: ids that end a text without being a stop the client asked for.
+    """
+
+    def __init__(
+        self, index: int, request: Request, tokenizer: PreTrainedTokenizerFast, eos_ids: tuple[int, ...]
+    ) -> None:
+        self.index = index
+        self.request = request
         self.n_tokens = 0  # generated tokens that count, a terminating stop id included
         self.stats: RequestStats | None = None  # from the last event; missing when a stop string ended the text
         self._eos_ids = eos_ids
         self._detokenizer = Detokenizer(tokenizer)
-        self._matcher = StopMatcher(job.params.stop) if job.params.stop else None
-        self._by_token = self._matcher is not None or job.params.logprobs is not None
+        self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
+        self._by_token = self._matcher is not None or request.params.logprobs is not None
         self._n_chars = 0  # characters the detokenizer gave out
         self._step_tokens: list[int] = []
         self._drafts: dict[str, SourceCounts] | None = {}
@@ -76,7 +85,7 @@ class Choice:
         if self.stats is not None or self._drafts is None:
             return self.stats
         return RequestStats(
-            prompt_tokens=len(self.job.prompt_ids),
+            prompt_tokens=len(self.request.prompt),
             target_forwards=len(self._step_tokens),
             drafted_tokens=sum(counts.drafted for counts in self._drafts.values()),
             accepted_tokens=sum(counts.accepted for counts in self._drafts.values()),

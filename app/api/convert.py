@@ -1,4 +1,4 @@
-"""From a checked request to what the backend runs: prompt ids and sampling parameters, one job per choice."""
+"""From a checked HTTP body to what the backend runs: one ``engine.request.Request`` per choice."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from app.api.schemas import ChatCompletionRequest, CompletionRequest, Generation
 from app.api.service import Settings
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,21 +24,8 @@ if TYPE_CHECKING:
 PLAIN = "autoregressive"  # the method that drafts nothing
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice to generate, as `Backend.submit` takes it."""
-
-    index: int  # of the choice in the response: prompt * n + choice
-    prompt_ids: list[int]
-    params: SamplingParams
-    method: str | None
-    max_nodes: int | None
-    priority: int
-    namespace: str = ""
-    tenant: str = ""  # whose turn it is in the queue
-
-
 class Converter:
-    """Turns requests into jobs for one model."""
+    """Turns HTTP bodies into requests for one model."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, card: ModelCard, settings: Settings) -> None:
         self._tokenizer = tokenizer
@@ -47,25 +35,30 @@ class Converter:
         self._card = card
         self._settings = settings
 
-    async def jobs(self, request: ChatCompletionRequest | CompletionRequest) -> tuple[list[Job], int]:
-        """All choices of a request, and the seed they share as the client shall see it.
+    async def requests(
+        self, body: ChatCompletionRequest | CompletionRequest, response_id: str
+    ) -> tuple[list[Request], int]:
+        """A request per choice, prompt by prompt, and the seed they share as the client shall see it.
 
         Raises:
             RequestError: empty prompt, an id outside the vocabulary, too many choices, a template that refuses.
             PromptTooLongError: prompt and wanted tokens do not fit the context.
         """
-        if isinstance(request, ChatCompletionRequest):
-            prompts = [await self.encode_chat(request.messages)]
+        if isinstance(body, ChatCompletionRequest):
+            prompts = [await self.encode_chat(body.messages)]
         else:
-            self._check_choices(len(request.prompt) * request.n)
-            prompts = [await self._prompt_ids(p) for p in request.prompt]
-        self.check_ids(request.stop_token_ids, "stop_token_ids")
-        self.check_ids(request.logit_bias, "logit_bias")
+            self._check_choices(len(body.prompt) * body.n)
+            prompts = [await self._prompt_ids(p) for p in body.prompt]
+        self.check_ids(body.stop_token_ids, "stop_token_ids")
+        self.check_ids(body.logit_bias, "logit_bias")
         # A drawn seed has 53 bits, so that a client whose numbers are doubles can send it back.
-        seed = secrets.randbits(53) if request.seed is None else request.seed
-        return [
-            job for i, prompt in enumerate(prompts) for job in self._prompt_jobs(request, prompt, i * request.n, seed)
-        ], seed
+        seed = secrets.randbits(53) if body.seed is None else body.seed
+        requests: list[Request] = []
+        for prompt in prompts:
+            params = self._params(body, self._token_limit(body, len(prompt)), seed)
+            for choice in range(body.n):
+                requests.append(self._request(body, prompt, params, choice, f"{response_id}-{len(requests)}"))
+        return requests, seed
 
     async def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, add_special_tokens: bool = False
@@ -106,54 +99,52 @@ class Converter:
         if wrong is not None:
             raise RequestError(f"{param} holds the token id {wrong}; ids must be 0 to {size - 1}", param)
 
-    def _prompt_jobs(self, request: GenerationRequest, prompt: list[int], first: int, seed: int) -> list[Job]:
-        limit = self._token_limit(request, len(prompt))
-        params = self._params(request, limit, seed)
-        options = request.speculative
-        return [
-            Job(
-                index=first + choice,
-                prompt_ids=prompt,
-                params=params if choice == 0 else msgspec.structs.replace(params, choice=choice),
-                method=options.method if options.enabled else PLAIN,
-                max_nodes=options.max_nodes if options.enabled else None,
-                priority=request.priority,
-                namespace=options.namespace or "",
-                tenant=request.user or options.namespace or "",
-            )
-            for choice in range(request.n)
-        ]
-
-    def _params(self, request: GenerationRequest, limit: int, seed: int) -> SamplingParams:
-        stop_ids = request.stop_token_ids if request.ignore_eos else [*request.stop_token_ids, *self._card.eos_ids]
-        return SamplingParams(
-            max_tokens=limit,
-            min_tokens=request.min_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=max(0, request.top_k),
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            logit_bias=request.logit_bias,
-            seed=seed % 2**64,
-            stop_ids=tuple(dict.fromkeys(stop_ids)),
-            stop=tuple(request.stop),
-            logprobs=request.logprob_count,
-            verification=request.verification,
+    def _request(
+        self, body: GenerationRequest, prompt: list[int], params: SamplingParams, choice: int, request_id: str
+    ) -> Request:
+        options = body.speculative
+        namespace = options.namespace or ""
+        return Request(
+            prompt,
+            params if choice == 0 else msgspec.structs.replace(params, choice=choice),
+            method=(options.method or "") if options.enabled else PLAIN,
+            max_nodes=options.max_nodes if options.enabled else None,
+            priority=body.priority,
+            namespace=namespace,
+            tenant=body.user or namespace,
+            id=request_id,
         )
 
-    def _token_limit(self, request: GenerationRequest, n_prompt: int) -> int:
+    def _params(self, body: GenerationRequest, limit: int, seed: int) -> SamplingParams:
+        stop_ids = body.stop_token_ids if body.ignore_eos else [*body.stop_token_ids, *self._card.eos_ids]
+        return SamplingParams(
+            max_tokens=limit,
+            min_tokens=body.min_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=max(0, body.top_k),
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            logit_bias=body.logit_bias,
+            seed=seed % 2**64,
+            stop_ids=tuple(dict.fromkeys(stop_ids)),
+            stop=tuple(body.stop),
+            logprobs=body.logprob_count,
+            verification=body.verification,
+        )
+
+    def _token_limit(self, body: GenerationRequest, n_prompt: int) -> int:
         """How many tokens may be generated; checks that they fit."""
-        room, wanted = self._card.max_model_len - n_prompt, request.token_limit
-        if room < (wanted or 1) or room < request.min_tokens:
+        room, wanted = self._card.max_model_len - n_prompt, body.token_limit
+        if room < (wanted or 1) or room < body.min_tokens:
             raise PromptTooLongError(
-                f"the prompt has {n_prompt} tokens and {max(wanted or 1, request.min_tokens)} more are wanted, "
+                f"the prompt has {n_prompt} tokens and {max(wanted or 1, body.min_tokens)} more are wanted, "
                 f"but the context of this model is {self._card.max_model_len} tokens",
-                "messages" if isinstance(request, ChatCompletionRequest) else "prompt",
+                "messages" if isinstance(body, ChatCompletionRequest) else "prompt",
             )
-        return wanted or max(request.min_tokens, min(room, self._settings.default_max_tokens))
+        return wanted or max(body.min_tokens, min(room, self._settings.default_max_tokens))
 
     async def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):

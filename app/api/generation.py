@@ -19,9 +19,8 @@ Item = tuple[Choice, Piece]
 class Generation:
     """All choices of one request."""
 
-    def __init__(self, backend: Backend, request_id: str, choices: list[Choice]) -> None:
+    def __init__(self, backend: Backend, choices: list[Choice]) -> None:
         self._backend = backend
-        self._request_id = request_id
         self.choices = choices
 
     def pieces(self) -> AsyncGenerator[Item, None]:
@@ -33,17 +32,7 @@ class Generation:
         return self._run(self.choices[0]) if len(self.choices) == 1 else self._merge()
 
     async def _run(self, choice: Choice) -> AsyncGenerator[Item, None]:
-        job = choice.job
-        stream = await self._backend.submit(
-            job.prompt_ids,
-            job.params,
-            method=job.method,
-            max_nodes=job.max_nodes,
-            priority=job.priority,
-            request_id=f"{self._request_id}-{choice.index}",
-            namespace=job.namespace,
-            tenant=job.tenant,
-        )
+        stream = await self._backend.submit(choice.request)
         try:
             async for event in stream:
                 piece = choice.feed(event)

@@ -138,10 +138,11 @@ class Api:
 
     async def _prepare(self, wanted: GenerationBody) -> tuple[Envelope, Generation]:
         self._check_model(wanted.model)
-        jobs, seed = await self._converter.jobs(wanted)
         is_chat = isinstance(wanted, ChatCompletionRequest)
+        response_id = ("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex
+        requests, seed = await self._converter.requests(wanted, response_id)
         envelope = Envelope(
-            id=("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex,
+            id=response_id,
             created=int(time.time()),
             model=wanted.model,
             seed=seed,
@@ -149,8 +150,8 @@ class Api:
             system_fingerprint=self._card.fingerprint,
             return_token_ids=wanted.return_token_ids,
         )
-        choices = [Choice(job, self._tokenizer, self._card.eos_ids) for job in jobs]
-        return envelope, Generation(self._backend, envelope.id, choices)
+        choices = [Choice(i, request, self._tokenizer, self._card.eos_ids) for i, request in enumerate(requests)]
+        return envelope, Generation(self._backend, choices)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:

@@ -46,9 +46,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """Token counts; a prompt with several choices counts once, and so does what was in the cache of it."""
-    prompt = sum(len(c.job.prompt_ids) for c in choices if c.job.params.choice == 0)
+    prompt = sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0)
     completion = sum(c.n_tokens for c in choices)
-    first = [c.final_stats() for c in choices if c.job.params.choice == 0]
+    first = [c.final_stats() for c in choices if c.request.params.choice == 0]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -125,7 +125,7 @@ class StreamWriter:
         self._include_usage = include_usage
         self._open = len(choices)
         self._started: set[int] = set()
-        self._is_plain = not envelope.return_token_ids and choices[0].job.params.logprobs is None
+        self._is_plain = not envelope.return_token_ids and choices[0].request.params.logprobs is None
         self._head = b"data: " + _encode(envelope.fields(chunk=True))[:-1] + b',"choices":[{"index":'
         self._middle = b',"delta":{"content":' if envelope.is_chat else b',"text":'
         self._tail = b',"logprobs":null,"finish_reason":null}]'
@@ -174,10 +174,10 @@ def _add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, e
     if not envelope.return_token_ids:
         return
     if envelope.is_chat:
-        fields["prompt_token_ids"] = first.job.prompt_ids
+        fields["prompt_token_ids"] = first.request.prompt
     else:
         for entry in entries:
-            entry["prompt_token_ids"] = first.job.prompt_ids
+            entry["prompt_token_ids"] = first.request.prompt
 
 
 def _sse(fields: dict[str, Any]) -> bytes:

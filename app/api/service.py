@@ -12,7 +12,7 @@ import msgspec
 
 from deployments.submission.messages import Health, ModelCard
 from engine.events import StepEvent
-from engine.sampling.params import SamplingParams
+from engine.request import Request
 
 MEBI = 1024 * 1024
 
@@ -49,21 +49,8 @@ class Backend(Protocol):
         """The served model."""
         ...
 
-    async def submit(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        *,
-        method: str | None,
-        max_nodes: int | None,
-        priority: int,
-        request_id: str,
-        namespace: str = "",
-        tenant: str = "",
-    ) -> StepStream:
-        """Start one choice. ``method`` and ``max_nodes`` None mean the backend's default; lower ``priority`` is first.
-        ``namespace`` says whose text it may be drafted from, besides everybody's; ``tenant`` whose turn in the queue it
-        takes.
+    async def submit(self, request: Request) -> StepStream:
+        """Start one choice.
 
         Errors may come from here or from the stream's first item; until then the client gets a proper status.
 

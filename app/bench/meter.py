@@ -6,11 +6,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.events import StepEvent
-from engine.loop import Engine, Job
+from engine.loop import Engine
 from engine.protocol import DraftPool
+from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
 from engine.target.info import Target
@@ -94,16 +97,16 @@ class MeteredEngine(Engine):
         self._times: dict[int, Times] = {}
         self.finished: deque[Times] = deque()  # in the order of the events that ended sequences
 
-    def submit(self, job: Job) -> int:
-        """Queue a job in its namespace; its time includes what the speculator does with the prompt."""
-        job = replace(job, namespace=self._namespace())
+    def submit(self, request: Request) -> int:
+        """Queue a request in its namespace; its time includes what the speculator does with the prompt."""
+        request = msgspec.structs.replace(request, namespace=self._namespace())
         began = time.perf_counter()
-        seq = super().submit(job)
+        seq = super().submit(request)
         self._times[seq] = Times(time.perf_counter() - began)
         return seq
 
     def cancel(self, seq: int) -> None:
-        """Stop a job and forget its times."""
+        """Stop a request and forget its times."""
         super().cancel(seq)
         self._times.pop(seq, None)
 

@@ -14,9 +14,10 @@ from itertools import count
 from app.bench.records import Key, Record, RecordFile, Setting, source_counts
 from app.inputs.recordings import Recorded
 from engine.errors import UnknownMethodError
-from engine.loop import Engine, Job
+from engine.loop import Engine
 from engine.model.spec import ModelSpec
 from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult, Work, WorkResult
@@ -171,7 +172,7 @@ class Replay:
         """Commit one recorded answer while ``method`` drafts."""
         params = SamplingParams(max_tokens=len(turn.answer))
         space = next(self._fresh) if namespace is None else namespace
-        seq = self._engine.submit(Job(turn.prompt, params, method, self._plan.max_nodes, namespace=space))
+        seq = self._engine.submit(Request(turn.prompt, params, method, self._plan.max_nodes, namespace=space))
         self._target.record(seq, turn.answer)
         written: list[int] = []
         while True:

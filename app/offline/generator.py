@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from engine.events import STOP, RequestStats, StepEvent
-from engine.loop import Engine, Job
+from engine.loop import Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 
 
@@ -65,7 +66,7 @@ class Generator:
     """Answers questions on an engine, several at a time.
 
     Args:
-        engine: runs the jobs.
+        engine: runs the requests.
         tokenizer: of its target.
         params: for every turn.
         method: speculation.
@@ -109,7 +110,7 @@ class Generator:
             prompt = encode_raw(self._tokenizer, conversation.question.text)
         else:
             prompt = encode_chat(self._tokenizer, conversation.ask())
-        return self._engine.submit(Job(prompt, self._params, self._method, self._max_nodes))
+        return self._engine.submit(Request(prompt, self._params, self._method, self._max_nodes))
 
     def _finish(self, turn: _Turn, event: StepEvent, todo: list[_Turn]) -> Answer:
         assert event.finish_reason is not None

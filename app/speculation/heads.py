@@ -14,10 +14,11 @@ from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
-from engine.loop import Engine, Job
+from engine.loop import Engine
 from engine.model.loader import load_spec
 from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -72,7 +73,7 @@ def find(
         temperature=TEMPERATURE,
         stop_ids=spec.eos_ids,
     )
-    for _ in engine.run([Job(list(prompt), params, counter.name, 0) for prompt in prompts], batch_size):
+    for _ in engine.run([Request(list(prompt), params, counter.name, 0) for prompt in prompts], batch_size):
         on_prompt()
     if not counter.n_tokens:
         raise ConfigError(

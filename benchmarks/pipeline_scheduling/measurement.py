@@ -15,7 +15,7 @@ from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline, measure_pipeline
 from deployments.router.draft_client import InlineDraftClient
 from deployments.router.router import Router
-from deployments.submission.messages import SubmitRequest
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from speculators.pool import SpeculatorPool
@@ -85,7 +85,7 @@ class Streams:
         while True:
             prompt, tokens = self._asked[turn % len(self._asked)]
             params = SamplingParams(max_tokens=tokens)
-            request = SubmitRequest(f"{stream}-{turn}", prompt, params, self._method)
+            request = Request(prompt, params, self._method)
             async for event in self._router.stream(request):
                 self._note(stream, len(event.token_ids))
             turn += n

@@ -13,7 +13,8 @@ from app.inputs.prompts import encode_chat
 from app.inputs.recordings import Recorded, encode, read_logs
 from app.inputs.tokenizers import load_tokenizer
 from app.speculation.calibration_prompts import PROMPTS
-from engine.loop import Engine, Job
+from engine.loop import Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
@@ -45,5 +46,5 @@ def sampled(n: int) -> list[Recorded]:
     for i in tqdm(range(n), desc="the demo model answers", file=sys.stderr):
         prompt = encode_chat(tokenizer, [{"role": "user", "content": PROMPTS[i % len(PROMPTS)]}])
         params = SamplingParams(max_tokens=LEAST_ANSWER, temperature=0.8, seed=i)
-        turns.append(Recorded(i, 0, prompt, engine.complete(Job(prompt, params, "suffix")).token_ids, i, "demo"))
+        turns.append(Recorded(i, 0, prompt, engine.complete(Request(prompt, params, "suffix")).token_ids, i, "demo"))
     return turns

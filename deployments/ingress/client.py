@@ -14,11 +14,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.submission.client import PATIENCE_S, SubmissionChannel
-from deployments.submission.messages import Health, ModelCard, SubmitRequest
+from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
 from engine.errors import TargetLostError
 from engine.events import StepEvent
-from engine.sampling.params import SamplingParams
+from engine.request import Request
 
 ANSWER_S = 5.0  # a router that does not answer so long is not healthy
 GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica shows, by calls of Ray and of gRPC
@@ -44,22 +44,9 @@ class RouterClient:
         """The served model."""
         return self._card
 
-    async def submit(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        *,
-        method: str | None,
-        max_nodes: int | None,
-        priority: int,
-        request_id: str,
-        namespace: str = "",
-        tenant: str = "",
-    ) -> AsyncGenerator[StepEvent, None]:
+    async def submit(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Start one choice; engine errors come from the stream's first item."""
-        return self._channel.stream(
-            SubmitRequest(request_id, prompt_ids, params, method, max_nodes, priority, namespace, tenant=tenant)
-        )
+        return self._channel.stream(request)
 
     async def _attach(self) -> Attachment:
         attachment: Attachment = await self._answer("attach", self._node)

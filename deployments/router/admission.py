@@ -73,5 +73,5 @@ class Admission:
         tenants: Counter[str] = Counter()
         for lane in self._lanes:
             tenants.update(self._estimate(lane, newcomer.seq).waiting)
-        share = self._options.scheduler.max_waiting / len({*tenants, newcomer.tenant})
-        return tenants[newcomer.tenant] < share
+        share = self._options.scheduler.max_waiting / len({*tenants, newcomer.request.tenant})
+        return tenants[newcomer.request.tenant] < share

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
+from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
 from engine.protocol import Branch, DraftPool, Needs
 from engine.scheduling.drafting import Turn
-from engine.scheduling.sequence import Sequence as Request
+from engine.scheduling.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-Drafts = Mapping[int, Sequence[Branch]]
+Drafts = Mapping[int, Items[Branch]]
 COUNT_S = 1.0  # seconds to wait for an actor's count of live requests
 
 
@@ -24,13 +25,13 @@ class DraftClient(Protocol):
     def needs(self, method: str) -> Needs:
         """What the target must read back for a method; raises UnknownMethodError."""
 
-    def begin(self, request: Request, namespace: str) -> None:
+    def begin(self, sequence: Sequence) -> None:
         """Begin an admitted request."""
 
     def draft(self, turn: Turn) -> Drafts | Awaitable[Drafts]:
         """Let speculators learn from a step's outcomes and draft; returns drafts, or an awaitable of them."""
 
-    def end(self, request: Request) -> None:
+    def end(self, sequence: Sequence) -> None:
         """Drop the state of a request."""
 
     async def n_live(self) -> int:
@@ -48,17 +49,17 @@ class InlineDraftClient:
         """What the target must read back for a method; raises UnknownMethodError."""
         return self._pool.needs(method)
 
-    def begin(self, request: Request, namespace: str) -> None:
+    def begin(self, sequence: Sequence) -> None:
         """Begin an admitted request."""
-        self._pool.begin(request.seq, request.tokens, request.params, request.method, self._vocab_size, namespace)
+        self._pool.begin(sequence.seq, sequence.request, self._vocab_size)
 
     def draft(self, turn: Turn) -> Drafts:
         """Learn and draft in this call."""
         return self._pool.advance(turn.outcomes, turn.budgets)
 
-    def end(self, request: Request) -> None:
+    def end(self, sequence: Sequence) -> None:
         """Drop the state of a request."""
-        self._pool.end(request.seq)
+        self._pool.end(sequence.seq)
 
     async def n_live(self) -> int:
         """Requests that the pool holds state of."""
@@ -78,12 +79,12 @@ class ActorDraftClient:
         timeout: seconds a draft may take before the step goes on without it.
     """
 
-    def __init__(self, actors: Sequence[Any], pool: DraftPool, vocab_size: int, timeout: float) -> None:
+    def __init__(self, actors: Items[Any], pool: DraftPool, vocab_size: int, timeout: float) -> None:
         self._actors = actors
         self._pool = pool
         self._vocab_size = vocab_size
         self._timeout = timeout
-        self._namespaces: dict[int, str] = {}  # of live requests
+        self._live: set[int] = set()  # requests that have begun and not ended
         self._known: set[int] = set()  # requests whose actor has all of their text
         self._overdue: dict[int, asyncio.Future[Any]] = {}  # actor -> the call it has not answered in time
 
@@ -91,40 +92,34 @@ class ActorDraftClient:
         """What the target must read back for a method; raises UnknownMethodError."""
         return self._pool.needs(method)
 
-    def begin(self, request: Request, namespace: str) -> None:
+    def begin(self, sequence: Sequence) -> None:
         """Begin an admitted request."""
-        self._namespaces[request.seq] = namespace
-        if self._actor_of(request.seq) not in self._overdue:
-            self._begin(request)
+        self._live.add(sequence.seq)
+        if self._actor_of(sequence.seq) not in self._overdue:
+            self._begin(sequence)
 
     def _actor_of(self, seq: int) -> int:
         return seq % len(self._actors)
 
-    def _begin(self, request: Request) -> None:
-        self._known.add(request.seq)
-        self._actors[self._actor_of(request.seq)].begin.remote(
-            request.seq,
-            request.tokens,
-            request.params,
-            request.method,
-            self._vocab_size,
-            self._namespaces[request.seq],
-        )
+    def _begin(self, sequence: Sequence) -> None:
+        self._known.add(sequence.seq)
+        actor = self._actors[self._actor_of(sequence.seq)]
+        actor.begin.remote(sequence.seq, sequence.request_so_far, self._vocab_size)
 
     async def draft(self, turn: Turn) -> Drafts:
         """Learn and draft with one call per actor, all at the same time."""
         outcomes = [(seq, outcome) for seq, outcome in turn.outcomes if seq in self._known]
-        for request in turn.drafting:
-            is_live = request.seq in self._namespaces  # False: cancelled since the step came back
-            if is_live and request.seq not in self._known and self._actor_of(request.seq) not in self._overdue:
-                self._begin(request)
+        for sequence in turn.drafting:
+            is_live = sequence.seq in self._live  # False: cancelled since the step came back
+            if is_live and sequence.seq not in self._known and self._actor_of(sequence.seq) not in self._overdue:
+                self._begin(sequence)
         calls = []
         for actor in range(len(self._actors)):
             learnt = [(seq, outcome) for seq, outcome in outcomes if self._actor_of(seq) == actor]
             budgets = {seq: n for seq, n in turn.budgets.items() if seq in self._known and self._actor_of(seq) == actor}
             if learnt or budgets:
                 calls.append(self._advance(actor, learnt, budgets))
-        drafts: dict[int, Sequence[Branch]] = {}
+        drafts: dict[int, Items[Branch]] = {}
         for answer in await asyncio.gather(*calls):
             drafts.update(answer)
         return drafts
@@ -166,11 +161,11 @@ class ActorDraftClient:
     def _forget(self, actor: int) -> None:
         self._known = {seq for seq in self._known if self._actor_of(seq) != actor}
 
-    def end(self, request: Request) -> None:
+    def end(self, sequence: Sequence) -> None:
         """Drop the state of a request."""
-        self._known.discard(request.seq)
-        self._namespaces.pop(request.seq, None)
-        self._actors[self._actor_of(request.seq)].end.remote(request.seq)
+        self._known.discard(sequence.seq)
+        self._live.discard(sequence.seq)
+        self._actors[self._actor_of(sequence.seq)].end.remote(sequence.seq)
 
     async def n_live(self) -> int:
         """Requests that the actors hold state of; an actor that does not answer counts as 0."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 
 from deployments.options import RouterOptions
 from deployments.router.lane import Lane
-from deployments.submission.messages import SubmitRequest
+from engine.request import Request
 
 PREFIX_TOKENS = (256, 64, 16)  # lengths of the prefixes that are remembered, longest first
 REMEMBERED = 20_000  # prefixes; the least recently used are forgotten
@@ -27,7 +27,7 @@ class Placement:
         self._slack = options.affinity_slack
         self._lane_of: OrderedDict[Hashable, Lane] = OrderedDict()  # by prefix key
 
-    def choose(self, request: SubmitRequest) -> Lane:
+    def choose(self, request: Request) -> Lane:
         """The lane for a newcomer; one that is up, if there is any."""
         best = self._least_loaded()
         if not self._by_prefix:
@@ -50,7 +50,7 @@ class Placement:
         return min([lane for lane in self._lanes if lane.is_up] or self._lanes, key=lambda lane: lane.load)
 
 
-def _prefix_keys(request: SubmitRequest) -> Iterator[Hashable]:
+def _prefix_keys(request: Request) -> Iterator[Hashable]:
     """Keys of a request's prefixes, the longest first; requests of different namespaces share none."""
     for n in PREFIX_TOKENS:
         if len(request.prompt) >= n:

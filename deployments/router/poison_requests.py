@@ -122,4 +122,4 @@ class PoisonRequests:
 
 def queue_order(sequence: Sequence) -> tuple[int, int]:
     """Sort key: priority, then order of arrival."""
-    return sequence.priority, sequence.seq
+    return sequence.request.priority, sequence.seq

@@ -13,6 +13,8 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
+import msgspec
+
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
 from deployments.router.admission import Admission
@@ -22,12 +24,12 @@ from deployments.router.lane_connection import TargetClient
 from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
 from deployments.router.rebalance import Rebalancer
-from deployments.router.resume import finish_of, sequence_of
+from deployments.router.resume import finish_of
 from deployments.router.sessions import Session, Sessions
-from deployments.submission.messages import SubmitRequest
 from engine.errors import OverloadedError, RequestError, SpectraError, StepFailedError, TargetLostError
 from engine.events import LENGTH, STOP, StepEvent
 from engine.protocol import Needs
+from engine.request import Request
 from engine.scheduling.commit import Progress
 from engine.scheduling.drafting import AUTOREGRESSIVE, Turn, apply_drafts, take_turn
 from engine.scheduling.sequence import Sequence
@@ -127,7 +129,7 @@ class Router:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def stream(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def stream(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Events of one request, as they happen; closing the iterator cancels the request.
 
         Raises:
@@ -145,8 +147,7 @@ class Router:
             return
         session = self._open(request)
         try:
-            shared = self.options.shared_namespace
-            self._begin(session, "" if request.namespace == shared else request.namespace)
+            self._begin(session)
             while True:
                 event = await session.mailbox.get()
                 if isinstance(event, SpectraError):
@@ -159,14 +160,14 @@ class Router:
         finally:
             self._close_session(session)
 
-    def _teach(self, request: SubmitRequest, output: list[int]) -> None:
+    def _teach(self, request: Request, output: list[int]) -> None:
         if self._learn is not None:
             self._learn(request.namespace or self.options.shared_namespace, output)
 
-    def _open(self, request: SubmitRequest) -> Session:
-        method = request.method or self.options.method
-        needs = Needs() if method == AUTOREGRESSIVE else self._draft_client.needs(method)
-        sequence = sequence_of(request, self._next_seq, method, self._max_nodes_of(request), needs)
+    def _open(self, request: Request) -> Session:
+        request = self._with_defaults(request)
+        needs = Needs() if request.method == AUTOREGRESSIVE else self._draft_client.needs(request.method)
+        sequence = Sequence.of(self._next_seq, request, needs)
         lane = self._placement.choose(request)
         if not request.resumed:  # else a lost router has admitted it
             try:
@@ -178,23 +179,24 @@ class Router:
         self._next_seq += 1
         return self._sessions.open(sequence, lane)
 
-    def _max_nodes_of(self, request: SubmitRequest) -> int:
+    def _with_defaults(self, request: Request) -> Request:
+        """The request as the server runs it: its defaults filled in; naming the shared namespace is naming none."""
         limit, wanted = self.options.limit_nodes, request.max_nodes
-        if wanted is None:
-            return self.options.max_nodes
-        if wanted > limit:
+        if wanted is not None and wanted > limit:
             raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
-        return wanted
+        if request.namespace == self.options.shared_namespace:
+            request = msgspec.structs.replace(request, namespace="")
+        return request.with_defaults(self.options.method, self.options.max_nodes)
 
-    def _begin(self, session: Session, namespace: str) -> None:
-        if session.sequence.method != AUTOREGRESSIVE:
-            self._draft_client.begin(session.sequence, namespace)
+    def _begin(self, session: Session) -> None:
+        if session.sequence.request.method != AUTOREGRESSIVE:
+            self._draft_client.begin(session.sequence)
         session.lane.dispatch()
 
     def _close_session(self, session: Session) -> None:
         self._sessions.close(session)
         session.lane.cancel(session.sequence)
-        if session.sequence.method != AUTOREGRESSIVE:
+        if session.sequence.request.method != AUTOREGRESSIVE:
             self._draft_client.end(session.sequence)
         session.lane.dispatch()
 

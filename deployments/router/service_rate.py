@@ -60,7 +60,7 @@ class ServiceRate:
         """Note the length of a sequence that reached its end."""
         keep = math.exp(-1 / MEMORY_REQUESTS)
         self._used = keep * self._used + sequence.n_output
-        self._allowed = keep * self._allowed + sequence.params.max_tokens
+        self._allowed = keep * self._allowed + sequence.request.params.max_tokens
 
     def forget(self, seq: int) -> None:
         """Stop the clock of a sequence that no longer runs."""
@@ -98,7 +98,7 @@ class WaitEstimate:
 
     def __init__(self, scheduler: Scheduler, service_rate: ServiceRate) -> None:
         self._line = scheduler.line()
-        self.waiting = Counter(sequence.tenant for sequence in self._line.sequences)  # tenant -> sequences
+        self.waiting = Counter(sequence.request.tenant for sequence in self._line.sequences)  # tenant -> sequences
         self._until: list[float] = []  # seconds until a slot is free, by the number of queued sequences ahead
         if service_rate.is_known:
             running = [service_rate.remaining(sequence) for sequence in scheduler.running]

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from engine.protocol import Branch, Outcome
-from engine.sampling.params import SamplingParams
+from engine.request import Request
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from speculators.successors.speculator import compile_kernels
@@ -21,18 +21,10 @@ class SpeculatorActor:
         compile_kernels()  # here, because the first draft would time out over it
         self._pool = SpeculatorPool(options)
 
-    def begin(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        method: str,
-        vocab_size: int,
-        namespace: str,
-    ) -> None:
-        """Begin an admitted request, or begin it anew with its text so far as ``prompt``."""
+    def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
+        """Begin an admitted request, or begin it anew with its output so far as ``request.emitted``."""
         self._pool.end(request_id)
-        self._pool.begin(request_id, prompt, params, method, vocab_size, namespace)
+        self._pool.begin(request_id, request, vocab_size)
 
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """Learn from one step's outcomes, and draft for the requests in ``budgets`` (request -> most nodes)."""

@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from deployments.submission.messages import Failure, SubmitRequest
+from deployments.submission.messages import Failure
 from deployments.submission.protocol import (
     BEAT_S,
     SUBMIT,
@@ -29,6 +29,7 @@ from deployments.submission.replay_log import ReplayLog
 from deployments.transport.channel import AsyncChannel
 from engine.errors import TargetLostError
 from engine.events import StepEvent
+from engine.request import Request
 
 RETRY_S = 0.1  # pause between two attempts to reach a router
 MAX_LOSSES = 5  # routers lost in a row without an event of a request: the request may be what kills them
@@ -55,7 +56,7 @@ class SubmissionChannel:
         self._connection: RouterConnection | None = None
         self._attaching = asyncio.Lock()
 
-    async def stream(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def stream(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Events of one request, as they happen; closing the iterator cancels it.
 
         Raises:
@@ -122,7 +123,7 @@ class RouterConnection:
         """Connect to a router; raises TargetLostError when it does not answer."""
         return cls(await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT), beat)
 
-    async def run(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Events of a request; without a last one (that has a finish reason) when the router is lost. Closing the
         iterator cancels the request.
 

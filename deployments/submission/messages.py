@@ -1,4 +1,4 @@
-"""What crosses processes besides steps and events: requests on their way in, failures on their way out.
+"""What crosses processes besides requests, steps and events: the model served, its health, failures on their way out.
 
 An error arrives as what it was, not as a traceback of another process.
 """
@@ -10,22 +10,6 @@ from typing import Any
 import msgspec
 
 from engine import errors
-from engine.sampling.params import SamplingParams
-
-
-class SubmitRequest(msgspec.Struct, frozen=True):
-    """One choice, from an ingress to the router."""
-
-    request_id: str
-    prompt: list[int]
-    params: SamplingParams
-    method: str | None = None  # None: the router's default
-    max_nodes: int | None = None
-    priority: int = 0  # lower goes first
-    namespace: str = ""
-    emitted: list[int] = []  # tokens a lost router has emitted already: the text goes on behind them
-    tenant: str = ""  # whose turn it is in the queue; tenants of one priority take turns
-    resumed: bool = False  # a lost router has let it in already: no full queue turns it away now
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from deployments.submission.messages import Failure, SubmitRequest
+from deployments.submission.messages import Failure
 from engine.events import StepEvent
+from engine.request import Request
 
 SUBMIT = "submit"  # role of an ingress in the handshake
 BEAT_S = 2.0  # between two heartbeats of an ingress
@@ -34,7 +35,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Run a request. ``number`` is the ingress's own, never used twice on a connection."""
 
     number: int
-    request: SubmitRequest
+    request: Request
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):

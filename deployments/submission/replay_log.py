@@ -9,8 +9,8 @@ import time
 
 import msgspec
 
-from deployments.submission.messages import SubmitRequest
 from engine.events import RequestStats, SourceCounts, StepEvent
+from engine.request import Request
 
 
 class ReplayLog:
@@ -20,13 +20,13 @@ class ReplayLog:
         request: as the client sent it.
     """
 
-    def __init__(self, request: SubmitRequest) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
         self._began = time.perf_counter()
         self._taken: list[tuple[list[int], dict[str, SourceCounts] | None]] = []  # tokens and drafts of every event
         self._n_routers = 0
 
-    def next_request(self) -> SubmitRequest:
+    def next_request(self) -> Request:
         """The request for the next router: the original one at first, then what is left of it."""
         self._n_routers += 1
         if self._n_routers == 1:

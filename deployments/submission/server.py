@@ -14,7 +14,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from deployments.submission.messages import Failure, SubmitRequest
+from deployments.submission.messages import Failure
 from deployments.submission.protocol import (
     BEAT_S,
     SUBMIT,
@@ -32,12 +32,13 @@ from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
+from engine.request import Request
 
 MAX_UNREAD = 16 << 20  # bytes a router keeps for an ingress that does not read
 
 logger = logging.getLogger(__name__)
 
-RunRequest = Callable[[SubmitRequest], AsyncGenerator[StepEvent, None]]
+RunRequest = Callable[[Request], AsyncGenerator[StepEvent, None]]
 
 
 class SubmissionServer:
@@ -171,7 +172,7 @@ class IngressConnection:
         elif command.number in self._running:  # else it has just ended
             self._running[command.number].cancel()
 
-    async def _stream(self, number: int, request: SubmitRequest) -> None:
+    async def _stream(self, number: int, request: Request) -> None:
         try:
             async with aclosing(self._run(request)) as events:
                 async for event in events:

@@ -160,7 +160,7 @@ class StepFormer:
         sequence.n_sent, sequence.rows = found.n, found.rows
         if sequence.stats.n_preempted == 0:
             sequence.stats.n_cached = min(found.n, sequence.n_prompt)
-        params = sequence.params
+        params = sequence.request.params
         text = sequence.tokens[: found.n] if params.has_penalties or params.min_tokens else []
         return SequenceStart(sequence.seq, params, sequence.n_prompt, sequence.needs, found.n, found.blocks, text)
 

@@ -42,7 +42,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Progress
 
 def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
     last = answer.tokens[-1]
-    stopped = last in sequence.params.stop_ids
+    stopped = last in sequence.request.params.stop_ids
     reason = STOP if stopped else LENGTH if sequence.max_new <= 0 else None
     return StepEvent(
         token_ids=answer.tokens,

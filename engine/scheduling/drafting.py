@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from engine.composer import compose
 from engine.protocol import Branch, Outcome
 from engine.scheduling.commit import Progress
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence as Request
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import Sequence, State
 from engine.tree import EMPTY_TREE
 
 AUTOREGRESSIVE = "autoregressive"
@@ -22,8 +22,8 @@ class Turn:
 
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     budgets: dict[int, int] = field(default_factory=dict)
-    drafting: list[Request] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
+    drafting: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -38,7 +38,7 @@ def take_turn(progress: Iterable[Progress], scheduler: Scheduler) -> Turn:
         sequence = p.sequence
         if sequence.state is State.FINISHED:
             turn.finished.append(sequence)
-        elif sequence.method == AUTOREGRESSIVE:
+        elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
         else:
             if p.outcome is not None:
@@ -49,7 +49,7 @@ def take_turn(progress: Iterable[Progress], scheduler: Scheduler) -> Turn:
     return turn
 
 
-def apply_drafts(turn: Turn, drafts: Mapping[int, Sequence[Branch]], scheduler: Scheduler) -> None:
+def apply_drafts(turn: Turn, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
     """Compose the drafts into trees; a sequence without a draft decodes without one."""
     for sequence in turn.drafting:
         tree = compose(drafts.get(sequence.seq, ()), turn.budgets[sequence.seq])

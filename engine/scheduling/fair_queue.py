@@ -61,8 +61,8 @@ class Line:
 
     def n_ahead(self, newcomer: Sequence) -> int:
         """Sequences that would be served before ``newcomer``."""
-        priority = newcomer.priority
-        start = max(self.starts.get(priority, {}).get(newcomer.tenant, 0), self.clocks.get(priority, 0))
+        priority = newcomer.request.priority
+        start = max(self.starts.get(priority, {}).get(newcomer.request.tenant, 0), self.clocks.get(priority, 0))
         return bisect_left(self.places, (priority, start, newcomer.seq))
 
 
@@ -86,14 +86,14 @@ class FairQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Queue a newcomer behind its tenant's others."""
-        level = self._levels.setdefault(sequence.priority, _Level())
-        level.starts[sequence.tenant] = level.start(sequence.tenant)
-        level.tenants.setdefault(sequence.tenant, deque()).append(sequence)
+        level = self._levels.setdefault(sequence.request.priority, _Level())
+        level.starts[sequence.request.tenant] = level.start(sequence.request.tenant)
+        level.tenants.setdefault(sequence.request.tenant, deque()).append(sequence)
         self._n += 1
 
     def push_front(self, sequence: Sequence) -> None:
         """Queue a sequence that had its turn already and was interrupted: before all newcomers of its priority."""
-        level = self._levels.setdefault(sequence.priority, _Level())
+        level = self._levels.setdefault(sequence.request.priority, _Level())
         insort(level.front, sequence, key=lambda other: other.seq)
         self._n += 1
 
@@ -116,19 +116,19 @@ class FairQueue:
             sequence = level.tenants[tenant].popleft()
             level.clock = level.starts[tenant]
             level.starts[tenant] += work_of(sequence)
-        self._tidy(priority, sequence.tenant)
+        self._tidy(priority, sequence.request.tenant)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that will not be served; its tenant is not charged. Raises ValueError when it is not
         here."""
-        level = self._levels.get(sequence.priority, _Level())
+        level = self._levels.get(sequence.request.priority, _Level())
         if sequence in level.front:
             level.front.remove(sequence)
         else:
-            level.tenants.get(sequence.tenant, deque()).remove(sequence)
+            level.tenants.get(sequence.request.tenant, deque()).remove(sequence)
         self._n -= 1
-        self._tidy(sequence.priority, sequence.tenant)
+        self._tidy(sequence.request.priority, sequence.request.tenant)
 
     def line(self) -> Line:
         """The queue of this moment."""
@@ -140,7 +140,7 @@ class FairQueue:
             for start, seq, sequence in level.in_order():
                 line.sequences.append(sequence)
                 line.places.append((priority, start, seq))
-                starts[sequence.tenant] = start + work_of(sequence)
+                starts[sequence.request.tenant] = start + work_of(sequence)
             line.starts[priority], line.clocks[priority] = starts, level.clock
         return line
 

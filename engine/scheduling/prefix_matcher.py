@@ -55,7 +55,7 @@ class PrefixCache:
             return Found(0, [], PromptRows())
         size = self._blocks.block_size
         best, n_best = None, size - 1
-        known = self._kept.starting_as(sequence.namespace, sequence.tokens)
+        known = self._kept.starting_as(sequence.request.namespace, sequence.tokens)
         for text in [*known, *(self._text(other) for other in live if self._may_share(sequence, other))]:
             n = _shared(sequence, text, n_best)
             if n > n_best:
@@ -70,7 +70,7 @@ class PrefixCache:
         size = self._blocks.block_size
         return (
             other is not sequence
-            and other.namespace == sequence.namespace
+            and other.request.namespace == sequence.request.namespace
             and other.n_stable >= size
             and other.tokens[:size] == sequence.tokens[:size]
         )
@@ -78,7 +78,7 @@ class PrefixCache:
     def _text(self, sequence: Sequence) -> KeptText:
         n = sequence.n_stable
         blocks = self._blocks.table(sequence.seq)[: self._blocks.blocks_for(n)]
-        return KeptText(sequence.namespace, sequence.tokens[:n], blocks, sequence.rows)
+        return KeptText(sequence.request.namespace, sequence.tokens[:n], blocks, sequence.rows)
 
 
 def _shared(sequence: Sequence, text: KeptText, n_best: int) -> int:

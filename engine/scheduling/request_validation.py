@@ -25,20 +25,20 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
         ConfigError: its method wants states that the model does not have.
     """
     if info.spec.family == SIMULATED and sequence.needs != Needs():
-        raise RequestError(f"method {sequence.method!r}: {ONLY_TEXT}", "method")
+        raise RequestError(f"method {sequence.request.method!r}: {ONLY_TEXT}", "method")
     check_needs(sequence.needs, info.spec)
-    n, limit = sequence.n_prompt, info.max_model_len
+    n, max_tokens, limit = sequence.n_prompt, sequence.request.params.max_tokens, info.max_model_len
     if n == 0:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
-    if n + sequence.params.max_tokens > limit:
+    if n + max_tokens > limit:
         raise PromptTooLongError(
-            f"{n} prompt tokens and max_tokens {sequence.params.max_tokens} exceed the context of {limit} tokens",
+            f"{n} prompt tokens and max_tokens {max_tokens} exceed the context of {limit} tokens",
             "max_tokens" if n < limit else "prompt",
         )
-    if sequence.params.max_tokens < 1:
-        raise RequestError(f"max_tokens is {sequence.params.max_tokens}; it must be at least 1", "max_tokens")
+    if max_tokens < 1:
+        raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1", "max_tokens")
     if sequence.max_new < 1:
-        raise RequestError(f"all of max_tokens {sequence.params.max_tokens} is written already", "max_tokens")
+        raise RequestError(f"all of max_tokens {max_tokens} is written already", "max_tokens")
     wrong = next((token for token in sequence.tokens if not 0 <= token < info.spec.vocab_size), None)
     if wrong is not None:
         raise RequestError(f"token id {wrong} is outside the vocabulary of {info.spec.vocab_size}", "prompt")

@@ -70,7 +70,7 @@ class Residents:
     def enter(self, sequence: Sequence) -> None:
         """A sequence comes out of the queue."""
         sequence.state, sequence.n_sent = State.PREFILLING, 0
-        insort(self._all, sequence, key=lambda other: (other.priority, other.seq))
+        insort(self._all, sequence, key=lambda other: (other.request.priority, other.seq))
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence is over: its blocks are free, the target will forget it."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from engine.kv.prompt_top_ids import PromptRows
 from engine.protocol import Needs
-from engine.sampling.params import SamplingParams
+from engine.request import Request
 from engine.scheduling.stats import StatsCounter
 from engine.tree import EMPTY_TREE, TokenTree
 
@@ -27,13 +29,10 @@ class Sequence:
     """Tokens, state and statistics of one request; changed by the scheduler only."""
 
     seq: int
+    request: Request
     tokens: list[int]  # prompt + output, which need not be empty at the start
-    n_prompt: int
-    params: SamplingParams
     stats: StatsCounter
-    method: str = "autoregressive"
-    max_nodes: int = 64
-    priority: int = 0  # lower goes first
+    max_nodes: int  # of a step's tree: what the request asks for, within the scheduler's limits
     needs: Needs = field(default_factory=Needs)
     state: State = State.WAITING
     n_cached: int = 0  # committed tokens in the cache, as far as the target has answered
@@ -46,9 +45,31 @@ class Sequence:
     last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
     passed_over: int = -1  # the last step that took another one of those it last shared a step with
     n_told: int = 0  # positions whose outcome its speculator has seen
-    namespace: str = ""  # tenant whose texts it may share the beginning of
     rows: PromptRows = field(default_factory=PromptRows)  # read back behind its text as far as that was read
-    tenant: str = ""  # whose turn it is in the queue; tenants of one priority take turns
+
+    @classmethod
+    def of(cls, seq: int, request: Request, needs: Needs | None = None) -> Sequence:
+        """The sequence of a request: its text begins with the prompt and what was emitted already.
+
+        Args:
+            seq: its number, unique among the sequences of one scheduler.
+            request: with the server's defaults filled in.
+            needs: what its speculator wants read back; None: nothing.
+        """
+        assert request.max_nodes is not None, "the server's defaults have not been filled in"
+        tokens = [*request.prompt, *request.emitted]
+        return cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, needs or Needs())
+
+    @property
+    def request_so_far(self) -> Request:
+        """The request with all output until now as ``emitted``: what a speculator has to know that begins now."""
+        output = self.tokens[self.n_prompt :]
+        return self.request if output == self.request.emitted else replace(self.request, emitted=output)
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
 
     @property
     def n_output(self) -> int:
@@ -77,7 +98,7 @@ class Sequence:
     @property
     def max_new(self) -> int:
         """Tokens it may still emit."""
-        return self.params.max_tokens - self.n_output
+        return self.request.params.max_tokens - self.n_output
 
     @property
     def budget(self) -> int:

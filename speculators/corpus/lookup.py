@@ -81,7 +81,7 @@ class LibraryDrafter:
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree of at most ``budget`` nodes; nothing without a match, or without an index."""
-        indexes = self._library.of(view.namespace) if budget > 0 else ()
+        indexes = self._library.of(view.request.namespace) if budget > 0 else ()
         if not indexes:
             return []
         context = view.context.view[-self._config.suffix_max :]

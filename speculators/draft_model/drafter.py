@@ -100,7 +100,7 @@ class Drafter:
         """Learn of a sequence; it owns no block yet."""
         seq = view.request_id
         self._cached[seq] = Cached()
-        self._stage.admit(Step(0, [], [SequenceStart(seq, view.params, view.n_prompt, Needs())]))
+        self._stage.admit(Step(0, [], [SequenceStart(seq, view.request.params, view.n_prompt, Needs())]))
 
     def end(self, seq: int) -> None:
         """Forget a sequence and free its blocks; harmless when it is unknown."""

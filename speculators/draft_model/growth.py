@@ -95,7 +95,7 @@ class Chain:
 
     def asks(self) -> list[Ask]:
         """The next token."""
-        return [Ask(self._view.params, self._history, self._n_context + len(self._tokens))]
+        return [Ask(self._view.request.params, self._history, self._n_context + len(self._tokens))]
 
     def take(self, choices: Sequence[Choice]) -> bool:
         """One token more."""
@@ -106,7 +106,7 @@ class Chain:
             self._q.append(choice.q)
         else:
             self._scores.append(choice.scores[0])
-        if len(self._tokens) == self._depth or token in self._view.params.stop_ids:
+        if len(self._tokens) == self._depth or token in self._view.request.params.stop_ids:
             return False
         if self._history is not None:
             self._history.add(token)
@@ -117,7 +117,7 @@ class Chain:
 
     def branches(self, source: str) -> list[Branch]:
         """The chain."""
-        if draws(self._view.params):
+        if draws(self._view.request.params):
             return [Branch(self._tokens, source, q=np.stack(self._q))]
         return [Branch(self._tokens, source, scores=self._scores)]
 
@@ -153,7 +153,7 @@ class Tree:
     def asks(self) -> list[Ask]:
         """Children of every expanded node."""
         position = self._n_context + self._level - 1
-        return [Ask(self._view.params, None, position, min(self._beam, self._n_nodes)) for _ in self._expanded]
+        return [Ask(self._view.request.params, None, position, min(self._beam, self._n_nodes)) for _ in self._expanded]
 
     def take(self, choices: Sequence[Choice]) -> bool:
         """One level more."""
@@ -176,7 +176,7 @@ class Tree:
     def _worth_expanding(self, first: int) -> list[int]:
         """The best candidates of the last level (from ``first`` on) that may be kept and can have children."""
         kept = set(self._best())
-        stops = self._view.params.stop_ids
+        stops = self._view.request.params.stop_ids
         alive = [i for i in range(first, len(self._tokens)) if i in kept and self._tokens[i] not in stops]
         return heapq.nsmallest(self._beam, alive, key=self._rank)
 

@@ -198,14 +198,14 @@ class DraftModel:
         if n < len(view.context) - cached.n:
             return Reading(view, cached, n) if n > 0 else None
         history = self._history(view)
-        if self._config.tree_nodes and history is None and not draws(view.params):
+        if self._config.tree_nodes and history is None and not draws(view.request.params):
             return Tree(view, cached, depth, min(self._config.tree_nodes, budget), self._config.tree_beam)
         return Chain(view, cached, depth, history)
 
     def _depth(self, view: RequestView) -> int:
         """Tokens worth drafting: the last one of a text comes without a draft."""
         n_output = len(view.context) - view.n_prompt
-        return min(self._config.draft_tokens, view.params.max_tokens - n_output - 1)
+        return min(self._config.draft_tokens, view.request.params.max_tokens - n_output - 1)
 
     def _fits(self, view: RequestView) -> bool:
         """Whether the drafter can read so far; a text that outgrows it gives its room back."""
@@ -223,7 +223,7 @@ class DraftModel:
         """What penalties have to know, without the draft."""
         from engine.sampling.processors import History
 
-        params = view.params
+        params = view.request.params
         if not (params.has_penalties or params.min_tokens):
             return None
         tokens = view.context.view.tolist()

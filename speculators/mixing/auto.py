@@ -115,7 +115,9 @@ class Auto:
 
     def begin(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        self._statistics[view.request_id] = _RequestStatistics(self._shared.of(view.namespace, DepthCalibration))
+        self._statistics[view.request_id] = _RequestStatistics(
+            self._shared.of(view.request.namespace, DepthCalibration)
+        )
         for part in self._parts:
             part.begin(view)
 

@@ -68,7 +68,7 @@ class _State:
 
     def __init__(self, config: LookaheadConfig, view: RequestView) -> None:
         prompt = view.context.view.tolist() or [0]
-        rng = Random(f"{config.seed}/{view.params.seed}")
+        rng = Random(f"{config.seed}/{view.request.params.seed}")
         self.window = LookaheadWindow(rng.choices(prompt, k=config.window + config.level - 3), config.level)
         self.pool = ForwardDictionary(config.guesses, config.max_keys, drop_prefixes=False)
         self.n_learnt = len(view.context)  # tokens of the context that need not be learnt any more

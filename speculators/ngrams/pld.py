@@ -71,7 +71,7 @@ class PromptLookup:
         branches: list[Branch] = []
         if budget <= 0:
             return branches
-        for start in self._starts(context, view.params.seed):
+        for start in self._starts(context, view.request.params.seed):
             draft = context[start : start + self._config.draft_tokens].tolist()
             before = counter.n_nodes
             fits = counter.add(draft, budget)

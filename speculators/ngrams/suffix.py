@@ -108,8 +108,8 @@ class SuffixDecoding:
         if len(context) == 0 or budget <= 0:
             return []
         texts = [context]
-        if self._config.shared and view.namespace in self._earlier:
-            texts.append(self._earlier[view.namespace].view)
+        if self._config.shared and view.request.namespace in self._earlier:
+            texts.append(self._earlier[view.request.namespace].view)
         drafts = [draft for text in texts for draft in self._drafts(text, context, budget)]
         best = max(drafts, key=lambda draft: draft.expected, default=None)
         if best is None or not best.tokens:
@@ -124,10 +124,10 @@ class SuffixDecoding:
         output = view.context.view[view.n_prompt :].tolist()
         if not self._config.shared or not self._config.history or not output:
             return
-        kept = self._earlier.get(view.namespace)
+        kept = self._earlier.get(view.request.namespace)
         tokens = [] if kept is None else kept.view[-self._config.history :].tolist()
         tokens = [*tokens, *output, DOCUMENT_END][-self._config.history :]
-        self._earlier.keep(view.namespace, TokenBuffer(tokens))
+        self._earlier.keep(view.request.namespace, TokenBuffer(tokens))
 
     def _drafts(self, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
         """Drafts for the lengths of match that some occurrence reaches and no longer one does.

@@ -162,7 +162,7 @@ class PldPlusHidden(_PldPlus):
 
     def begin(self, view: RequestView) -> None:
         """Room for the states that will come."""
-        self._states[view.request_id] = HiddenStates(len(view.context) + min(view.params.max_tokens, 1024))
+        self._states[view.request_id] = HiddenStates(len(view.context) + min(view.request.params.max_tokens, 1024))
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Keep the states of the positions the step committed."""

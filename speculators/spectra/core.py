@@ -89,7 +89,7 @@ class _State:
 
     def __init__(self, config: SpectraCoreConfig, view: RequestView) -> None:
         prompt = view.context.view.tolist() or [0]
-        rng = Random(f"{config.seed}/{view.params.seed}")
+        rng = Random(f"{config.seed}/{view.request.params.seed}")
         self.forward = ForwardDictionary(config.per_key, config.max_forward_keys, config.drop_prefixes)
         self.backward = BackwardDictionary(config.max_backward_keys)
         self.pool = CandidatePool(prompt, config.pool_rows, config.ngram - 1, config.tau_refine, rng)

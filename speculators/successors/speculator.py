@@ -19,9 +19,9 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, FloatArray, IntArray
 from retrieval_store.index.memory import MemoryIndex
@@ -109,14 +109,13 @@ def compile_kernels() -> None:
     Whoever must not stall in its first request calls this before.
     """
     speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
-    context = TokenBuffer([1, 2, 1, 2])
-    view = RequestView(0, context, 4, SamplingParams(temperature=1.0), 8)
+    view = RequestView.of(0, Request([1, 2, 1, 2], SamplingParams(temperature=1.0)), 8)
     ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)
     speculator.begin(view)
     speculator.observe(view, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
     speculator.propose(view, 2)
     MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
-    context.extend([1])
+    view.context.extend([1])
     speculator.observe(view, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
     speculator.end(view)
 
@@ -146,7 +145,7 @@ class Successors:
         """Count the prompt's n-grams."""
         model = self._model(view)
         n = len(view.context)
-        self._states[view.request_id] = _State(model, self._sampling(view.params), n, n)
+        self._states[view.request_id] = _State(model, self._sampling(view.request.params), n, n)
         learn_text(model.text, view.context.view, max(n - self._config.prompt_window, 0))
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
@@ -156,7 +155,7 @@ class Successors:
             self._growth = make_growth(budget)
         self._catch_up(state, view)
         growth = self._growth
-        trust = self._config.recent_trust if view.params.is_greedy else self._config.recent_trust_sampling
+        trust = self._config.recent_trust if view.request.params.is_greedy else self._config.recent_trust_sampling
         state.model.recent_trust[0] = trust
         n = grow(state.model, growth, view.context.view, budget, self._config.least, state.sampling)
         if n == 0:
@@ -221,9 +220,9 @@ class Successors:
     def _model(self, view: RequestView) -> Model:
         """The request's own model, or its namespace's."""
         if not self._config.shared:
-            return self._new_model(view.vocab_size, len(view.context) + view.params.max_tokens)
+            return self._new_model(view.vocab_size, len(view.context) + view.request.params.max_tokens)
         rows = self._config.target_rows
-        return self._shared.of(view.namespace, lambda: self._new_model(view.vocab_size, rows))
+        return self._shared.of(view.request.namespace, lambda: self._new_model(view.vocab_size, rows))
 
     def _new_model(self, vocab_size: int, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""

@@ -96,7 +96,7 @@ class TokenRecycling:
     def begin(self, view: RequestView) -> None:
         """An empty matrix, or the namespace's."""
         shared = self._config.shared
-        self._matrices[view.request_id] = self._shared.of(view.namespace, dict) if shared else {}
+        self._matrices[view.request_id] = self._shared.of(view.request.namespace, dict) if shared else {}
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """The tree of ranks, where the matrix knows successors."""

@@ -20,6 +20,7 @@ from app.api.service import Settings
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
 from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 
 SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
@@ -67,7 +68,7 @@ class ScriptedBackend:
         self.is_full = False
         self.running: set[str] = set()
         self.cancelled: set[str] = set()
-        self.seen: list[tuple[list[int], SamplingParams, dict[str, object]]] = []
+        self.seen: list[Request] = []
         self.model_card = ModelCard(
             name=MODEL,
             max_model_len=256,
@@ -78,37 +79,32 @@ class ScriptedBackend:
             aliases=("org/alias",),
         )
 
-    async def submit(
-        self, prompt_ids: list[int], params: SamplingParams, **options: object
-    ) -> AsyncIterator[StepEvent]:
-        self.seen.append((prompt_ids, params, options))
-        method = options["method"]
-        if method not in (None, "autoregressive", "pld", "lost"):
-            raise UnknownMethodError(f"unknown method {method!r}; known: autoregressive, pld")
+    async def submit(self, request: Request) -> AsyncIterator[StepEvent]:
+        self.seen.append(request)
+        if request.method not in ("", "autoregressive", "pld", "lost"):
+            raise UnknownMethodError(f"unknown method {request.method!r}; known: autoregressive, pld")
         if self.is_full:
             raise OverloadedError("the queue is full", 1.5)
-        return self._steps(prompt_ids, params, str(options["request_id"]), method == "lost")
+        return self._steps(request)
 
     def ids_for(self, params: SamplingParams) -> list[int]:
         ids = list(self.tokenizer.encode(self.answer, add_special_tokens=False))
         shift = (params.seed + params.choice) % len(ids) if params.temperature else 0
         return [*ids[shift:], *ids[:shift], 2]
 
-    async def _steps(
-        self, prompt_ids: list[int], params: SamplingParams, request_id: str, is_lost: bool
-    ) -> AsyncIterator[StepEvent]:
-        self.running.add(request_id)
+    async def _steps(self, request: Request) -> AsyncIterator[StepEvent]:
+        self.running.add(request.id)
         finished = False
         try:
-            if is_lost:
+            if request.method == "lost":
                 raise TargetLostError("the target is gone")
-            async for event in self._events(prompt_ids, params):
+            async for event in self._events(request.prompt, request.params):
                 finished = event.finish_reason is not None
                 yield event
         finally:
-            self.running.discard(request_id)
+            self.running.discard(request.id)
             if not finished:
-                self.cancelled.add(request_id)
+                self.cancelled.add(request.id)
 
     async def _events(self, prompt_ids: list[int], params: SamplingParams) -> AsyncIterator[StepEvent]:
         ids, done, steps = self.ids_for(params), 0, []

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -24,12 +25,12 @@ from deployments.router.draft_client import DraftClient, InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
 from deployments.stage.worker import StageWorker
-from deployments.submission.messages import SubmitRequest
 from engine.errors import TargetLostError
 from engine.events import StepEvent
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import split_layers
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.stage import Stage
@@ -128,12 +129,8 @@ class Served:
         self.pipelines[lane].close()
         self.pipelines[lane] = Stages(self.path, self.info, n, kinds or [Stage] * n)
 
-    def request(self, job: Job, **more: Any) -> SubmitRequest:
-        self.sent += 1
-        return SubmitRequest(f"r{self.sent}", job.prompt, job.params, job.method, job.max_nodes, job.priority, **more)
-
-    async def answer(self, job: Job, **more: Any) -> Answer:
-        return Answer([event async for event in self.router.stream(self.request(job, **more))])
+    async def answer(self, job: Request, **more: Any) -> Answer:
+        return Answer([event async for event in self.router.stream(msgspec.structs.replace(job, **more))])
 
     async def settled(self) -> dict[str, int | bool]:
         """The router's state once every stage has heard that nothing is left; fails if that does not happen."""
@@ -201,23 +198,23 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
 
 
 @pytest.fixture(scope="session")
-def offline(tiny_checkpoint: Path, info: TargetInfo) -> Callable[[Job], Completion]:
+def offline(tiny_checkpoint: Path, info: TargetInfo) -> Callable[[Request], Completion]:
     """What plain decoding in one process writes for a job, whatever its method: the oracle of all texts."""
     options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, block_size=16, max_model_len=1024)
     engine = Engine(LocalTarget.load(options, tiny_checkpoint), SpeculatorPool())
     known: dict[tuple[object, ...], Completion] = {}
 
-    def complete(job: Job) -> Completion:
+    def complete(job: Request) -> Completion:
         key = (tuple(job.prompt), str(job.params))
         if key not in known:
-            known[key] = engine.complete(Job(job.prompt, job.params))
+            known[key] = engine.complete(Request(job.prompt, job.params))
         return known[key]
 
     return complete
 
 
 @pytest.fixture(scope="session")
-def make_job() -> Callable[..., Job]:
+def make_job() -> Callable[..., Request]:
     """``make_job(3, "pld", temperature=0.8)``: prompt and seed follow from the number."""
 
     @lru_cache
@@ -226,9 +223,9 @@ def make_job() -> Callable[..., Job]:
         motif = [chance.randrange(3, 300) for _ in range(5)]
         return (1, *motif, *(chance.randrange(3, 300) for _ in range(number % 7)), *motif, *motif)
 
-    def make(number: int, method: str = "autoregressive", **params: object) -> Job:
+    def make(number: int, method: str = "autoregressive", **params: object) -> Request:
         chosen = {"max_tokens": 40, "seed": number, "stop_ids": (2,)} | params
-        return Job(list(prompt(number)), SamplingParams(**chosen), method, max_nodes=32)  # type: ignore[arg-type]
+        return Request(list(prompt(number)), SamplingParams(**chosen), method, max_nodes=32)  # type: ignore[arg-type]
 
     return make
 

@@ -19,10 +19,10 @@ ROUTER = """
 import pickle, sys
 import deployments.router.deployment
 from deployments.pipeline.frames import encode_frame
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.stats import StatsCounter
 from speculators.pool import SpeculatorPool
 
 options, speculators, placement, endpoints = pickle.loads(sys.stdin.buffer.read())
@@ -30,10 +30,10 @@ pool = SpeculatorPool(speculators)
 scheduler = Scheduler(endpoints.info, options.scheduler)
 for seq, method in enumerate(("auto", "pld", "anpd", "lookahead", "spectra-core", "suffix", "token-recycling")):
     params = SamplingParams(max_tokens=8)
-    pool.begin(seq, [5, 6, 7, 5, 6], params, method, endpoints.info.spec.vocab_size)
+    pool.begin(seq, Request([5, 6, 7, 5, 6], params, method), endpoints.info.spec.vocab_size)
     assert pool.advance([], {seq: 4}) is not None
     pool.needs(method)
-scheduler.submit(Sequence(9, [5, 6, 7], 3, params, StatsCounter(3)))
+scheduler.submit(Sequence.of(9, Request([5, 6, 7], params, max_nodes=4)))
 step = scheduler.next_step(1, 0)
 assert [work.tokens for work in step.work] == [[5, 6, 7]]
 assert encode_frame(step, None)

@@ -26,10 +26,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
+from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -221,7 +222,7 @@ def make_engine(
     return Engine(target, SpeculatorPool(extra=factories), options)
 
 
-def complete_all(engine: Engine, jobs: Sequence[Job], batch_size: int = 8) -> list[Completion]:
+def complete_all(engine: Engine, jobs: Sequence[Request], batch_size: int = 8) -> list[Completion]:
     """Completions in the order of the jobs; afterwards nothing may be left anywhere."""
     done = dict(engine.run(jobs, batch_size))
     check_idle(engine)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.protocol import Branch, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.target.local import LocalTarget
@@ -57,8 +58,10 @@ class Recorded(Auto):
         return drafts
 
 
-def jobs_for(texts: list[list[int]], method: str, style: str) -> list[Job]:
-    return [Job(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,), **STYLES[style]), method) for text in texts]
+def jobs_for(texts: list[list[int]], method: str, style: str) -> list[Request]:
+    return [
+        Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,), **STYLES[style]), method) for text in texts
+    ]
 
 
 def texts_of(done: list[Completion]) -> list[list[int]]:

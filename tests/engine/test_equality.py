@@ -11,7 +11,8 @@ import pytest
 
 from engine.events import LENGTH, STOP
 from engine.kv.blocks import BlockAllocator
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -54,9 +55,9 @@ Generate = Callable[..., list[int]]
 SETUPS = [(1, 1, False, 512), (8, 2, False, 17), (4, 4, True, 40)]
 
 
-def greedy(prompt: list[int], method: str, **changes: Any) -> Job:
+def greedy(prompt: list[int], method: str, **changes: Any) -> Request:
     params: dict[str, Any] = {"max_tokens": N_TOKENS, "stop_ids": (EOS,)} | changes
-    return Job(prompt, SamplingParams(**params), method)
+    return Request(prompt, SamplingParams(**params), method)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.loop import Job
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.projection import project
@@ -56,15 +56,15 @@ def test_what_the_model_has_not_is_refused_at_first_use(
 ) -> None:
     runner = engine(target("llama"), extra={"listener": lambda _: Listener(needs)})
     with pytest.raises(ConfigError, match=message):
-        runner.submit(Job([3, 4, 5], SamplingParams(max_tokens=4), "listener"))
+        runner.submit(Request([3, 4, 5], SamplingParams(max_tokens=4), "listener"))
     idle(runner)
-    assert len(complete(runner, [Job([3, 4, 5], SamplingParams(max_tokens=4), "pld")])[0].token_ids) == 4
+    assert len(complete(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "pld")])[0].token_ids) == 4
 
 
 def test_the_last_layer_and_head_are_allowed(target: Any, engine: Any, complete: Any) -> None:
     listener = Listener(Needs(hidden_layer=3, heads=((3, 3), (0, 0))))
     runner = engine(target("llama"), extra={"listener": lambda _: listener})
-    complete(runner, [Job([3, 4, 5], SamplingParams(max_tokens=4), "listener")])
+    complete(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "listener")])
     assert sum(map(len, listener.hidden)) >= 3
 
 
@@ -85,7 +85,7 @@ def test_projected_states_are_the_projection_of_the_states(
             listener.hidden.clear()
         for names in together:
             runner = engine(target("llama", stages=stages), {}, SchedulerOptions(prefill_chunk=50), extra)
-            complete(runner, [Job(text, SamplingParams(max_tokens=12), name) for name in names])
+            complete(runner, [Request(text, SamplingParams(max_tokens=12), name) for name in names])
         states = {name: np.concatenate(listener.hidden) for name, listener in listeners.items() if listener.hidden}
         assert {name: array.shape[1] for name, array in states.items()} == {"whole": 32, "small": 6, "smaller": 3}
         for name in ("small", "smaller"):

@@ -9,8 +9,9 @@ import pytest
 
 from engine.errors import RequestError
 from engine.events import LENGTH, STOP
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.protocol import Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -33,8 +34,8 @@ Complete = Callable[..., list[Completion]]
 Prompts = Callable[..., list[list[int]]]
 
 
-def at(cut: int, whole: Completion, job: Job, method: str) -> Job:
-    return Job(job.prompt, job.params, method, emitted=whole.token_ids[:cut])
+def at(cut: int, whole: Completion, job: Request, method: str) -> Request:
+    return Request(job.prompt, job.params, method, emitted=whole.token_ids[:cut])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -42,7 +43,7 @@ def at(cut: int, whole: Completion, job: Job, method: str) -> Job:
 def test_a_text_goes_on_from_every_token_of_it(
     method: str, style: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
 ) -> None:
-    job = Job(prompts(1)[0], SamplingParams(max_tokens=N_TOKENS, **STYLES[style]))
+    job = Request(prompts(1)[0], SamplingParams(max_tokens=N_TOKENS, **STYLES[style]))
     (whole,) = complete(engine(target(FAMILY)), [job])
     assert len(whole.token_ids) >= 9
     answers = {tuple(job.prompt): whole.token_ids}
@@ -66,7 +67,7 @@ def test_resumed_and_interrupted_again_the_text_is_the_same(
     target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
 ) -> None:
     params = SamplingParams(max_tokens=40, **STYLES["penalties"])
-    jobs = [Job(text, params) for text in prompts(4)]
+    jobs = [Request(text, params) for text in prompts(4)]
     plain = complete(engine(target(FAMILY)), jobs)
     tight = engine(target(FAMILY, n_blocks=32, block_size=4), None, SchedulerOptions(prefill_chunk=9))
     done = complete(
@@ -82,27 +83,29 @@ def test_the_limit_counts_what_was_emitted_elsewhere(
 ) -> None:
     text = prompts(1)[0]
     runner = engine(target(FAMILY))
-    (done,) = complete(runner, [Job(text, SamplingParams(max_tokens=5), emitted=[7, 8, 9, 10])])
+    (done,) = complete(runner, [Request(text, SamplingParams(max_tokens=5), emitted=[7, 8, 9, 10])])
     assert (len(done.token_ids), done.finish_reason) == (1, LENGTH)
     long = (text * 20)[:490]
-    (fits,) = complete(runner, [Job(long, SamplingParams(max_tokens=10), emitted=[7] * 9)])
+    (fits,) = complete(runner, [Request(long, SamplingParams(max_tokens=10), emitted=[7] * 9)])
     assert len(fits.token_ids) == 1
     with pytest.raises(RequestError) as caught:
-        runner.submit(Job(text, SamplingParams(max_tokens=4), emitted=[7, 8, 9, 10]))
+        runner.submit(Request(text, SamplingParams(max_tokens=4), emitted=[7, 8, 9, 10]))
     assert caught.value.param == "max_tokens"
 
 
 def test_a_stop_id_ends_the_rest_as_it_ends_the_whole(
     target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
 ) -> None:
-    job = Job(prompts(1)[0], SamplingParams(max_tokens=N_TOKENS))
+    job = Request(prompts(1)[0], SamplingParams(max_tokens=N_TOKENS))
     (free,) = complete(engine(target(FAMILY)), [job])
     stop = free.token_ids[6]
     params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(stop,))
-    (whole,) = complete(engine(target(FAMILY)), [Job(job.prompt, params)])
+    (whole,) = complete(engine(target(FAMILY)), [Request(job.prompt, params)])
     assert whole.finish_reason == STOP
     cuts = range(len(whole.token_ids))
-    done = complete(engine(target(FAMILY)), [at(cut, whole, Job(job.prompt, params), "spectra-core") for cut in cuts])
+    done = complete(
+        engine(target(FAMILY)), [at(cut, whole, Request(job.prompt, params), "spectra-core") for cut in cuts]
+    )
     assert [rest.token_ids for rest in done] == [whole.token_ids[cut:] for cut in cuts]
     assert {rest.finish_reason for rest in done} == {STOP}
 
@@ -137,8 +140,8 @@ def test_a_speculator_is_told_of_every_position_once(
     runner = engine(
         target(FAMILY, n_blocks=n_blocks, block_size=4), None, SchedulerOptions(prefill_chunk=11), {"told": make}
     )
-    other = Job(prompts(1)[0], SamplingParams(max_tokens=30), priority=-1)
-    jobs = [Job(text, SamplingParams(max_tokens=30), "told", emitted=[7, 8, 9]), other]
+    other = Request(prompts(1)[0], SamplingParams(max_tokens=30), priority=-1)
+    jobs = [Request(text, SamplingParams(max_tokens=30), "told", emitted=[7, 8, 9]), other]
     done = complete(runner, jobs)
     assert (done[0].stats.preemptions > 0) == (n_blocks == 24)
     unheard = done[0].stats.step_tokens[-1]  # nobody drafts behind the last step

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.events import STOP
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.local import LocalTarget
 from speculators.successors.speculator import SuccessorConfig, Successors
@@ -64,8 +65,8 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def job(prompt: list[int], method: str = "autoregressive", **params: Any) -> Job:
-    return Job(prompt, SamplingParams(max_tokens=N_TOKENS, **params), method)
+def job(prompt: list[int], method: str = "autoregressive", **params: Any) -> Request:
+    return Request(prompt, SamplingParams(max_tokens=N_TOKENS, **params), method)
 
 
 def texts_of(completions: list[Completion]) -> list[list[int]]:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step import Step
 from engine.step_cost import StepCosts, read_costs, write_costs
@@ -364,6 +365,6 @@ def test_measuring_a_real_target_leaves_no_trace(
     assert {batch: len(rows) for batch, (rows, _) in costs.curves.items()} == {b: len(g) for b, g in GRID.items()}
     assert made.n_sequences == 0
     assert 1e-5 < costs_of_nothing(costs) <= costs.seconds(16, [272])[0] < 60
-    jobs = [Job(text, SamplingParams(max_tokens=20, stop_ids=(2,)), "spectra-core") for text in prompts(4)]
+    jobs = [Request(text, SamplingParams(max_tokens=20, stop_ids=(2,)), "spectra-core") for text in prompts(4)]
     done = complete(engine(made), jobs, 4)
     assert [one.token_ids for one in done] == [generate(family, tuple(text), 20) for text in prompts(4)]

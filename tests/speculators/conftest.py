@@ -7,8 +7,8 @@ import pytest
 
 from engine.composer import compose
 from engine.protocol import Branch, Outcome, RequestView, Speculator
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from speculators.testing import HashTarget
 
@@ -23,7 +23,7 @@ class Step:
 
 
 def make_request(prompt, request_id=0, seed=0, vocab_size=64):
-    return RequestView(request_id, TokenBuffer(prompt), len(prompt), SamplingParams(seed=seed), vocab_size)
+    return RequestView.of(request_id, Request(prompt, SamplingParams(seed=seed)), vocab_size)
 
 
 def steps(

@@ -5,6 +5,7 @@ import pytest
 from engine.composer import compose
 from engine.errors import UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
 from speculators.methods import STANDALONE
@@ -60,7 +61,7 @@ def pool_of(*speculators):
 
 
 def begin(pool, request_id, method, prompt=(1, 2, 3)):
-    pool.begin(request_id, prompt, SamplingParams(), method, vocab_size=48)
+    pool.begin(request_id, Request(list(prompt), SamplingParams(), method), vocab_size=48)
 
 
 FIRST = Outcome([5], EMPTY_TREE)
@@ -106,7 +107,8 @@ def test_no_state_survives_its_request(method):
 def test_what_is_shared_is_kept_by_namespace_and_nothing_by_request():
     pool = SpeculatorPool(SpeculatorOptions().warm())
     for i, namespace in enumerate(["a", "b", "a"]):
-        pool.begin(i, [1, 2, 3, 1, 2], SamplingParams(), "token-recycling+suffix+spectra-core", 48, namespace)
+        request = Request([1, 2, 3, 1, 2], SamplingParams(), "token-recycling+suffix+spectra-core", namespace=namespace)
+        pool.begin(i, request, 48)
     pool.advance([(i, FIRST) for i in range(3)], dict.fromkeys(range(3), 64))
     for i in range(3):
         pool.end(i)

@@ -4,8 +4,8 @@ import pytest
 
 from engine.composer import compose
 from engine.protocol import Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from speculators.mixing.auto import Auto
 from speculators.mixing.calibration import DepthCalibration
@@ -31,7 +31,7 @@ def test_the_namespace_unused_for_longest_gives_way():
 
 
 def request_of(namespace, request_id, context=(1, 2)):
-    return RequestView(request_id, TokenBuffer(context), len(context), SamplingParams(), 64, namespace)
+    return RequestView.of(request_id, Request(context, SamplingParams(), namespace=namespace), 64)
 
 
 def accepted(tree, n_tokens=2):

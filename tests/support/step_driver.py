@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 
 import numpy as np
 
-from engine.loop import Engine, Job
+from engine.loop import Engine
+from engine.request import Request
 from engine.scheduling.commit import Progress
 from engine.scheduling.drafting import Turn, apply_drafts, take_turn
-from engine.scheduling.sequence import Sequence as Request
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult
 from engine.target.local import LocalTarget
 from engine.tree import IntArray
@@ -25,15 +25,15 @@ class Driver:
         self.engine = engine
         self._depth = depth
         self.told: dict[int, list[IntArray]] = {}  # sequence -> rows of its prompt that its speculator was told of
-        self._in_flight: deque[tuple[Step, StepResult, list[Request]]] = deque()
+        self._in_flight: deque[tuple[Step, StepResult, list[Sequence]]] = deque()
         self._turns: deque[Turn] = deque()  # drafts asked for
         self._n_steps = 0
-        self.requests: list[Request] = []
+        self.requests: list[Sequence] = []
         self.cancelled: set[int] = set()
         self.most_in_flight = 0
         self.most_chunks = 0  # of one prompt in flight
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Request) -> None:
         self.requests.append(self.engine.scheduler.find(self.engine.submit(job)))
 
     def cancel(self, index: int) -> None:
@@ -83,13 +83,13 @@ class Driver:
         self._turns.append(turn)
         return True
 
-    def _fail(self, requests: Sequence[Request]) -> None:
+    def _fail(self, requests: Items[Sequence]) -> None:
         for request in requests:
             self.cancelled.add(self.requests.index(request))
             self.engine.scheduler.fail(request)
             self.engine.pool.end(request.seq)
 
-    def _check_told(self, progress: Sequence[Progress]) -> None:
+    def _check_told(self, progress: Items[Progress]) -> None:
         """Outcomes of chunks tell of every position of a prompt once, in order."""
         for p in progress:
             if p.outcome is not None and p.outcome.prompt_top_ids is not None:
@@ -119,7 +119,7 @@ class Driver:
         while self.engine.scheduler.has_work or self._in_flight:
             self.tick(rng)
 
-    def check(self, wanted: Sequence[list[int]]) -> None:
+    def check(self, wanted: Items[list[int]]) -> None:
         """Whoever was not cancelled wrote the right text; the others the beginning of it."""
         for index, request in enumerate(self.requests):
             output = request.tokens[request.n_prompt :]

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deployments.submission.client import SubmissionChannel
-from deployments.submission.messages import SubmitRequest
 from deployments.submission.protocol import BEAT_S, Attachment
 from deployments.submission.server import RunRequest, SubmissionServer
 from engine.errors import TargetLostError
 from engine.events import RequestStats, SourceCounts, StepEvent
+from engine.request import Request
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Submitting:
         self.attached += 1
         return await self.server.attachment()
 
-    async def answer(self, request: SubmitRequest) -> list[StepEvent]:
+    async def answer(self, request: Request) -> list[StepEvent]:
         return [event async for event in self.channel.stream(request)]
 
 

@@ -7,15 +7,15 @@ the same time, and an answer needs ``trip`` seconds from the last stage to the n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from engine.model.spec import ModelSpec
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
-from engine.scheduling.sequence import Sequence as Request
-from engine.scheduling.sequence import State
-from engine.scheduling.stats import StatsCounter
+from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -30,7 +30,7 @@ class Sent:
     """A step on its way."""
 
     step: Step
-    requests: list[Request]
+    requests: list[Sequence]
     began: float  # when the first stage took it up, seconds
     answered: float  # when its answer is back, seconds
 
@@ -52,18 +52,15 @@ class VirtualPipeline:
     tree: TokenTree = EMPTY_TREE
     clock: float = 0.0
     done: list[Sent] = field(default_factory=list)  # answered steps, in order
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Sequence] = field(default_factory=list)
     _flying: deque[Sent] = field(default_factory=deque)
     _free: list[float] = field(default_factory=list)  # when each stage is idle again
     _n_steps: int = 0
 
-    def submit(self, prompt: Sequence[int] = (5,), max_tokens: int = 1 << 16, **fields: object) -> Request:
+    def submit(self, prompt: Items[int] = (5,), max_tokens: int = 1 << 16, **fields: object) -> Sequence:
         """Queue a request."""
-        made = Request(
-            len(self.requests), list(prompt), len(prompt), SamplingParams(max_tokens=max_tokens), StatsCounter(1)
-        )
-        for name, value in fields.items():
-            setattr(made, name, value)
+        params = SamplingParams(max_tokens=max_tokens)
+        made = Sequence.of(len(self.requests), Request(list(prompt), params, max_nodes=64, **fields))
         self.scheduler.submit(made)
         self.requests.append(made)
         return made
@@ -121,7 +118,7 @@ def n_prompt_rows(step: Step) -> int:
     return sum(len(work.tokens) for work in step.work if work.tree is None)
 
 
-def flat_costs(traverse: Callable[[int], float], batches: Sequence[int] = (1, 2, 4, 8, 16)) -> StepCosts:
+def flat_costs(traverse: Callable[[int], float], batches: Items[int] = (1, 2, 4, 8, 16)) -> StepCosts:
     """Costs of a target that takes ``traverse(batch)`` seconds through all stages, whatever the rows."""
     return StepCosts({batch: ((batch, 65 * batch), (traverse(batch),) * 2) for batch in batches})
 
@@ -132,7 +129,7 @@ def virtual_pipeline(
     *,
     trip: float = 0.0,
     is_measured: bool = True,
-    batches: Sequence[int] = (1, 2, 4, 8, 16),
+    batches: Items[int] = (1, 2, 4, 8, 16),
     info: TargetInfo = INFO,
     options: SchedulerOptions | None = None,
     tree: TokenTree = EMPTY_TREE,

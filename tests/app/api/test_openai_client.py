@@ -30,7 +30,7 @@ def test_chat_whole_and_streamed_are_the_same_text(client, backend) -> None:
     assert chunks[-1].usage == whole.usage
     assert chunks[-1].metrics == whole.metrics
     assert {c.id for c in chunks} == {chunks[0].id}
-    n_tokens = len(backend.ids_for(backend.seen[0][1]))
+    n_tokens = len(backend.ids_for(backend.seen[0].params))
     assert whole.usage.completion_tokens == n_tokens  # EOS counts
     assert whole.usage.total_tokens == n_tokens + whole.usage.prompt_tokens
 
@@ -63,7 +63,7 @@ def test_text_completions_take_several_prompts_and_choices(client, backend) -> N
         for chunk in stream:
             streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == texts
-    assert whole.usage.prompt_tokens == sum(len(ids) for ids, params, _ in backend.seen[:4] if params.choice == 0)
+    assert whole.usage.prompt_tokens == sum(len(one.prompt) for one in backend.seen[:4] if one.params.choice == 0)
 
 
 def test_chat_choices_differ_and_the_first_equals_a_single_one(client) -> None:
@@ -79,7 +79,7 @@ def test_chat_choices_differ_and_the_first_equals_a_single_one(client) -> None:
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 - 1, -(2**63)])
 def test_any_64_bit_seed_is_taken_and_returned(client, backend, seed: int) -> None:
     assert client.chat.completions.create(**CHAT, seed=seed).seed == seed
-    assert backend.seen[-1][1].seed == seed % 2**64
+    assert backend.seen[-1].params.seed == seed % 2**64
 
 
 def test_a_missing_seed_is_drawn_once_and_reproduces_the_text(client) -> None:
@@ -131,7 +131,7 @@ def test_a_stop_string_cuts_the_text_and_cancels_the_rest(client, backend, strea
     figures = last.metrics["speculative_decoding"]
     assert figures["num_draft_tokens"] == 4 * figures["num_spec_steps"] > 0
     if not stream:
-        used = backend.ids_for(backend.seen[0][1])[: answer.usage.completion_tokens]
+        used = backend.ids_for(backend.seen[0].params)[: answer.usage.completion_tokens]
         assert "STOP" in backend.tokenizer.decode(used)
         assert "STOP" not in backend.tokenizer.decode(used[:-1])
 
@@ -139,14 +139,14 @@ def test_a_stop_string_cuts_the_text_and_cancels_the_rest(client, backend, strea
 def test_token_ids_come_back_when_asked_for(client, backend) -> None:
     extra = {"return_token_ids": True}
     chat = client.chat.completions.create(**CHAT, extra_body=extra)
-    assert chat.choices[0].token_ids == backend.ids_for(backend.seen[0][1])
-    assert chat.prompt_token_ids == backend.seen[0][0]
+    assert chat.choices[0].token_ids == backend.ids_for(backend.seen[0].params)
+    assert chat.prompt_token_ids == backend.seen[0].prompt
     with client.chat.completions.create(**CHAT, extra_body=extra, stream=True) as stream:
         chunks = list(stream)
     assert [t for c in chunks for t in c.choices[0].token_ids] == chat.choices[0].token_ids
     assert chunks[0].prompt_token_ids == chat.prompt_token_ids
     text = client.completions.create(**TEXT, extra_body=extra)
-    assert text.choices[0].prompt_token_ids == backend.seen[-1][0]
+    assert text.choices[0].prompt_token_ids == backend.seen[-1].prompt
 
 
 def test_models_are_listed_by_name_and_alias(client) -> None:

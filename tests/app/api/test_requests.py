@@ -18,17 +18,18 @@ async def post(client: httpx.AsyncClient, path: str, **fields) -> dict:
 
 async def test_defaults_are_openais(client, backend) -> None:
     await post(client, "/v1/chat/completions", **CHAT)
-    prompt, params, options = backend.seen[0]
-    assert backend.tokenizer.decode(prompt) == "<|bos|><|user|>hello<|end|><|assistant|>"
+    request = backend.seen[0]
+    params = request.params
+    assert backend.tokenizer.decode(request.prompt) == "<|bos|><|user|>hello<|end|><|assistant|>"
     assert (params.temperature, params.top_p, params.top_k, params.logprobs) == (1.0, 1.0, 0, None)
     assert params.stop_ids == (2,)
     assert params.max_tokens == 200
-    assert (options["method"], options["max_nodes"], options["priority"]) == (None, None, 0)
+    assert (request.method, request.max_nodes, request.priority) == ("", None, 0)
 
 
 async def test_a_request_without_limit_gets_what_fits(client, backend) -> None:
     await post(client, "/v1/completions", model="tiny", prompt=[5] * 240)
-    assert backend.seen[0][1].max_tokens == 16
+    assert backend.seen[0].params.max_tokens == 16
 
 
 async def test_every_parameter_arrives(client, backend) -> None:
@@ -56,26 +57,28 @@ async def test_every_parameter_arrives(client, backend) -> None:
         "logprobs": None,
     }
     await post(client, "/v1/chat/completions", **CHAT, **fields)
-    _, params, options = backend.seen[0]
+    request = backend.seen[0]
+    params = request.params
     assert (params.max_tokens, params.min_tokens, params.temperature, params.top_p) == (9, 2, 0.5, 0.9)
     assert (params.top_k, params.min_p, params.repetition_penalty) == (7, 0.1, 1.2)
     assert (params.presence_penalty, params.frequency_penalty) == (0.3, -0.4)
     assert params.logit_bias == {17: -100.0, 18: 2.5}
     assert (params.stop, params.stop_ids, params.seed, params.verification) == (("zzz",), (30, 31), 5, "rejection")
-    assert (options["method"], options["max_nodes"], options["priority"]) == ("pld", 8, -3)
+    assert (request.method, request.max_nodes, request.priority) == ("pld", 8, -3)
+    assert (request.tenant, request.namespace) == ("someone", "")
 
 
 async def test_disabled_speculation_is_the_autoregressive_method(client, backend) -> None:
     await post(client, "/v1/chat/completions", **CHAT, speculative={"enabled": False, "method": "pld", "max_nodes": 3})
-    assert (backend.seen[0][2]["method"], backend.seen[0][2]["max_nodes"]) == ("autoregressive", None)
+    assert (backend.seen[0].method, backend.seen[0].max_nodes) == ("autoregressive", None)
 
 
 async def test_choices_differ_in_nothing_but_their_number(client, backend) -> None:
     await post(client, "/v1/chat/completions", **CHAT, n=3)
-    params = [p for _, p, _ in backend.seen]
+    params = [request.params for request in backend.seen]
     assert sorted(p.choice for p in params) == [0, 1, 2]
     assert len({p.seed for p in params}) == 1
-    assert len({str(options["request_id"]) for _, _, options in backend.seen}) == 3
+    assert len({request.id for request in backend.seen}) == 3
 
 
 async def test_text_parts_and_replayed_answers_are_taken(client, backend) -> None:
@@ -83,7 +86,7 @@ async def test_text_parts_and_replayed_answers_are_taken(client, backend) -> Non
     replayed = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": []}
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}, replayed]
     await post(client, "/v1/chat/completions", model="tiny", messages=messages)
-    text = backend.tokenizer.decode(backend.seen[0][0])
+    text = backend.tokenizer.decode(backend.seen[0].prompt)
     assert text == "<|bos|><|system|>be brief<|end|><|user|>a\nb<|end|><|assistant|>hi<|end|><|assistant|>"
 
 
@@ -94,7 +97,7 @@ async def test_text_parts_and_replayed_answers_are_taken(client, backend) -> Non
 async def test_completions_take_every_form_of_prompt(client, backend, prompt: object, expected: int) -> None:
     answer = await post(client, "/v1/completions", model="tiny", prompt=prompt, max_tokens=2)
     assert len(answer["choices"]) == expected
-    prompts = [ids for ids, _, _ in backend.seen]
+    prompts = [request.prompt for request in backend.seen]
     if isinstance(prompt, str):
         assert prompts[0][0] == 1  # the tokenizer's own special tokens
     elif prompt == [5, 6, 7]:

@@ -58,7 +58,7 @@ async def test_the_first_token_is_sent_at_once_and_then_one_event_per_step(app, 
     assert not client.task.done()
     assert b'"content":"p' in client.events[0]
     await client.task
-    params = backend.seen[0][1]
+    params = backend.seen[0].params
     n_steps = 0
     left = len(backend.ids_for(params))
     while left > 0:

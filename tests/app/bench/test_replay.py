@@ -18,7 +18,8 @@ from app.cli import main
 from app.demo.paths import DEMO_TARGET
 from app.inputs.recordings import encode, read_logs, split
 from app.inputs.tokenizers import load_tokenizer
-from engine.loop import Engine, Job
+from engine.loop import Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.tree import TokenTree
@@ -95,7 +96,7 @@ def test_the_engine_writes_the_record_whatever_is_drafted(chunk: int) -> None:
         target = ReplayTarget(64, 39)
         engine = Engine(target, pool, SchedulerOptions(prefill_chunk=chunk))
         jobs = [
-            Job(list(prompt), SamplingParams(max_tokens=len(answer)), make.name) for prompt, answer in texts.items()
+            Request(list(prompt), SamplingParams(max_tokens=len(answer)), make.name) for prompt, answer in texts.items()
         ]
         live = {engine.submit(job): answer for job, answer in zip(jobs, texts.values(), strict=True)}
         for seq, answer in live.items():

@@ -20,8 +20,8 @@ from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
 from app.speculation.heads import with_model
 from engine.errors import ConfigError, SpectraError, UnknownMethodError
-from engine.loop import Job
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -51,7 +51,7 @@ class Remembering:
         self._seen: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def begin(self, request: RequestView) -> None:
-        self.namespaces.append(request.namespace)
+        self.namespaces.append(request.request.namespace)
 
     def propose(self, request: RequestView, budget: int) -> list[Branch]:
         known = self._seen.get(self._key(request), [])[len(request.context) :]
@@ -64,7 +64,7 @@ class Remembering:
         self._seen[self._key(request)] = request.context.view.tolist()
 
     def _key(self, request: RequestView) -> tuple[str, tuple[int, ...]]:
-        return request.namespace, tuple(request.context.view[: request.n_prompt].tolist())
+        return request.request.namespace, tuple(request.context.view[: request.n_prompt].tolist())
 
 
 @pytest.fixture(scope="module")
@@ -328,7 +328,7 @@ def test_shares_of_a_batch_sum_to_the_time_that_went_by(target: LocalTarget) -> 
     engine = MeteredEngine(Slow(target), SpeculatorPool(), SchedulerOptions(), lambda: "")
     params = [SamplingParams(max_tokens=n) for n in (4, 9)]
     for one in params:
-        engine.submit(Job([5, 6, 7], one, "pld"))
+        engine.submit(Request([5, 6, 7], one, "pld"))
     began = time.perf_counter()
     while engine.has_work:
         engine.step()

@@ -43,7 +43,7 @@ def test_our_server_answers_alike_and_is_counted_by_its_usage(
     assert (document["tpot"]["n"], document["slo_met"]) == (20, 20)
     assert document["identity"] == {"compared": 20, "groups": 5, "differing": []}
     assert document["speculation"]["by_source"]["pld"]["drafted"] == document["speculation"]["num_draft_tokens"] > 0
-    assert {params.seed for _, params, _ in backend.seen} >= set(range(5))
+    assert {request.params.seed for request in backend.seen} >= set(range(5))
     assert not backend.running
 
 
@@ -52,8 +52,8 @@ def test_speculation_is_asked_for_only_when_told(
 ) -> None:
     assert load(server, "--requests", 1).status == 0
     assert load(server, "--requests", 1, "--method", "pld", "--max-nodes", 7).status == 0
-    methods = [(options["method"], options.get("max_nodes")) for _, _, options in backend.seen]
-    assert methods == [(None, None), ("pld", 7)]
+    methods = [(request.method, request.max_nodes) for request in backend.seen]
+    assert methods == [("", None), ("pld", 7)]
 
 
 def test_what_vllm_does_not_know_is_not_sent(script: Script, load: Callable[..., CliRun]) -> None:

@@ -15,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from deployments.router.draft_client import InlineDraftClient
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -37,8 +38,8 @@ PLD_PLUS = PldPlusConfig(layer=1, dims=16, heads=((1, 1), (2, 0), (1, 3)))
 # Steps of more nodes cost hardly more, so that ``auto`` drafts.
 COSTS = StepCosts({1: ((1, 65), (1.0, 1.2)), 8: ((8, 128), (1.2, 1.5))})
 
-MakeJob = Callable[..., Job]
-Generate = Callable[[Job], list[int]]
+MakeJob = Callable[..., Request]
+Generate = Callable[[Request], list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def generate(tiny_checkpoint: Path) -> Generate:
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
     known: dict[tuple[int, ...], list[int]] = {}
 
-    def run(job: Job) -> list[int]:
+    def run(job: Request) -> list[int]:
         key = tuple(job.prompt)
         if key not in known:
             ids = torch.tensor([job.prompt])
@@ -76,7 +77,7 @@ def draft_client(
     return lambda: InlineDraftClient(SpeculatorPool(options), info.spec.vocab_size)
 
 
-async def compare(served: Any, jobs: list[Job], wanted: Callable[[Job], list[int]]) -> int:
+async def compare(served: Any, jobs: list[Request], wanted: Callable[[Request], list[int]]) -> int:
     """Run jobs together, compare their texts; returns how many tokens were drafted."""
     answers = await asyncio.gather(*(served.answer(job) for job in jobs))
     for job, answer in zip(jobs, answers, strict=True):
@@ -105,7 +106,7 @@ async def test_a_seed_gives_the_same_text_on_any_number_of_stages(
     serving: Any,
     draft_client: Callable[[], InlineDraftClient],
     make_job: MakeJob,
-    offline: Callable[[Job], Completion],
+    offline: Callable[[Request], Completion],
 ) -> None:
     sampling: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "max_tokens": N_TOKENS}
     jobs = [make_job(number, method, **sampling) for number, method in enumerate(METHODS)]
@@ -128,13 +129,13 @@ async def test_links_of_torch_distributed_carry_the_same_texts(
 
 
 async def test_a_bias_that_repeats_the_prompt_is_drafted_from_states_of_a_middle_stage(
-    serving: Any, draft_client: Callable[[], InlineDraftClient], offline: Callable[[Job], Completion]
+    serving: Any, draft_client: Callable[[], InlineDraftClient], offline: Callable[[Request], Completion]
 ) -> None:
     prompt = [1, *(3 + i * i % 7 for i in range(30))]
     params = SamplingParams(max_tokens=N_TOKENS, logit_bias=dict.fromkeys(set(prompt), 12.0))
     async with serving(4, draft_client=draft_client()) as served:
         for method in ("pld-plus-h", "pld-plus-a"):
-            job = Job(prompt, params, method, 16)
+            job = Request(prompt, params, method, 16)
             answer = await served.answer(job)
             assert answer.token_ids == offline(job).token_ids
             assert answer.events[-1].stats.by_source[method].accepted > 0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.loop import Job
 from engine.model.shard import ModelShard
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.simulated.answers import Answers, pack_recordings
 from engine.simulated.profile import PipelineProfile
@@ -24,7 +24,7 @@ def _stage(shard: ModelShard, n_blocks: int, block_size: int) -> SimulatedStage:
     return SimulatedStage(PROFILE, answers, n_blocks, block_size)
 
 
-def _known(job: Job) -> list[int]:
+def _known(job: Request) -> list[int]:
     answer = Answers(320, (2,), pack_recordings([RECORDED])).to(job.prompt, job.params)
     return answer.part(0, min(job.params.max_tokens, 16 if job.prompt == RECORDED[0] else job.params.max_tokens))
 
@@ -32,7 +32,7 @@ def _known(job: Job) -> list[int]:
 @pytest.mark.parametrize("method", ["autoregressive", "pld", "suffix"])
 @pytest.mark.parametrize("n_stages", [1, 3])
 async def test_streams_are_the_known_texts(serving: Any, make_job: Any, method: str, n_stages: int) -> None:
-    recorded = Job(RECORDED[0], SamplingParams(max_tokens=50, stop_ids=(2,)), method)
+    recorded = Request(RECORDED[0], SamplingParams(max_tokens=50, stop_ids=(2,)), method)
     jobs = [recorded, *(make_job(i, method, temperature=0.7 * (i % 2)) for i in range(5))]
     async with serving(n_stages=n_stages, kinds=[_stage] * n_stages, max_sequences=4) as served:
         answers = await asyncio.gather(*(served.answer(job) for job in jobs))

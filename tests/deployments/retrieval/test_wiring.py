@@ -14,9 +14,8 @@ from app.config.serve import ServeConfig
 from app.serving.retrieval_service import retrieval_options
 from deployments.retrieval.metrics import RetrievalMetrics
 from deployments.router.draft_client import InlineDraftClient
-from deployments.submission.messages import SubmitRequest
 from engine.errors import ConfigError
-from engine.loop import Job
+from engine.request import Request
 from engine.scheduling.sequence import Sequence
 from engine.target.info import TargetInfo
 from retrieval_store.service import service
@@ -36,13 +35,13 @@ class Noting(InlineDraftClient):
         super().__init__(SpeculatorPool(), info.spec.vocab_size)
         self.namespaces: list[str] = []
 
-    def begin(self, request: Sequence, namespace: str) -> None:
-        self.namespaces.append(namespace)
-        super().begin(request, namespace)
+    def begin(self, sequence: Sequence) -> None:
+        self.namespaces.append(sequence.request.namespace)
+        super().begin(sequence)
 
 
 async def test_naming_the_shared_namespace_is_naming_none_and_outputs_are_learnt_under_their_name(
-    serving: Serving, info: TargetInfo, make_job: Callable[..., Job]
+    serving: Serving, info: TargetInfo, make_job: Callable[..., Request]
 ) -> None:
     learnt: list[tuple[str, list[int]]] = []
     draft_client = Noting(info)
@@ -52,9 +51,9 @@ async def test_naming_the_shared_namespace_is_naming_none_and_outputs_are_learnt
         job = make_job(1, "pld", stop_ids=())
         answers = []
         for namespace in ("", SHARED, "a"):
-            request = SubmitRequest("r", job.prompt, job.params, "pld", namespace=namespace)
+            request = Request(job.prompt, job.params, "pld", namespace=namespace)
             answers.append([token async for event in served.router.stream(request) for token in event.token_ids])
-        gone = served.router.stream(SubmitRequest("r", job.prompt, job.params, "pld", namespace="b"))
+        gone = served.router.stream(Request(job.prompt, job.params, "pld", namespace="b"))
         await anext(gone)
         await gone.aclose()
     assert draft_client.namespaces == ["", "", "a", "b"]

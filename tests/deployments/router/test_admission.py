@@ -12,7 +12,8 @@ from deployments.options import RouterOptions
 from deployments.router.admission import Admission
 from deployments.router.service_rate import WaitEstimate
 from engine.errors import OverloadedError
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import Sequence
@@ -21,8 +22,8 @@ from engine.target.info import TargetInfo
 from tests.support.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 class Crowd:
@@ -32,7 +33,7 @@ class Crowd:
         self._served = served
         self._tasks: list[asyncio.Task[Any]] = []
 
-    async def send(self, job: Job, **more: Any) -> OverloadedError | None:
+    async def send(self, job: Request, **more: Any) -> OverloadedError | None:
         """Send one; returns the refusal, if it was refused."""
         task = asyncio.create_task(self._served.answer(job, **more))
         await asyncio.sleep(0)
@@ -49,9 +50,9 @@ class Crowd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def endless(make_job: MakeJob, number: int, priority: int = 0) -> Job:
+def endless(make_job: MakeJob, number: int, priority: int = 0) -> Request:
     job = make_job(number, max_tokens=500, stop_ids=())
-    return Job(job.prompt, job.params, priority=priority)
+    return Request(job.prompt, job.params, priority=priority)
 
 
 async def acquainted(served: Any, make_job: MakeJob) -> None:
@@ -82,7 +83,7 @@ async def test_the_wait_that_is_expected_grows_with_the_queue(serving: Any, make
         crowd, waits, lane = Crowd(served), [], served.router.lanes[0]
         for number in range(10):
             newcomer = endless(make_job, 99)
-            sequence = Sequence(99, newcomer.prompt, len(newcomer.prompt), newcomer.params, StatsCounter(5))
+            sequence = Sequence.of(99, newcomer)
             waits.append(WaitEstimate(lane.scheduler, lane.service_rate).seconds(sequence))
             assert await crowd.send(endless(make_job, number)) is None
         assert waits[:2] == [0.0, 0.0]

@@ -14,7 +14,8 @@ import pytest
 from deployments.options import RouterOptions
 from deployments.router.draft_client import InlineDraftClient
 from engine.errors import StepFailedError
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
@@ -26,7 +27,7 @@ from speculators.registry import SpeculatorOptions
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core", "pld-plus-h", "pld-plus-a", "token-recycling")
 CHUNK = 16
 POISON = 311
-Offline = Callable[[Job], Completion]
+Offline = Callable[[Request], Completion]
 
 
 class Gated(Stage):
@@ -67,10 +68,10 @@ def gate() -> Iterator[threading.Event]:
     Gated.gate.set()
 
 
-def long_job(number: int, method: str = "autoregressive", n: int = 150, **params: Any) -> Job:
+def long_job(number: int, method: str = "autoregressive", n: int = 150, **params: Any) -> Request:
     chance = random.Random(number)
     text = [1, *(chance.randrange(3, 300) for _ in range(n // 2))]
-    return Job((text * 2)[:n], SamplingParams(max_tokens=20, seed=number, **params), method, max_nodes=16)
+    return Request((text * 2)[:n], SamplingParams(max_tokens=20, seed=number, **params), method, max_nodes=16)
 
 
 async def until(condition: Callable[[], bool]) -> None:

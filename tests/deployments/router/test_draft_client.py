@@ -6,27 +6,29 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from msgspec.structs import replace
 
 from deployments.router.draft_client import ActorDraftClient
 from deployments.router.speculator_actor import SpeculatorActor, start_speculators
-from engine.loop import Completion, Job
+from engine.loop import Completion
 from engine.protocol import Branch, Outcome
+from engine.request import Request
 from engine.scheduling.drafting import Turn
-from engine.scheduling.sequence import Sequence as Request
-from engine.scheduling.stats import StatsCounter
+from engine.scheduling.sequence import Sequence
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
 VOCAB = 320
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 class TestableActor(SpeculatorActor):
@@ -37,7 +39,7 @@ class TestableActor(SpeculatorActor):
     def pid(self) -> int:
         return os.getpid()
 
-    def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
+    def advance(self, outcomes: Items[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         time.sleep(self._hang)
         self._hang = 0.0
         return super().advance(outcomes, budgets)
@@ -80,7 +82,7 @@ def drafting(serving: Any, actors: list[Any]) -> Any:
     return serve
 
 
-def looping(make_job: MakeJob, number: int, n_tokens: int = 400) -> Job:
+def looping(make_job: MakeJob, number: int, n_tokens: int = 400) -> Request:
     """A job whose answer prompt lookup can guess: it says one token again and again."""
     return make_job(number, "pld", max_tokens=n_tokens, logit_bias={7: 100.0})
 
@@ -127,14 +129,13 @@ async def test_cancelled_requests_leave_no_state_in_the_actors(drafting: Any, ma
 async def test_a_request_cancelled_between_its_step_and_its_draft_harms_no_other(
     drafting: Any, make_job: MakeJob
 ) -> None:
-    def request(seq: int) -> Request:
-        job = make_job(seq, "pld")
-        return Request(seq, [*job.prompt, 5], len(job.prompt), job.params, StatsCounter(1), "pld")
+    def request(seq: int) -> Sequence:
+        return Sequence.of(seq, replace(make_job(seq, "pld"), emitted=[5]))
 
     stays, goes = request(0), request(2)  # at home on the same actor
     async with drafting() as (_, draft_client):
-        draft_client.begin(stays, "")
-        draft_client.begin(goes, "")
+        draft_client.begin(stays)
+        draft_client.begin(goes)
         turn = Turn(budgets={0: 8, 2: 8}, drafting=[stays, goes])
         drafts = draft_client.draft(turn)
         draft_client.end(goes)
@@ -150,7 +151,7 @@ async def test_killed_actors_cost_no_text_and_draft_again_when_they_are_back(
         make_job(number, "pld+spectra-core", temperature=0.8, max_tokens=300) for number in range(2, 4)
     ]
     async with drafting() as (served, _):
-        streams = [served.router.stream(served.request(job)) for job in jobs]
+        streams = [served.router.stream(job) for job in jobs]
         tokens = [list((await anext(stream)).token_ids) for stream in streams]
         pids = [await pid_of(actor) for actor in actors]
         for pid in pids:
@@ -176,7 +177,7 @@ async def test_an_actor_that_hangs_is_left_alone_until_it_answers_and_then_draft
 ) -> None:
     job = looping(make_job, 0, 900)
     async with drafting(timeout=0.3) as (served, _):
-        stream = served.router.stream(served.request(job))
+        stream = served.router.stream(job)
         tokens = list((await anext(stream)).token_ids)
         await actors[0].hang_once.remote(0.8)  # 0.3 s of it a step waits; the text outlasts the rest
         began = time.monotonic()

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from deployments.options import RouterOptions
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from tests.support.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 def options(**fields: Any) -> RouterOptions:
@@ -156,9 +157,9 @@ async def test_a_newcomer_goes_where_least_is_to_be_done(serving: Any, make_job:
 async def test_requests_that_begin_alike_share_a_lane_until_it_has_too_much_to_do(
     serving: Any, make_job: MakeJob
 ) -> None:
-    def alike(number: int, max_tokens: int = 50) -> Job:
+    def alike(number: int, max_tokens: int = 50) -> Request:
         job = make_job(number, max_tokens=max_tokens, stop_ids=())
-        return Job([*range(20, 60), *job.prompt], job.params)
+        return Request([*range(20, 60), *job.prompt], job.params)
 
     chosen = options(affinity="prefix", affinity_slack=400)
     async with serving(1, [Slow], n_lanes=2, options=chosen) as served:

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.transport.addresses import parse
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, UnknownMethodError
 from engine.events import LENGTH, STOP, SourceCounts
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -23,8 +24,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 0.8, "top_p": 0.95},
     "penalties": {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.3, "min_tokens": 5},
 }
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -117,13 +118,13 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back_and_serves_those_it
 
 async def test_bad_requests_are_refused_and_leave_nothing(serving: Any, make_job: MakeJob, offline: Offline) -> None:
     good = make_job(1, "spectra-core", max_tokens=200)
-    bad: list[tuple[type[Exception], Job]] = [
-        (RequestError, Job([], good.params)),
-        (RequestError, Job([5, 10**6], good.params, "pld")),
-        (RequestError, Job([5, -1], good.params)),
+    bad: list[tuple[type[Exception], Request]] = [
+        (RequestError, Request([], good.params)),
+        (RequestError, Request([5, 10**6], good.params, "pld")),
+        (RequestError, Request([5, -1], good.params)),
         (RequestError, make_job(2, max_tokens=0)),
         (PromptTooLongError, make_job(2, "pld", max_tokens=5000)),
-        (PromptTooLongError, Job([5] * 5000, good.params)),
+        (PromptTooLongError, Request([5] * 5000, good.params)),
         (UnknownMethodError, make_job(2, "magic")),
         (UnknownMethodError, make_job(2, "pld+pld")),
         (UnknownMethodError, make_job(2, "medusa")),
@@ -142,7 +143,7 @@ async def test_lower_priority_numbers_go_first(serving: Any, make_job: MakeJob) 
 
     async def come(priority: int) -> None:
         job = make_job(priority)
-        await served.answer(Job(job.prompt, job.params, priority=priority))
+        await served.answer(Request(job.prompt, job.params, priority=priority))
         done.append(priority)
 
     async with serving(max_sequences=1) as served:
@@ -170,7 +171,7 @@ async def test_metrics_have_the_names_of_vllm_and_the_sums_of_the_answers(servin
     jobs = [make_job(number, METHODS[number % 4], max_tokens=20 + number) for number in range(8)]
     async with serving() as served:
         answers = await asyncio.gather(*(served.answer(job) for job in jobs))
-        cancelled = served.router.stream(served.request(make_job(20, max_tokens=500)))
+        cancelled = served.router.stream(make_job(20, max_tokens=500))
         await anext(cancelled)
         await cancelled.aclose()
         await served.settled()

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 
 METHODS = ("autoregressive", "pld", "token-recycling", "pld+spectra-core")
-Offline = Callable[[Job], Completion]
+Offline = Callable[[Request], Completion]
 
 
-def jobs_that_begin_alike(n: int) -> list[Job]:
+def jobs_that_begin_alike(n: int) -> list[Request]:
     chance = random.Random(1)
     shared = [1, *(chance.randrange(3, 300) for _ in range(120))]
     return [
-        Job(
+        Request(
             [*shared[: 40 + 10 * i], *(chance.randrange(3, 300) for _ in range(9))],
             SamplingParams(max_tokens=20, temperature=0.8 * (i % 2), seed=i),
             METHODS[i % 4],

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from engine.events import LENGTH, STOP
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}], ids=["greedy", "seeded"])

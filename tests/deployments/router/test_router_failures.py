@@ -16,8 +16,9 @@ from deployments.pipeline.connection import Pipeline
 from deployments.router.draft_client import Drafts, InlineDraftClient
 from deployments.router.router import Router
 from engine.errors import RequestError, StepFailedError, TargetLostError
-from engine.loop import Completion, Job
+from engine.loop import Completion
 from engine.protocol import Branch
+from engine.request import Request
 from engine.scheduling.drafting import Turn
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
@@ -27,8 +28,8 @@ from tests.support.slow_stage import Slow
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 POISON = 311  # a prompt with this token makes the stages below fail
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 def is_poisoned(step: Step) -> bool:
@@ -72,8 +73,8 @@ class LosesItsDevice(Stage):
         return super().forward(step, incoming)
 
 
-def poisoned(job: Job) -> Job:
-    return Job([*job.prompt, POISON], job.params, job.method)
+def poisoned(job: Request) -> Request:
+    return Request([*job.prompt, POISON], job.params, job.method)
 
 
 @pytest.mark.parametrize("n_stages", [1, 2])
@@ -87,7 +88,7 @@ async def test_two_hundred_cancelled_requests_leave_nothing_and_a_survivor_notic
         await asyncio.sleep(chance.random() * 3)
         job = make_job(number, METHODS[number % 4], temperature=chance.choice((0.0, 0.9)), **endless)
         if number % 2:  # the consumer closes the iterator after some events, or before the first
-            events = served.router.stream(served.request(job))
+            events = served.router.stream(job)
             for _ in range(chance.randrange(6)):
                 await anext(events)
             await events.aclose()
@@ -235,7 +236,7 @@ async def test_a_malformed_frame_costs_a_reconnection_and_no_text(
 ) -> None:
     job = make_job(1, "pld", temperature=0.8, max_tokens=150)
     async with serving(2) as served:
-        events = served.router.stream(served.request(job))
+        events = served.router.stream(job)
         tokens = list((await anext(events)).token_ids)
         served.router.lanes[0].connection.pipeline._steps.send(garbage)
         async for event in events:
@@ -253,7 +254,7 @@ async def test_a_router_hears_nothing_that_was_meant_for_the_one_before(
         for _ in range(3):
             before = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), served.connect)
             before.start()
-            half = before.stream(served.request(make_job(2, max_tokens=100)))
+            half = before.stream(make_job(2, max_tokens=100))
             await anext(half)
             stuck = asyncio.create_task(anext(half))  # a step is on its way while the router goes
             await asyncio.sleep(0.01)
@@ -261,7 +262,7 @@ async def test_a_router_hears_nothing_that_was_meant_for_the_one_before(
             await asyncio.gather(stuck, return_exceptions=True)
             after = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), served.connect)
             after.start()
-            events = [event async for event in after.stream(served.request(job))]
+            events = [event async for event in after.stream(job)]
             assert [token for event in events for token in event.token_ids] == offline(job).token_ids
             await after.close()
 
@@ -271,7 +272,7 @@ async def test_an_answer_nobody_asked_for_is_no_reason_to_stop(
 ) -> None:
     job = make_job(1, "pld", max_tokens=100)
     async with serving() as served:
-        events = served.router.stream(served.request(job))
+        events = served.router.stream(job)
         tokens = list((await anext(events)).token_ids)
         pipeline: Pipeline = served.router.lanes[0].connection.pipeline
         pipeline.send(Step(12345, []))  # not one of the router's numbers

@@ -14,8 +14,9 @@ from deployments.router.draft_client import InlineDraftClient
 from deployments.stage.attention_rows import MAX_KEPT, RowKeeper
 from deployments.transport.channel import Channel
 from engine.errors import StepFailedError
-from engine.loop import Engine, Job
+from engine.loop import Engine
 from engine.protocol import Branch, Outcome, RequestView, Speculator
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.stage.artefacts import AttentionRows, CapturedStep
 from engine.stage.stage import Stage
@@ -62,19 +63,19 @@ def recorded(method: str) -> tuple[Recording, SpeculatorPool]:
     return recording, SpeculatorPool(OPTIONS, {"recorded": lambda _: recording})
 
 
-def job(number: int, method: str, **params: object) -> Job:
+def job(number: int, method: str, **params: object) -> Request:
     """A prompt that repeats itself, and a bias towards its tokens, so that there is something to look up."""
     prompt = [1, *(3 + (number * 31 + i * i % 7) % 290 for i in range(30))]
     chosen: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "seed": number} | params
-    return Job(prompt, SamplingParams(**chosen, logit_bias=dict.fromkeys(set(prompt), 12.0)), method, 16)
+    return Request(prompt, SamplingParams(**chosen, logit_bias=dict.fromkeys(set(prompt), 12.0)), method, 16)
 
 
 @pytest.fixture
-def local(tiny_checkpoint: Path) -> Callable[[Job, SpeculatorPool], list[int]]:
+def local(tiny_checkpoint: Path) -> Callable[[Request, SpeculatorPool], list[int]]:
     """What the offline engine writes in one stage."""
     options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, block_size=16, max_model_len=1024)
 
-    def run(one: Job, pool: SpeculatorPool) -> list[int]:
+    def run(one: Request, pool: SpeculatorPool) -> list[int]:
         return Engine(LocalTarget.load(options, tiny_checkpoint), pool).complete(one).token_ids
 
     return run
@@ -111,7 +112,7 @@ async def test_requests_in_flight_together_get_their_own_rows(serving: Any, loca
         await served.settled()
         assert all(len(worker._keeper) == 0 for worker in served.stages.workers)
     for one, answer in zip(jobs, answers, strict=True):
-        assert answer.token_ids == local(Job(one.prompt, one.params), SpeculatorPool()), one.method
+        assert answer.token_ids == local(Request(one.prompt, one.params), SpeculatorPool()), one.method
         if one.method.startswith("pld-plus"):
             assert answer.events[-1].stats.drafted_tokens > 0
 
@@ -135,14 +136,14 @@ async def test_rows_that_cannot_be_computed_fail_their_request_alone(
     serving: Any, local: Any, info: TargetInfo
 ) -> None:
     bad, good = job(1, "pld-plus-a"), job(2, "pld-plus-a", max_tokens=60)
-    bad = Job([*bad.prompt, 299], bad.params, bad.method)
+    bad = Request([*bad.prompt, 299], bad.params, bad.method)
     draft_client = InlineDraftClient(SpeculatorPool(OPTIONS), info.spec.vocab_size)
     async with serving(3, [Stage, CannotTell, Stage], draft_client) as served:
         running = asyncio.create_task(served.answer(good))
         await asyncio.sleep(0.05)
         with pytest.raises(StepFailedError, match="poisoned"):
             await served.answer(bad)
-        assert (await running).token_ids == local(Job(good.prompt, good.params), SpeculatorPool())
+        assert (await running).token_ids == local(Request(good.prompt, good.params), SpeculatorPool())
         await served.settled()
 
 
@@ -162,7 +163,7 @@ async def test_a_stage_that_stops_answering_is_a_lost_pipeline_and_the_text_goes
     one = job(3, "pld-plus-a", max_tokens=40)
     draft_client = InlineDraftClient(SpeculatorPool(OPTIONS), info.spec.vocab_size)
     async with serving(2, draft_client=draft_client) as served:
-        assert (await served.answer(one)).token_ids == local(Job(one.prompt, one.params), SpeculatorPool())
+        assert (await served.answer(one)).token_ids == local(Request(one.prompt, one.params), SpeculatorPool())
         state = await served.settled()
     assert state["pipelines_lost"] == 1
     assert n_asked > 8

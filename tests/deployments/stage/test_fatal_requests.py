@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from engine.errors import StepFailedError
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 
 POISON = 311
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 class Dies(Stage):
@@ -49,7 +50,7 @@ async def test_a_request_that_kills_every_pipeline_fails_alone(
         keeper = asyncio.create_task(keep_alive(served, kinds))
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
         with pytest.raises(StepFailedError, match="lost 3 times"):
-            await served.answer(Job([*fatal.prompt, POISON], fatal.params))
+            await served.answer(Request([*fatal.prompt, POISON], fatal.params))
         for job, answer in zip(jobs, await asyncio.gather(*answers), strict=True):
             assert answer.token_ids == offline(job).token_ids
         assert (await served.settled())["pipelines_lost"] == 3
@@ -63,7 +64,7 @@ async def test_a_suspect_whose_stream_is_closed_sets_the_others_free(
     job, fatal = make_job(1, "pld", max_tokens=40, stop_ids=()), make_job(10)
     async with serving(1, [Dies]) as served, asyncio.timeout(120):
         lane = served.router.lanes[0]
-        doomed = asyncio.create_task(served.answer(Job([*fatal.prompt, POISON], fatal.params)))
+        doomed = asyncio.create_task(served.answer(Request([*fatal.prompt, POISON], fatal.params)))
         while lane.n_lost < 1:
             await asyncio.sleep(0.005)
         served.replace([Dies])

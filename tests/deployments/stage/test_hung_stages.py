@@ -12,15 +12,16 @@ import pytest
 
 from deployments.options import RouterOptions
 from deployments.pipeline.step_deadline import CALM_ANSWERS, TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepDeadlines
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, Work
 from engine.step_cost import StepCosts
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 class Hangs(Stage):

@@ -26,10 +26,11 @@ from deployments.stage.worker import StageWorker
 from deployments.transport.addresses import listen
 from deployments.transport.channel import AsyncChannel, Channel
 from deployments.transport.roles import STAGE_ROLES
-from engine.loop import Completion, Job
+from engine.loop import Completion
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
 from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
@@ -39,8 +40,8 @@ from tests.support import slow_stage
 
 CPU = torch.device("cpu")
 PAUSE_S = 0.05
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 class Slow(slow_stage.Slow):

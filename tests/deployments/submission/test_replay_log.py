@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from deployments.router.router import Router
-from deployments.submission.messages import SubmitRequest
 from deployments.submission.protocol import Attachment
 from deployments.submission.server import RunRequest, SubmissionServer
 from engine.errors import OverloadedError, TargetLostError
 from engine.events import StepEvent
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.deployments.conftest import Served
 from tests.support.submission import Submitting, check_figures, submitting, tokens
@@ -28,8 +28,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 0.8, "top_p": 0.95},
     "penalties": {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.3, "min_tokens": 8},
 }
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 class Dying:
@@ -50,7 +50,7 @@ class Dying:
         self.pair: Submitting | None = None
         self._dead: list[SubmissionServer] = []
 
-    async def run(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         async with aclosing(self._run(request)) as events:
             n = 0
             async for event in events:
@@ -87,7 +87,7 @@ async def test_a_request_cut_off_at_any_event_goes_on_with_the_identical_text(
             dying = Dying(served.router.stream, after, turns, deaths=1)
             async with submitting(dying.run) as pair:
                 dying.pair = pair
-                events = await pair.answer(served.request(job))
+                events = await pair.answer(job)
                 await dying.close()
             assert dying.left == 0, f"cut {after} of {n_events} was never reached"
             assert tokens(events) == wanted.token_ids, after
@@ -103,7 +103,7 @@ async def test_logprobs_of_tokens_that_were_emitted_before_are_not_repeated(serv
         dying = Dying(served.router.stream, 3, 4, deaths=2)
         async with submitting(dying.run) as pair:
             dying.pair = pair
-            events = await pair.answer(served.request(job))
+            events = await pair.answer(job)
             await dying.close()
     resumed = [entry for event in events for entry in event.logprobs or ()]
     assert [entry.token_id for entry in resumed] == [entry.token_id for entry in whole] == tokens(events)
@@ -128,9 +128,9 @@ async def test_a_crowd_moves_to_a_new_router_again_and_again(
         submitting(lambda request: served.router.stream(request)) as pair,
     ):
         # Two more than a queue of four lets in at once come when the first are running already.
-        answers = [asyncio.create_task(pair.answer(served.request(job))) for job in jobs[:4]]
+        answers = [asyncio.create_task(pair.answer(job)) for job in jobs[:4]]
         await until_running(served, 4)
-        answers += [asyncio.create_task(pair.answer(served.request(job))) for job in jobs[4:8]]
+        answers += [asyncio.create_task(pair.answer(job)) for job in jobs[4:8]]
         for _ in range(3):
             await asyncio.sleep(0.1)
             old_server, old = pair.server, reopened(served)
@@ -156,17 +156,17 @@ async def test_an_interrupted_request_is_let_in_past_a_full_queue(
 ) -> None:
     job = make_job(2, temperature=0.8, max_tokens=300, stop_ids=())
     async with serving(max_sequences=1, max_waiting=1) as served, submitting(served.router.stream) as pair:
-        first = asyncio.create_task(pair.answer(served.request(job)))
+        first = asyncio.create_task(pair.answer(job))
         await until_running(served, 1)
-        second = asyncio.create_task(pair.answer(served.request(job)))
+        second = asyncio.create_task(pair.answer(job))
         async with asyncio.timeout(20):
             while not (await served.router.state())["waiting"]:
                 await asyncio.sleep(0.005)
         with pytest.raises(OverloadedError):
-            await pair.answer(served.request(job))
+            await pair.answer(job)
         had = offline(job).token_ids[:7]
         for emitted in (had, []):
-            late = msgspec.structs.replace(served.request(job), emitted=emitted, resumed=True)
+            late = msgspec.structs.replace(job, emitted=emitted, resumed=True)
             events = [event async for event in served.router.stream(late)]
             assert emitted + tokens(events) == offline(job).token_ids
         assert [tokens(await answer) for answer in (first, second)] == [offline(job).token_ids] * 2
@@ -174,7 +174,7 @@ async def test_an_interrupted_request_is_let_in_past_a_full_queue(
 
 
 async def test_a_request_that_kills_every_router_is_given_up() -> None:
-    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         old, pair.server = pair.server, SubmissionServer(run)
         dead.append(old)
         old.cut()
@@ -183,7 +183,7 @@ async def test_a_request_that_kills_every_router_is_given_up() -> None:
     dead: list[SubmissionServer] = []
     async with submitting(run) as pair:
         with pytest.raises(TargetLostError, match="5 routers were lost"):
-            await pair.answer(SubmitRequest("r", [1], SamplingParams(seed=1)))
+            await pair.answer(Request([1], SamplingParams(seed=1)))
         assert pair.attached == len(dead) == 5
         await asyncio.gather(*(server.close() for server in dead))
 
@@ -193,13 +193,13 @@ async def test_a_router_that_hangs_is_left_for_the_next_one() -> None:
     stuck, release, told = threading.Event(), threading.Event(), asyncio.Event()
     here = asyncio.get_running_loop()
 
-    async def hang(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def hang(request: Request) -> AsyncGenerator[StepEvent, None]:
         yield StepEvent(token_ids=[4])
         await asyncio.sleep(0.05)  # the event may leave
         stuck.set()
         release.wait()
 
-    async def finish(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def finish(request: Request) -> AsyncGenerator[StepEvent, None]:
         assert request.emitted == [4]
         yield StepEvent(token_ids=[9], finish_reason="stop")
 
@@ -219,7 +219,7 @@ async def test_a_router_that_hangs_is_left_for_the_next_one() -> None:
         async with submitting(finish, beat=0.1) as pair:
             old = await attached
             pair.attach = lambda: asyncio.sleep(0, old)  # type: ignore[method-assign]
-            answer = asyncio.create_task(pair.answer(SubmitRequest("r", [1], SamplingParams(seed=1))))
+            answer = asyncio.create_task(pair.answer(Request([1], SamplingParams(seed=1))))
             await asyncio.to_thread(stuck.wait, 10)
             del pair.attach  # the method again
             assert tokens(await asyncio.wait_for(answer, 10)) == [4, 9]

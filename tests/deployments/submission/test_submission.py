@@ -16,21 +16,21 @@ import pytest
 
 from deployments.submission import server as submission_server
 from deployments.submission.client import RouterConnection
-from deployments.submission.messages import SubmitRequest
 from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_events, encode
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import OverloadedError, PromptTooLongError, StepFailedError, TargetLostError
 from engine.events import StepEvent
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.support.submission import check_figures, nobody, submitting, tokens
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
-REQUEST = SubmitRequest("r", [1, 2, 3], SamplingParams(max_tokens=5, seed=1))
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
+REQUEST = Request([1, 2, 3], SamplingParams(max_tokens=5, seed=1))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -47,7 +47,7 @@ class Endless:
         self._event = StepEvent(token_ids=[7] * n_tokens)
         self._pause = pause  # seconds
 
-    async def run(self, request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         self.alive += 1
         try:
             while True:
@@ -62,7 +62,7 @@ async def test_many_requests_on_one_connection_get_the_offline_engines_texts(
 ) -> None:
     jobs = [make_job(number, METHODS[number % 4], temperature=0.8) for number in range(12)]
     async with serving(max_sequences=6) as served, submitting(served.router.stream) as pair:
-        answers = await asyncio.gather(*(pair.answer(served.request(job)) for job in jobs))
+        answers = await asyncio.gather(*(pair.answer(job) for job in jobs))
         assert len(pair.server) == pair.attached == 1
         for job, events in zip(jobs, answers, strict=True):
             assert tokens(events) == offline(job).token_ids
@@ -73,7 +73,7 @@ async def test_many_requests_on_one_connection_get_the_offline_engines_texts(
 async def test_events_of_one_turn_of_the_event_loop_share_a_frame() -> None:
     turn = asyncio.Event()
 
-    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         await turn.wait()
         yield StepEvent(token_ids=[int(request.request_id)], finish_reason="stop")
 
@@ -96,11 +96,11 @@ async def test_an_error_arrives_as_what_it_was_and_others_do_not_notice(
 ) -> None:
     job = make_job(3)
     async with serving(max_sequences=1, max_waiting=2) as served, submitting(served.router.stream) as pair:
-        wrong = msgspec.structs.replace(served.request(job), prompt=[1] * 5000)
+        wrong = msgspec.structs.replace(job, prompt=[1] * 5000)
         with pytest.raises(PromptTooLongError) as refused:
             await pair.answer(wrong)
         assert refused.value.param == "prompt"
-        crowd = await asyncio.gather(*(pair.answer(served.request(job)) for _ in range(8)), return_exceptions=True)
+        crowd = await asyncio.gather(*(pair.answer(job) for _ in range(8)), return_exceptions=True)
         turned_away = [answer for answer in crowd if isinstance(answer, BaseException)]
         assert turned_away
         assert all(isinstance(error, OverloadedError) and error.retry_after > 0 for error in turned_away)
@@ -112,7 +112,7 @@ async def test_an_error_arrives_as_what_it_was_and_others_do_not_notice(
 async def test_a_bug_in_the_router_fails_its_request_only() -> None:
     endless = Endless()
 
-    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         if request.request_id == "bad":
             raise ZeroDivisionError
         async for event in endless.run(request):
@@ -131,7 +131,7 @@ async def test_a_bug_in_the_router_fails_its_request_only() -> None:
 async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: Any, make_job: MakeJob) -> None:
     async with serving() as served, submitting(served.router.stream) as pair:
         streams = [
-            pair.channel.stream(served.request(make_job(number, METHODS[number % 4], max_tokens=600, stop_ids=())))
+            pair.channel.stream(make_job(number, METHODS[number % 4], max_tokens=600, stop_ids=()))
             for number in range(6)
         ]
 
@@ -158,8 +158,8 @@ async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
     async with serving() as served, submitting(served.router.stream) as pair:
         attachment = await pair.server.attachment()
         orphan = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
-        staying = asyncio.create_task(pair.answer(served.request(job)))
-        requests = [served.request(make_job(n, METHODS[n % 4], max_tokens=900, stop_ids=())) for n in range(2, 8)]
+        staying = asyncio.create_task(pair.answer(job))
+        requests = [make_job(n, METHODS[n % 4], max_tokens=900, stop_ids=()) for n in range(2, 8)]
         orphan.send(encode([Submit(n, request) for n, request in enumerate(requests)]))
         assert decode_events(await orphan.receive())
         orphan.close()
@@ -174,7 +174,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
     monkeypatch.setattr(submission_server, "MAX_UNREAD", 1 << 20)
     endless, modest = Endless(n_tokens=100_000), Endless()
 
-    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         async for event in (endless if request.request_id == "much" else modest).run(request):
             yield event
 
@@ -254,7 +254,7 @@ async def test_the_same_channel_works_over_tcp(serving: Any, make_job: MakeJob, 
     job = make_job(2, "pld")
     async with serving() as served, submitting(served.router.stream) as pair:
         connection = await RouterConnection.connect(await pair.server.attachment("127.0.0.1"))
-        stream = connection.run(served.request(job))
+        stream = connection.run(job)
         events = [await anext(stream)]
         while events[-1].finish_reason is None:
             events.append(await anext(stream))
@@ -294,7 +294,7 @@ async def test_a_silent_ingress_is_cut_off() -> None:
 async def test_heartbeats_keep_a_quiet_connection_open() -> None:
     quiet = asyncio.Event()
 
-    async def run(request: SubmitRequest) -> AsyncGenerator[StepEvent, None]:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         await quiet.wait()
         yield StepEvent(token_ids=[1], finish_reason="stop")
 

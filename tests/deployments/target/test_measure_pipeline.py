@@ -16,7 +16,8 @@ from deployments.pipeline.connection import MEASURE_ATTEMPTS, Pipeline, measure_
 from deployments.router.draft_client import InlineDraftClient
 from deployments.router.router import Router
 from engine.errors import TargetLostError
-from engine.loop import Completion, Job
+from engine.loop import Completion
+from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
@@ -27,8 +28,8 @@ from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from tests.support import slow_stage
 
-MakeJob = Callable[..., Job]
-Offline = Callable[[Job], Completion]
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 SLOW_S = 0.005  # seconds more per step
 
 

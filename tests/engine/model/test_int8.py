@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.model import quantized
 from engine.model.loader import load_shard, load_spec
 from engine.model.quantization import bitsandbytes
@@ -25,6 +25,7 @@ from engine.model.quantized import Int8Linear, quantize
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
@@ -182,7 +183,7 @@ def test_the_text_is_that_of_hugging_faces_int8_model_whatever_the_method_and_th
     for stages in (1, 2, 3):
         made = load(checkpoint(family), stages)
         for method in ("autoregressive", "pld", "lookahead"):
-            jobs = [Job(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), method) for text in texts]
+            jobs = [Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), method) for text in texts]
             assert [one.token_ids for one in complete(engine(made), jobs)] == wanted
 
 
@@ -193,7 +194,7 @@ def test_sampled_texts_do_not_depend_on_method_stages_or_company(
     found = []
     for stages, method, company in ((1, "autoregressive", 1), (2, "pld", 4), (4, "lookahead", 2)):
         params = [SamplingParams(max_tokens=20, temperature=0.8, seed=seed, stop_ids=(2,)) for seed in range(4)]
-        jobs = [Job(text, one, method) for text, one in zip(texts, params, strict=True)]
+        jobs = [Request(text, one, method) for text, one in zip(texts, params, strict=True)]
         done = complete(engine(load(checkpoint("qwen3"), stages)), jobs, company)
         found.append([one.token_ids for one in done])
     assert found[0] == found[1] == found[2]
@@ -204,7 +205,7 @@ def test_a_stored_int8_checkpoint_is_read_stage_by_stage(
 ) -> None:
     _, stored = their_model("qwen2")
     assert load_spec(stored).family == "qwen2"
-    jobs = [Job(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in prompts(2)]
+    jobs = [Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in prompts(2)]
     ours = [one.token_ids for one in complete(engine(load(checkpoint("qwen2"))), jobs)]
     for stages, told in ((1, None), (2, None), (2, "int8")):
         done = complete(engine(load(stored, stages, told)), jobs)

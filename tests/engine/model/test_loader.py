@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.model import loader
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange, split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget, plan_cache, resolve_dtype
@@ -59,8 +60,8 @@ def load(path: Path, stages: int) -> LocalTarget:
     return LocalTarget.load(TargetOptions(str(path), stages=stages, kv_bytes=1 << 20, block_size=16), path)
 
 
-def jobs(texts: list[list[int]]) -> list[Job]:
-    return [Job(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in texts]
+def jobs(texts: list[list[int]]) -> list[Request]:
+    return [Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in texts]
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.fair_queue import FairQueue, work_of
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence, State
-from engine.scheduling.stats import StatsCounter
 from tests.support.virtual_pipeline import INFO, VirtualPipeline
 
 
 def request(seq: int, tenant: str = "", work: int = 20, priority: int = 0) -> Sequence:
     params = SamplingParams(max_tokens=work - 4)
-    return Sequence(seq, [5] * 4, 4, params, StatsCounter(4), priority=priority, tenant=tenant)
+    return Sequence.of(seq, Request([5] * 4, params, max_nodes=64, priority=priority, tenant=tenant))
 
 
 def drained(queue: FairQueue) -> list[int]:
@@ -167,7 +167,7 @@ def test_what_a_lost_router_had_begun_goes_on_before_fresh_prompts() -> None:
     made.submit([5] * 10, 20)
     made.run(until=0.05)
     fresh = [made.submit([5] * 10, 20) for _ in range(5)]
-    begun = [made.submit([5] * 10, 20, tokens=[5] * 10 + [7] * 4) for _ in range(2)]
+    begun = [made.submit([5] * 10, 20, emitted=[7] * 4) for _ in range(2)]
     while not all(one.state is State.FINISHED for one in begun):
         made.advance()
     assert {one.state for one in fresh[1:]} == {State.WAITING}

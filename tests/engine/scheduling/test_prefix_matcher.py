@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.scheduling.sequence import Sequence as Request
-from engine.scheduling.sequence import State
+from engine.scheduling.sequence import Sequence, State
 from engine.step import Step
 from engine.target.local import LocalTarget
 from engine.tree import IntArray
@@ -38,7 +38,7 @@ MakeTarget = Callable[..., LocalTarget]
 MakeEngine = Callable[..., Engine]
 Complete = Callable[..., list[Completion]]
 Idle = Callable[[Engine], None]
-Known = tuple[list[Job], list[list[int]], dict[int, IntArray]]  # jobs, texts, rows of prompts by job
+Known = tuple[list[Request], list[list[int]], dict[int, IntArray]]  # jobs, texts, rows of prompts by job
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def known(target: MakeTarget, engine: MakeEngine, texts: list[list[int]]) -> Cal
             shared = texts[i % 2][: chance.randrange(6, 50)]
             own = [chance.randrange(3, 97) for _ in range(chance.randrange(0, 12))]
             params = SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 3])
-            job = Job(shared + own, params, METHODS[(i + i // 6) % 6], 16, namespace="ab"[i % 5 == 4])
+            job = Request(shared + own, params, METHODS[(i + i // 6) % 6], 16, namespace="ab"[i % 5 == 4])
             alone = Driver(engine(target(FAMILY), None, PLAIN), 2)
-            alone.submit(Job(job.prompt, params, "token-recycling"))
+            alone.submit(Request(job.prompt, params, "token-recycling"))
             alone.finish(chance)
             jobs.append(job)
             wanted.append(alone.requests[0].tokens[len(job.prompt) :])
@@ -134,7 +134,7 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
     idle(made.engine)
 
 
-def complete_one(made: Engine, job: Job) -> tuple[list[int], int, int]:
+def complete_one(made: Engine, job: Request) -> tuple[list[int], int, int]:
     """(text, tokens of the prompt that were found, tokens that were read)."""
     n_read = 0
     inner = made.target.step
@@ -155,8 +155,8 @@ def made(target: MakeTarget, engine: MakeEngine) -> Engine:
     return engine(target(FAMILY, block_size=BLOCK))
 
 
-def job(prompt: list[int], method: str = "autoregressive", namespace: str = "", **params: Any) -> Job:
-    return Job(prompt, SamplingParams(max_tokens=N_TOKENS, **params), method, 16, namespace=namespace)
+def job(prompt: list[int], method: str = "autoregressive", namespace: str = "", **params: Any) -> Request:
+    return Request(prompt, SamplingParams(max_tokens=N_TOKENS, **params), method, 16, namespace=namespace)
 
 
 def test_the_same_prompt_again_is_read_but_for_its_last_token(made: Engine, texts: list[list[int]]) -> None:
@@ -216,7 +216,7 @@ def test_penalties_and_a_minimum_length_know_the_tokens_that_were_found(
     assert again == first
 
 
-def running(made: Driver, state: State = State.READY) -> Request:
+def running(made: Driver, state: State = State.READY) -> Sequence:
     """The latest request, once it has come to a state."""
     request = made.requests[-1]
     while request.state is not state:
@@ -246,13 +246,13 @@ def test_a_text_that_is_being_written_is_shared_up_to_its_last_root(
     """Accepted nodes behind the root are moved with the next step, which is the one that copies."""
     made = driver(target, engine, known, 200, 1, 64)
     jobs, wanted, _ = known()
-    made.submit(Job(jobs[1].prompt, jobs[1].params, "always-right", 4, namespace="a"))
+    made.submit(Request(jobs[1].prompt, jobs[1].params, "always-right", 4, namespace="a"))
     request = running(made)
     assert made.send()
     assert made.receive()
     request = running(made)
     assert request.keep
-    made.submit(Job([*request.tokens, 5, 6], jobs[1].params, namespace="a"))
+    made.submit(Request([*request.tokens, 5, 6], jobs[1].params, namespace="a"))
     n_stable = request.n_cached - len(request.keep)
     assert start_of(made, made.requests[1].seq) == n_stable
     made.finish(random.Random(0))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.events import LENGTH, StepEvent
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
@@ -25,8 +26,8 @@ Generate = Callable[..., list[int]]
 Answers = dict[tuple[int, ...], list[int]]
 
 
-def job(prompt: list[int], method: str = "autoregressive", n: int = 16, priority: int = 0, **params: Any) -> Job:
-    return Job(prompt, SamplingParams(max_tokens=n, **params), method, priority=priority)
+def job(prompt: list[int], method: str = "autoregressive", n: int = 16, priority: int = 0, **params: Any) -> Request:
+    return Request(prompt, SamplingParams(max_tokens=n, **params), method, priority=priority)
 
 
 def known(generate: Generate, texts: list[list[int]], n: int = 16) -> Answers:

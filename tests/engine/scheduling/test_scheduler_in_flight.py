@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import State
@@ -44,11 +45,11 @@ def jobs(target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Pr
     """``jobs()``: six jobs of all methods and styles, and the texts they must write."""
 
     @lru_cache
-    def make() -> tuple[list[Job], list[list[int]]]:
+    def make() -> tuple[list[Request], list[list[int]]]:
         params = [SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 4]) for i in range(6)]
-        plain = [Job(text, one) for text, one in zip(prompts(6), params, strict=True)]
+        plain = [Request(text, one) for text, one in zip(prompts(6), params, strict=True)]
         wanted = [done.token_ids for done in complete(engine(target(FAMILY)), plain)]
-        return [Job(job.prompt, job.params, METHODS[(i + i // 4) % 4]) for i, job in enumerate(plain)], wanted
+        return [Request(job.prompt, job.params, METHODS[(i + i // 4) % 4]) for i, job in enumerate(plain)], wanted
 
     return make
 

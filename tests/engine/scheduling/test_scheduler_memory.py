@@ -10,8 +10,9 @@ import pytest
 
 from engine.errors import OverloadedError, PromptTooLongError, RequestError
 from engine.events import LENGTH
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.protocol import Branch, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.info import MAX_TREE
@@ -41,8 +42,8 @@ Generate = Callable[..., list[int]]
 Idle = Callable[[Engine], None]
 
 
-def job(prompt: list[int], method: str = "autoregressive", n: int = 16, priority: int = 0, **params: Any) -> Job:
-    return Job(prompt, SamplingParams(max_tokens=n, **params), method, priority=priority)
+def job(prompt: list[int], method: str = "autoregressive", n: int = 16, priority: int = 0, **params: Any) -> Request:
+    return Request(prompt, SamplingParams(max_tokens=n, **params), method, priority=priority)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -180,5 +181,5 @@ def test_a_tree_never_outgrows_what_a_stage_is_made_for(
     options = SchedulerOptions(max_step_rows=4096)
     runner = engine(made, None, options, {"endless": lambda _: Endless({})})
     text = [7] * (made.info.max_model_len - 3)
-    (done,) = complete(runner, [Job(text, SamplingParams(max_tokens=3), "endless", max_nodes=5000)])
+    (done,) = complete(runner, [Request(text, SamplingParams(max_tokens=3), "endless", max_nodes=5000)])
     assert done.stats.max_nodes_used == MAX_TREE

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from engine.errors import RequestError
-from engine.loop import Engine, Job
+from engine.loop import Engine
 from engine.model.ranges import split_layers
 from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.simulated.answers import Answers, pack_recordings
@@ -63,7 +64,7 @@ def _pipeline(checkpoint: Path, stages: int = 1, kv_bytes: int = 4 << 20, profil
 def _texts(pipeline: Pipeline, method: str, **limits: int) -> list[list[int]]:
     engine = Engine(pipeline, SpeculatorPool(), SchedulerOptions(**limits))
     params = SamplingParams(max_tokens=60, stop_ids=(2,))
-    numbers = [engine.submit(Job(prompt, params, method, 16)) for prompt in PROMPTS]
+    numbers = [engine.submit(Request(prompt, params, method, 16)) for prompt in PROMPTS]
     written: dict[int, list[int]] = {number: [] for number in numbers}
     while engine.scheduling.scheduler.has_work:
         for number, event in engine.step():
@@ -91,7 +92,7 @@ def test_sequences_that_lose_their_blocks_go_on_where_they_were(tiny_checkpoint:
     tight = _pipeline(tiny_checkpoint, kv_bytes=11 * per_block)
     engine = Engine(tight, SpeculatorPool())
     params = SamplingParams(max_tokens=60, stop_ids=(2,))
-    numbers = [engine.submit(Job(prompt, params, "pld", 16)) for prompt in PROMPTS]
+    numbers = [engine.submit(Request(prompt, params, "pld", 16)) for prompt in PROMPTS]
     written: dict[int, list[int]] = {number: [] for number in numbers}
     preemptions = 0
     while engine.scheduling.scheduler.has_work:
@@ -110,7 +111,7 @@ def test_prompts_that_begin_alike_are_copied_block_by_block(tiny_checkpoint: Pat
     found = 0
     for n in (150, 149, 100, 150):
         prompt = [*begun[:n], 9, 8]
-        done = engine.complete(Job(prompt, params))
+        done = engine.complete(Request(prompt, params))
         assert done.token_ids == Answers(320, (2,)).to(prompt, params).part(0, 30)
         found += done.stats.cached_tokens
     assert found == 149 + 100 + 151
@@ -118,7 +119,7 @@ def test_prompts_that_begin_alike_are_copied_block_by_block(tiny_checkpoint: Pat
 
 def test_made_up_text_repeats_itself_enough_for_text_methods(tiny_checkpoint: Path) -> None:
     engine = Engine(_pipeline(tiny_checkpoint), SpeculatorPool())
-    stats = engine.complete(Job(PROMPTS[5], SamplingParams(max_tokens=400), "suffix")).stats
+    stats = engine.complete(Request(PROMPTS[5], SamplingParams(max_tokens=400), "suffix")).stats
     assert 1.2 < 400 / stats.target_forwards < 4.0
 
 
@@ -127,13 +128,13 @@ def test_methods_that_read_states_are_refused_by_name(tiny_checkpoint: Path) -> 
     assert pipeline.info.spec.family == SIMULATED
     engine = Engine(pipeline, SpeculatorPool())
     with pytest.raises(RequestError, match=r"'spectra-core': a simulated target has no states to read.*pld") as refused:
-        engine.submit(Job(PROMPTS[0], SamplingParams(), "spectra-core"))
+        engine.submit(Request(PROMPTS[0], SamplingParams(), "spectra-core"))
     assert refused.value.param == "method"
 
 
 def test_log_probabilities_say_that_the_text_was_certain(tiny_checkpoint: Path) -> None:
     engine = Engine(_pipeline(tiny_checkpoint), SpeculatorPool())
-    done = engine.complete(Job(PROMPTS[0], SamplingParams(max_tokens=5, logprobs=2)))
+    done = engine.complete(Request(PROMPTS[0], SamplingParams(max_tokens=5, logprobs=2)))
     assert done.logprobs is not None
     assert [(one.token_id, one.logprob) for one in done.logprobs] == [(token, 0.0) for token in ANSWERS[0][:5]]
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -96,7 +97,7 @@ def listen(
         listener = Listener(needs, answers, draft)
         runner = engine(target(family, **shape), {}, options, {"listener": lambda _: listener})
         params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(0,))
-        done = complete(runner, [Job(text, params, "listener") for text in texts], 3)
+        done = complete(runner, [Request(text, params, "listener") for text in texts], 3)
         assert [completion.token_ids for completion in done] == list(answers.values())
         return done, [listener.heard[seq] for seq in range(3)]
 
@@ -277,7 +278,7 @@ def test_needs_may_differ_within_a_batch(
     extra = {name: lambda _, made=made: made for name, made in listeners.items()}
     runner = engine(target("llama", stages=2), {}, SchedulerOptions(prefill_chunk=50), extra)
     params = SamplingParams(max_tokens=N_TOKENS)
-    complete(runner, [Job(text, params, name) for text, name in zip(texts, [*needs, "pld"], strict=True)])
+    complete(runner, [Request(text, params, name) for text, name in zip(texts, [*needs, "pld"], strict=True)])
     check_hidden(model("llama"), list(listeners["a"].heard.values()), 1)
     check_attention(model, "llama", list(listeners["a"].heard.values()), needs["a"].heads)
     check_attention(model, "llama", list(listeners["b"].heard.values()), needs["b"].heads)

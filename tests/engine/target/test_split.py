@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.loop import Completion, Engine, Job
+from engine.loop import Completion, Engine
 from engine.model.loader import load_config, load_shard, load_spec
 from engine.model.partition import GIB, ModelParts
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.sizes import weight_bytes
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target import layer_cost
 from engine.target.layer_cost import layer_costs
@@ -129,7 +130,9 @@ def test_the_text_does_not_depend_on_the_split(
     path = checkpoint("gemma3")  # two types of layers
     target = LocalTarget.load(options(path, 3, split), path)
     texts = prompts(2)
-    done = complete(engine(target), [Job(text, SamplingParams(max_tokens=10, stop_ids=(2,)), "pld") for text in texts])
+    done = complete(
+        engine(target), [Request(text, SamplingParams(max_tokens=10, stop_ids=(2,)), "pld") for text in texts]
+    )
     assert [one.token_ids for one in done] == [generate("gemma3", tuple(text), 10) for text in texts]
 
 

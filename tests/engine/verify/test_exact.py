@@ -26,10 +26,10 @@ from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Branch, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.target.info import TargetInfo
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match, walk, walk_greedy
 from speculators.draft_model.drafter import Drafter as DraftingModel
@@ -253,7 +253,7 @@ def small_model() -> DraftingModel:
 def model_draft(random: Randomness, params: SamplingParams, *others: Branch) -> TokenTree:
     """What ``draft-model`` drafts with its draws from ``random``, before or after other guesses."""
     speculator = DraftModel(DraftModelConfig(draft_tokens=2), small_model(), lambda key: random)
-    request = RequestView(0, TokenBuffer([1, 0, 2, 1]), 4, structs.replace(params, verification="rejection"), VOCAB)
+    request = RequestView.of(0, Request([1, 0, 2, 1], structs.replace(params, verification="rejection")), VOCAB)
     speculator.begin(request)
     branches = speculator.propose(request, 8)
     speculator.end(request)
@@ -275,7 +275,7 @@ def combined_draft(random: Randomness, params: SamplingParams, draws_first: bool
     mixed = Successors(SuccessorConfig(), ("suffix", "token-recycling"))
     combined = Combined([model, mixed] if draws_first else [mixed, model])
     params = structs.replace(params, verification="rejection")
-    request = RequestView(0, TokenBuffer([1, 0, 2, 1, 0, 1]), 6, params, VOCAB)
+    request = RequestView.of(0, Request([1, 0, 2, 1, 0, 1], params), VOCAB)
     combined.begin(request)
     branches = combined.propose(request, budget)
     combined.end(request)
@@ -298,7 +298,7 @@ def test_drafts_by_rule_yield_the_autoregressive_distribution(params: SamplingPa
     """The mixed model drafts without luck, and for rejection without knowing the noise."""
     speculator = Successors(SuccessorConfig(), ("suffix", "token-recycling"))
     context = [1, 0, 2, 1, 0, 1]
-    request = RequestView(0, TokenBuffer(context), 6, structs.replace(params, verification="rejection"), VOCAB)
+    request = RequestView.of(0, Request(context, structs.replace(params, verification="rejection")), VOCAB)
     speculator.begin(request)
     target = Target(params)
     p = np.stack([target.p(())] * len(context))

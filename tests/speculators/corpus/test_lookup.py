@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from retrieval_store.index.index import FixedLibrary, Limits
 from retrieval_store.index.memory import MemoryIndex
 from speculators.corpus.lookup import UnigramCache
@@ -36,7 +36,7 @@ class Shelves:
 
 
 def draft(method, context, namespace="", budget=64):
-    request = RequestView(0, TokenBuffer(context), len(context), SamplingParams(), 1000, namespace)
+    request = RequestView.of(0, Request(context, SamplingParams(), namespace=namespace), 1000)
     method.begin(request)
     branches = method.propose(request, budget)
     method.end(request)
@@ -195,7 +195,7 @@ def test_tokens_that_the_target_does_not_have_are_not_drafted():
     library = FixedLibrary(MemoryIndex([[5, 6, 7, 900, 8], [5, 6, 901, 9], [6, 7, 8]]))
     drafter = Rest(library)
     for vocab_size, drafted in ((1000, {7, 900, 901, 8, 9}), (100, {7, 8})):
-        request = RequestView(0, TokenBuffer([5, 6]), 2, SamplingParams(), vocab_size)
+        request = RequestView.of(0, Request([5, 6], SamplingParams()), vocab_size)
         (branch,) = drafter.propose(request, 64)
         assert set(branch.tokens) == drafted
         assert all(parent < node for node, parent in enumerate(branch.parents))

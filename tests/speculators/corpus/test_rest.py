@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.corpus.rest import Rest, RestConfig
@@ -21,7 +21,7 @@ CONTEXT = st.lists(st.integers(0, 3), min_size=1, max_size=20)
 
 
 def propose(documents, context, config=None, budget=64):
-    request = RequestView(0, TokenBuffer(context), len(context), SamplingParams(), 64)
+    request = RequestView.of(0, Request(context, SamplingParams()), 64)
     return Rest(FixedLibrary(MemoryIndex(documents)), config).propose(request, budget)
 
 

@@ -16,17 +16,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
-from engine.loop import Engine, Job
+from engine.loop import Engine
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Branch, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import History, process
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.draft_model.drafter import Drafter, Rows
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
@@ -97,7 +97,7 @@ def draft_model(n_blocks: int = 200, block_size: int = 8, longest: int = LONGEST
 
 
 def view(tokens: Sequence[int], number: int = 0, params: SamplingParams = GREEDY) -> RequestView:
-    return RequestView(number, TokenBuffer(tokens), len(tokens), params, VOCAB)
+    return RequestView.of(number, Request(tokens, params), VOCAB)
 
 
 def text(n: int, seed: int = 0) -> list[int]:
@@ -167,7 +167,7 @@ def test_a_target_of_the_same_weights_accepts_every_chain(name: str, tree_nodes:
     target = LocalTarget(info(), [shard()])
     engine = Engine(target, SpeculatorPool(extra={"draft-model": lambda _: model}))
     params = SETTINGS[name]
-    jobs = [Job(text(30 + 9 * i, i), _with(params, max_tokens=32), "draft-model") for i in range(3)]
+    jobs = [Request(text(30 + 9 * i, i), _with(params, max_tokens=32), "draft-model") for i in range(3)]
     for _, done in engine.run(jobs, 3):
         if done.finish_reason == "length":
             assert min(done.stats.step_tokens[:-1]) >= at_least, done.stats.step_tokens
@@ -302,7 +302,7 @@ def test_whatever_is_accepted_the_next_draft_is_that_of_a_fresh_cache(
         model.observe(request, Outcome(committed, compose(draft, 64)))
         fresh = draft_model(tree_nodes=tree_nodes, tree_beam=3)
         now = request.context.view.tolist()
-        alone = RequestView(0, TokenBuffer(now), request.n_prompt, SAMPLED, VOCAB)
+        alone = RequestView.of(0, Request(now[: request.n_prompt], SAMPLED, emitted=now[request.n_prompt :]), VOCAB)
         assert _same(model.propose(request, 64), fresh.propose(begun(fresh, alone), 64))
     model.end(request)
     check_integrity(model, 0)
@@ -497,7 +497,7 @@ def test_a_model_that_is_not_there_is_refused_at_once(tmp_path: Any) -> None:
 
 def test_another_vocabulary_is_refused_by_name() -> None:
     model = draft_model()
-    request = RequestView(0, TokenBuffer([1, 2]), 2, GREEDY, VOCAB + 3)
+    request = RequestView.of(0, Request([1, 2], GREEDY), VOCAB + 3)
     with pytest.raises(ConfigError, match=r"--draft-model has 61 token ids, the target 64"):
         model.begin(request)
     model.end(request)

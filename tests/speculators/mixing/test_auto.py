@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import BatchSpeculator, Branch, Needs, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.mixing.auto import FIRST_DRAFTING, Auto, AutoConfig
@@ -124,7 +124,7 @@ class Decoding:
 
 def make_request(number=0, vocab_size=VOCAB):
     prompt = [number % vocab_size, 3 * number % vocab_size, 7]
-    return RequestView(number, TokenBuffer(prompt), len(prompt), SamplingParams(), vocab_size)
+    return RequestView.of(number, Request(prompt, SamplingParams()), vocab_size)
 
 
 def first_draft(costs, source, budget=32):

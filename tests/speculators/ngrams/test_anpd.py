@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.protocol import RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.token_buffer import TokenBuffer
 from speculators.ngrams.anpd import Anpd, AnpdConfig
@@ -58,7 +59,7 @@ class Tables:
 
 
 def request_of(context, max_tokens=16):
-    return RequestView(0, TokenBuffer(context), len(context), SamplingParams(max_tokens=max_tokens), 64)
+    return RequestView.of(0, Request(context, SamplingParams(max_tokens=max_tokens)), 64)
 
 
 def propose(context, config=None, budget=64):
@@ -234,7 +235,7 @@ def test_nothing_is_drafted_without_context_or_budget_or_repetition():
 
 def test_state_is_per_request_and_dropped_at_the_end():
     speculator = Anpd()
-    one, two = request_of([1, 2, 1]), RequestView(1, TokenBuffer([1, 3, 1]), 3, SamplingParams(), 64)
+    one, two = request_of([1, 2, 1]), RequestView.of(1, Request([1, 3, 1], SamplingParams()), 64)
     speculator.begin(one)
     speculator.begin(two)
     assert list(speculator.propose(one, 1)[0].tokens) == [2]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.protocol import RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from speculators.ngrams.pld import PldConfig, PromptLookup
 from speculators.testing import HashTarget
 
@@ -16,7 +16,7 @@ CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 
 
 def propose(context, config=None, budget=64, seed=0):
-    request = RequestView(0, TokenBuffer(context), len(context), SamplingParams(seed=seed), 64)
+    request = RequestView.of(0, Request(context, SamplingParams(seed=seed)), 64)
     return [list(branch.tokens) for branch in PromptLookup(config).propose(request, budget)]
 
 
@@ -130,7 +130,7 @@ def test_decoding_gives_the_plain_text_in_fewer_steps(decode, max_branches):
 
 def test_a_long_context_is_searched_in_well_under_a_step():
     context = np.random.default_rng(0).integers(0, 50, 4096).tolist()  # 80 occurrences of every token
-    request = RequestView(0, TokenBuffer(context), len(context), SamplingParams(), 64)
+    request = RequestView.of(0, Request(context, SamplingParams()), 64)
     speculator = PromptLookup()
     seconds = []
     for _ in range(200):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.protocol import Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding, match_lengths
 from speculators.testing import HashTarget
@@ -23,7 +23,8 @@ TEXTS = st.integers(2, 4).flatmap(lambda n: st.lists(st.integers(0, n), max_size
 
 def view(tokens, n_prompt=None, namespace="", request_id=0):
     n = len(tokens) if n_prompt is None else n_prompt
-    return RequestView(request_id, TokenBuffer(tokens), n, SamplingParams(), 64, namespace)
+    request = Request(tokens[:n], SamplingParams(), namespace=namespace, emitted=tokens[n:])
+    return RequestView.of(request_id, request, 64)
 
 
 class Node:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.protocol import Artefacts, Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE
 from speculators.pld_plus.induction_heads import (
     HeadCounter,
@@ -51,7 +51,7 @@ def test_the_head_that_looks_where_the_token_came_from_is_counted():
     text = [1, 5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 9, 9]
     counter = HeadCounter(2, 2)
     assert counter.needs == Needs(heads=((0, 0), (0, 1), (1, 0), (1, 1)))
-    request = RequestView(0, TokenBuffer(text[:3]), 3, SamplingParams(), 10)
+    request = RequestView.of(0, Request(text[:3], SamplingParams()), 10)
     counter.begin(request)
     counter.observe(request, Outcome([], EMPTY_TREE))  # a chunk that is not the last
     n_counted = 0

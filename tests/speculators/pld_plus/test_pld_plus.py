@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Artefacts, Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.tree import EMPTY_TREE, TokenTree
 from speculators.pld_plus.hidden_states import HiddenStates
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden, paper_layer
@@ -23,7 +23,7 @@ D = 6
 
 def request_of(tokens, request_id=0, n_prompt=None):
     n_prompt = len(tokens) if n_prompt is None else n_prompt
-    return RequestView(request_id, TokenBuffer(tokens), n_prompt, SamplingParams(), 50)
+    return RequestView.of(request_id, Request(tokens[:n_prompt], SamplingParams(), emitted=tokens[n_prompt:]), 50)
 
 
 def cosine(a, b):

@@ -14,8 +14,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.loop import Engine, Job
+from engine.loop import Engine
 from engine.protocol import Branch, Outcome, RequestView, Speculator
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
@@ -86,7 +87,7 @@ def run(tiny_checkpoint: Path) -> Callable[..., tuple[list[list[int]], list[Draf
             SamplingParams(max_tokens=40, temperature=1.0, seed=i, logit_bias=dict.fromkeys(set(text), 12.0))
             for i, text in enumerate(texts)
         ]
-        jobs = [Job(text, one, "recorded", 24) for text, one in zip(texts, params, strict=True)]
+        jobs = [Request(text, one, "recorded", 24) for text, one in zip(texts, params, strict=True)]
         done = dict(engine.run(jobs, 2))
         return [done[i].token_ids for i in range(len(texts))], [recording.drafted[i] for i in range(len(texts))]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.stats import count_sources
-from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
@@ -32,7 +32,7 @@ def spectra(documents, mode="score", core=None, **config):
 
 
 def view(context, namespace="", request_id=0):
-    return RequestView(request_id, TokenBuffer(context), len(context), SamplingParams(), 512, namespace)
+    return RequestView.of(request_id, Request(context, SamplingParams(), namespace=namespace), 512)
 
 
 def drafts(method, context, budget=64):

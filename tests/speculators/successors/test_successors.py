@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.errors import ConfigError
 from engine.protocol import Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.suffix import SuffixConfig
@@ -32,7 +32,7 @@ SMALL = SuccessorConfig(target_rows=512, text_rows=512)
 
 
 def view(prompt, request_id=0, vocab_size=48, namespace="", **params):
-    return RequestView(request_id, TokenBuffer(prompt), len(prompt), SamplingParams(**params), vocab_size, namespace)
+    return RequestView.of(request_id, Request(prompt, SamplingParams(**params), namespace=namespace), vocab_size)
 
 
 class Decoding:
@@ -451,7 +451,7 @@ def test_the_pool_runs_all_three_under_sampling_parameters():
     target = HashTarget(48, n_successors=2)
     prompt = [*PROMPT, *target.generate(PROMPT, 60)]
     for i, method in enumerate(("suffix", "token-recycling", "suffix+token-recycling")):
-        pool.begin(i, prompt, SamplingParams(temperature=0.7, seed=i), method, 48, "a")
+        pool.begin(i, Request(prompt, SamplingParams(temperature=0.7, seed=i), method, namespace="a"), 48)
     drafts = pool.advance([(i, target.read_prompt(prompt)) for i in range(3)], dict.fromkeys(range(3), 9))
     assert all(0 < len(nodes(drafts[i])) <= 9 for i in range(3))
 

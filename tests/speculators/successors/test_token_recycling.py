@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.errors import ConfigError
 from engine.protocol import Needs, Outcome, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.token_buffer import TokenBuffer
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from speculators.successors.token_recycling import RANK_P, TokenRecycling, TokenRecyclingConfig, rank_tree
@@ -23,7 +23,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def view(prompt, request_id=0, vocab_size=48, namespace=""):
-    return RequestView(request_id, TokenBuffer(prompt), len(prompt), SamplingParams(), vocab_size, namespace)
+    return RequestView.of(request_id, Request(prompt, SamplingParams(), namespace=namespace), vocab_size)
 
 
 def depths_of(shape):

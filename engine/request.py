@@ -1,0 +1,35 @@
+"""One request for tokens, from the edge to the speculators.
+
+The edge makes it (``app.api.convert`` for HTTP and handles, ``app.offline`` for generate and bench), the router or the
+offline loop fills in the server's defaults, and everything below holds this very object: ``Sequence.of`` in the
+scheduler, ``RequestView`` in the speculators. A new field is written here, where it is filled, and where it is used.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.sampling.params import SamplingParams
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One choice to generate."""
+
+    prompt: list[int]  # token ids
+    params: SamplingParams
+    method: str = ""  # of speculation; empty: the server's default
+    max_nodes: int | None = None  # nodes of one step's tree; None: the server's default
+    priority: int = 0  # lower goes first
+    namespace: str = ""  # tenant whose texts it may be drafted from and share a beginning with, besides everybody's
+    emitted: list[int] = []  # output that another router has emitted already: the text goes on behind it
+    tenant: str = ""  # whose turn it takes in the queue; the tenants of one priority take turns
+    resumed: bool = False  # another router has admitted it: a full queue does not refuse it
+    id: str = ""  # of the response it belongs to and its choice, for logs
+
+    def with_defaults(self, method: str, max_nodes: int) -> Request:
+        """The same with a method and a node limit wherever the client left the choice to the server."""
+        return msgspec.structs.replace(
+            self,
+            method=self.method or method,
+            max_nodes=max_nodes if self.max_nodes is None else self.max_nodes,
+        )
