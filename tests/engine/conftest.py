@@ -231,13 +231,13 @@ def complete_all(engine: Engine, jobs: Sequence[Request], batch_size: int = 8) -
 
 def check_idle(engine: Engine) -> None:
     """Assert that no block, no stage state and no speculator state is left behind."""
-    blocks = engine.scheduling.scheduler.blocks
+    blocks = engine.scheduler.blocks
     blocks.check_integrity()
     assert blocks.n_free == blocks.n_blocks
     assert isinstance(engine.target.local, LocalTarget)
     assert engine.target.local.n_sequences == 0
     assert engine.pool.n_live == 0
-    assert (engine.scheduling.scheduler.n_running, engine.scheduling.scheduler.n_waiting) == (0, 0)
+    assert (engine.scheduler.n_running, engine.scheduler.n_waiting) == (0, 0)
 
 
 @pytest.fixture(scope="session")

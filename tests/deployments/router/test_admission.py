@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from deployments.options import RouterOptions
@@ -52,7 +53,7 @@ class Crowd:
 
 def endless(make_job: MakeJob, number: int, priority: int = 0) -> Request:
     job = make_job(number, max_tokens=500, stop_ids=())
-    return Request(job.prompt, job.params, priority=priority)
+    return msgspec.structs.replace(job, priority=priority)
 
 
 async def acquainted(served: Any, make_job: MakeJob) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -349,7 +349,7 @@ async def test_more_nodes_than_the_limit_are_refused_and_not_cut(
         with pytest.raises(
             RequestError, match="max_nodes is 33; this server drafts at most 32 nodes per step"
         ) as refused:
-            await served.answer(replace(job, max_nodes=33))
+            await served.answer(msgspec.structs.replace(job, max_nodes=33))
         assert refused.value.param == "max_nodes"
-        assert (await served.answer(replace(job, max_nodes=32))).token_ids == offline(job).token_ids
+        assert (await served.answer(msgspec.structs.replace(job, max_nodes=32))).token_ids == offline(job).token_ids
         await served.settled()

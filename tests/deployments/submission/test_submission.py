@@ -75,12 +75,12 @@ async def test_events_of_one_turn_of_the_event_loop_share_a_frame() -> None:
 
     async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
         await turn.wait()
-        yield StepEvent(token_ids=[int(request.request_id)], finish_reason="stop")
+        yield StepEvent(token_ids=[int(request.id)], finish_reason="stop")
 
     async with submitting(run) as pair:
         attachment = await pair.server.attachment()
         peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
-        peer.send(encode([Submit(n, msgspec.structs.replace(REQUEST, request_id=str(n))) for n in range(50)]))
+        peer.send(encode([Submit(n, msgspec.structs.replace(REQUEST, id=str(n))) for n in range(50)]))
         peer.send(encode([]))
         assert decode_events(await peer.receive()) == []  # all of them have been taken in
         turn.set()
@@ -113,7 +113,7 @@ async def test_a_bug_in_the_router_fails_its_request_only() -> None:
     endless = Endless()
 
     async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
-        if request.request_id == "bad":
+        if request.id == "bad":
             raise ZeroDivisionError
         async for event in endless.run(request):
             yield event
@@ -122,7 +122,7 @@ async def test_a_bug_in_the_router_fails_its_request_only() -> None:
         stream = pair.channel.stream(REQUEST)
         await anext(stream)
         with pytest.raises(StepFailedError):
-            await pair.answer(msgspec.structs.replace(REQUEST, request_id="bad"))
+            await pair.answer(msgspec.structs.replace(REQUEST, id="bad"))
         await anext(stream)
         await stream.aclose()
 
@@ -175,7 +175,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
     endless, modest = Endless(n_tokens=100_000), Endless()
 
     async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
-        async for event in (endless if request.request_id == "much" else modest).run(request):
+        async for event in (endless if request.id == "much" else modest).run(request):
             yield event
 
     async with submitting(run) as pair:
@@ -187,7 +187,7 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         await lazy._shake_hands(ClientHandshake(attachment.secret, SUBMIT, attachment.address))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: len(pair.server) == 2)
-        lazy.send(encode([Submit(0, msgspec.structs.replace(REQUEST, request_id="much"))]))
+        lazy.send(encode([Submit(0, msgspec.structs.replace(REQUEST, id="much"))]))
         await until(lambda: len(pair.server) == 1)
         assert endless.alive == 0
         for _ in range(5):
@@ -203,8 +203,8 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         b"\xc1",
         b"\x91\x01",
         random.Random(1).randbytes(200),
-        msgspec.msgpack.encode([["s", 1, {"request_id": "x"}]]),
-        msgspec.msgpack.encode([["s", 1, {"request_id": "x", "prompt": ["a"], "params": {}}]]),
+        msgspec.msgpack.encode([["s", 1, {"id": "x"}]]),
+        msgspec.msgpack.encode([["s", 1, {"id": "x", "prompt": ["a"], "params": {}}]]),
         encode([Submit(0, REQUEST), Submit(0, REQUEST)]),
         msgspec.msgpack.encode([["q", 1]]),
     ],

@@ -66,7 +66,7 @@ def _texts(pipeline: Pipeline, method: str, **limits: int) -> list[list[int]]:
     params = SamplingParams(max_tokens=60, stop_ids=(2,))
     numbers = [engine.submit(Request(prompt, params, method, 16)) for prompt in PROMPTS]
     written: dict[int, list[int]] = {number: [] for number in numbers}
-    while engine.scheduling.scheduler.has_work:
+    while engine.scheduler.has_work:
         for number, event in engine.step():
             written[number] += event.token_ids
     return [written[number] for number in numbers]
@@ -95,7 +95,7 @@ def test_sequences_that_lose_their_blocks_go_on_where_they_were(tiny_checkpoint:
     numbers = [engine.submit(Request(prompt, params, "pld", 16)) for prompt in PROMPTS]
     written: dict[int, list[int]] = {number: [] for number in numbers}
     preemptions = 0
-    while engine.scheduling.scheduler.has_work:
+    while engine.scheduler.has_work:
         for number, event in engine.step():
             written[number] += event.token_ids
             preemptions += event.stats.preemptions if event.stats is not None else 0
