@@ -99,7 +99,6 @@ class Served:
     info: TargetInfo
     pipelines: list[Stages]
     router: Router = field(init=False)
-    sent: int = 0
     hangs: list[tuple[int, str]] = field(default_factory=list)  # lane, reason
 
     @property
