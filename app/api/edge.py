@@ -1,4 +1,4 @@
-"""The edge of one process: the HTTP application and, for Ray clients, the same requests as dicts."""
+"""The edge of one process: the HTTP application, and the same requests as dicts for callers of Ray handles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = b"data: "  # of a server-sent event
 
 
 class Edge:
-    """What an ingress replica hosts: ``app``, the ASGI application, and two methods for handles.
+    """Hosted by an ingress replica: ``app``, the ASGI application, and two methods for handles.
 
     A body with ``messages`` is a chat completion, one with ``prompt`` a completion; fields and answers are those of
     the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
@@ -29,7 +29,7 @@ class Edge:
         self.app: FastAPI = make_app(api)
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A whole answer."""
+        """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
         try:
             raw = await self._api.answer(self._parse(body, stream=False))
         except Exception as error:
@@ -38,7 +38,7 @@ class Edge:
         return answer
 
     async def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Chunks as the event stream has them."""
+        """Answer a body with the chunks of the HTTP endpoint's event stream."""
         try:
             async with aclosing(await self._api.events(self._parse(body, stream=True))) as events:
                 async for event in events:

@@ -1,6 +1,6 @@
-"""Errors as OpenAI clients expect them, and which engine error becomes which status.
+"""Errors in OpenAI's form, and the HTTP status of each error of the engine.
 
-Nothing of an unexpected exception reaches a client; it is logged.
+An unexpected exception is logged; the client only learns that there was one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from engine import errors
 
 logger = logging.getLogger("spectra.api")
 
-# Fields of the engine's requests that clients write elsewhere.
+# Where clients write fields of the engine's requests, if not under the same name.
 CLIENT_NAMES = {"method": "speculative.method", "max_nodes": "speculative.max_nodes"}
 
 
 class ApiError(Exception):
-    """An error that only exists at the edge."""
+    """An error that arises at the edge, with its HTTP status."""
 
     def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -48,18 +48,18 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
         return msgspec.json.encode({"error": fields})
 
     def response(self) -> Response:
-        """As a whole response."""
+        """The error as an HTTP response."""
         return Response(self.body(), self.status, self.headers, "application/json")
 
 
 def model_not_found(name: str) -> ApiError:
-    """The 404 for a model this server does not have."""
-    message = f"the model {name[:128]!r} does not exist here; GET /v1/models lists what does"
+    """The 404 for a model that this server does not serve."""
+    message = f"the model {name[:128]!r} is not served here; GET /v1/models lists the served models"
     return ApiError(404, message, code="model_not_found", param="model")
 
 
 def answer_for(error: BaseException) -> ErrorAnswer:
-    """What a client is told about ``error``; logs what it is not told."""
+    """The answer to a client for ``error``; an unexpected error is logged."""
     match error:
         case ApiError():
             return ErrorAnswer(error.status, error.message, error.param, error.code)

@@ -1,4 +1,4 @@
-"""Log-probabilities in both of OpenAI's forms, and the text of single tokens that they are keyed by."""
+"""Log-probabilities in OpenAI's forms for chats and completions, and the texts of single tokens in them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
-SPACE = "▁"  # how sentencepiece vocabularies spell a space
+SPACE = "▁"  # a space in sentencepiece vocabularies
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: printable Latin-1 characters are their own
-    bytes, the other bytes count up from 256."""
+    """The byte that each character of a byte-level vocabulary stands for.
+
+    Printable Latin-1 characters stand for their own bytes; the characters from 256 on stand for the other bytes.
+    """
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     table = {chr(value): value for value in range(256) if chr(value) in alphabet}
     table.update({chr(256 + i): v for i, v in enumerate(v for v in range(256) if chr(v) not in table)})
@@ -26,7 +28,7 @@ def _byte_of_char() -> dict[str, int]:
 
 
 class TokenTexts:
-    """Bytes and text of single tokens, remembered per id."""
+    """Bytes and text of single tokens, cached by id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._backend = tokenizer.backend_tokenizer
@@ -37,7 +39,7 @@ class TokenTexts:
         self._known: dict[int, tuple[str, list[int]]] = {}
 
     def __getitem__(self, token_id: int) -> tuple[str, list[int]]:
-        """Text and bytes; bytes that are no whole characters are written ``bytes:\\xe2\\x82``, as OpenAI does."""
+        """Text and bytes; the text of incomplete characters is ``bytes:\\xe2\\x82``, as in OpenAI's API."""
         found = self._known.get(token_id)
         if found is None:
             raw = self._bytes(token_id)

@@ -1,4 +1,4 @@
-"""From the bytes of a body to a checked request, or an error that names field, value and what would be right."""
+"""From the bytes of a body to a checked schema, or an error that names the field, its value and the right values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ from app.api.messages import Strict
 from engine.errors import RequestError
 
 Schema = TypeVar("Schema", bound=Strict)
-DRAIN_FACTOR = 16  # so much more than the limit is read (and thrown away) before the connection is given up
+DRAIN_FACTOR = 16  # times the limit is read and dropped before the connection is given up
+BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+TYPES = {"model_type": "must be an object", "int_type": "must be an integer", "int_from_float": "must be an integer"}
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body, at most ``limit`` bytes.
 
-    What comes beyond the limit is read and dropped, because a client that is still sending would not see the answer.
+    Bytes beyond the limit are read and dropped, because a client that is still sending would not see the answer.
 
     Raises:
-        ApiError: 415 for anything but JSON, 413 for too much of it.
+        ApiError: 415 for a media type other than JSON, 413 for a body above the limit.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -48,7 +55,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def parse(schema: type[Schema], body: bytes) -> Schema:
-    """Decode and check ``body``. A null is an absent field, as OpenAI has it.
+    """Decode and check ``body``; a null is an absent field, as in OpenAI's API.
 
     Raises:
         RequestError: malformed JSON, an unknown or unsupported field, or a value out of range.
@@ -61,7 +68,11 @@ def parse(schema: type[Schema], body: bytes) -> Schema:
 
 
 def validated(schema: type[Schema], fields: Any) -> Schema:
-    """Check decoded fields; raises like ``parse``."""
+    """Check decoded fields.
+
+    Raises:
+        RequestError: as ``parse``.
+    """
     if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object")
     try:
@@ -71,7 +82,7 @@ def validated(schema: type[Schema], fields: Any) -> Schema:
 
 
 def _known_fields(schema: type[Strict], fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields the schema declares; refuses the others unless they ask for nothing."""
+    """Fields that the schema declares; refuses others unless their value asks for nothing."""
     known = {}
     for name, value in fields.items():
         if name in schema.model_fields:
@@ -103,12 +114,14 @@ def _request_error(details: ErrorDetails) -> RequestError:
 
 
 def _expected(kind: str, context: dict[str, Any], message: str) -> str:
-    """The rule that was broken, to follow "it"."""
-    bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
-    words = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
-    if kind in bounds:
-        return f"must be {words[bounds[kind]]} {context[bounds[kind]]}"
-    return message.replace("Input should", "must").replace("valid ", "")
+    """The broken rule, as a phrase that follows "it"."""
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
+        return f"must be {words} {context[name]}"
+    if kind in ("too_short", "too_long"):
+        bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
+        return f"must have {bound} items" if bound != "at least 1" else "must have at least 1 item"
+    return TYPES.get(kind) or message.replace("Input should", "must").replace("valid ", "")
 
 
 def _shorten(value: Any) -> str:

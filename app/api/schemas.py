@@ -1,8 +1,12 @@
-"""What clients may send: OpenAI's request bodies, plus our extensions, checked field by field.
+"""The bodies of HTTP requests: OpenAI's fields and our extensions, with their types, ranges and defaults.
 
-Unknown fields are refused (`app.api.parsing` turns violations into OpenAI errors). Values are what the client wrote;
-`app.api.convert` maps them to the engine's types. Defaults are OpenAI's (temperature 1.0, top_p 1.0), except that a
-request without a token limit may use what fits into the context (see `Settings.default_max_tokens`).
+To add a field that clients may send: declare it here, map it in `app.api.convert` to the engine's request, and add it
+there (`engine/request.py`, or `engine/sampling/params.py` if it is a sampling parameter). The request travels unchanged
+from the edge to the scheduler. A field that cannot be honoured belongs into ``unsupported``.
+
+Unknown fields are refused; `app.api.parsing` turns violations into OpenAI's errors. Defaults are OpenAI's (temperature
+1.0, top_p 1.0), except that a request without a token limit may use what fits into the context, up to
+`Settings.default_max_tokens`.
 """
 
 from __future__ import annotations
@@ -22,13 +26,13 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SpeculativeOptions(Strict):
-    """Extension: how this request is drafted for."""
+    """Extension: the drafting method of this request."""
 
-    method: str | None = None  # None: the server's default; several are joined with "+"
+    method: str | None = None  # None: the server's default; "+" joins several methods
     max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
-    # Whose text it may be drafted from, besides everybody's. A gateway that knows the tenant should set it, for clients
-    # can name any: whoever shares a namespace shares what it has learnt.
+    # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share what
+    # speculators learn from them, and a client can name any namespace: a gateway that knows the tenant should set it.
     namespace: str | None = None
 
     @field_validator("namespace")
@@ -40,20 +44,20 @@ class SpeculativeOptions(Strict):
 
 
 class StreamOptions(Strict):
-    """What a stream carries besides text."""
+    """Extra content of a stream."""
 
     include_usage: bool = False
 
 
 class GenerationRequest(Strict):
-    """What chat and text completions share."""
+    """Fields of both chat and text completions."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0  # no stop id or EOS before
+    min_tokens: Annotated[int, Field(ge=0)] = 0  # a stop id or EOS cannot be drawn earlier
     temperature: Annotated[Finite, Field(ge=0.0, le=2.0)] = 1.0  # 0 is greedy
     top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0  # 0 and -1: no limit
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # 0 and -1: no limit
     min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0
     repetition_penalty: Annotated[Finite, Field(gt=0.0, le=10.0)] = 1.0
     presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
@@ -62,7 +66,7 @@ class GenerationRequest(Strict):
     stop: list[str] = Field(default_factory=list)
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
-    seed: int | None = None  # any 64-bit integer; drawn and reported when missing
+    seed: int | None = None  # any 64-bit integer; None: the server draws one and reports it
     n: Annotated[int, Field(ge=1, le=16)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -109,12 +113,12 @@ class GenerationRequest(Strict):
             raise refuse("stream_options needs stream to be true")
         limit = self.token_limit
         if limit is not None and self.min_tokens > limit:
-            raise refuse(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {limit}")
+            raise refuse(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, which is {limit}")
         return self
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to generate, if the client said."""
+        """The client's limit of generated tokens; None: no limit was given."""
         return self.max_tokens
 
     @property
@@ -160,12 +164,12 @@ class ChatCompletionRequest(GenerationRequest):
             raise refuse("top_logprobs needs logprobs to be true")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
-            raise refuse("max_tokens and max_completion_tokens differ; give one")
+            raise refuse("max_tokens and max_completion_tokens differ; give only one of them")
         return self
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to generate, if the client said."""
+        """The client's limit of generated tokens; None: no limit was given."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
@@ -214,7 +218,7 @@ class TokenizeRequest(Strict):
     @model_validator(mode="after")
     def _one_input(self) -> Self:
         if (self.prompt is None) == (not self.messages):
-            raise refuse("prompt must be given, or messages, but not both")
+            raise refuse("prompt or messages must be given, and not both")
         return self
 
 

@@ -1,7 +1,7 @@
-"""Sending answers while listening: server-sent events with little overhead, and work that ends when the client goes.
+"""Server-sent events with little overhead, and work that is cancelled when the client disconnects.
 
-Starlette's `StreamingResponse` fixes the status before the first item exists and, with some servers, notices a lost
-client only when it sends. Here the status follows the first event, and the client's going cancels at once.
+Starlette's `StreamingResponse` fixes the status before the first item exists and, with some servers, notices a
+disconnect only when it sends. Here the status follows the first event, and a disconnect cancels at once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class ClientGone(Exception):  # noqa: N818 - an event, not an error
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client is gone; the request's body must have been read."""
+    """Return when the client has disconnected; the request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled (and has ended) when the client goes or the caller is cancelled.
+    """The result of ``work``, which is cancelled and awaited when the client disconnects or the caller is cancelled.
 
     Raises:
-        ClientGone: the client went first.
+        ClientGone: the client disconnected first.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(wait_for_disconnect(receive))
@@ -64,7 +64,7 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI side; returns once everything is sent or the client is gone."""
+        """Send the events; returns when all are sent or the client has disconnected."""
         try:
             await run_while_connected(receive, self._send_all(scope, receive, send))
         except ClientGone:
@@ -86,7 +86,7 @@ class EventStream(Response):
         try:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-        except OSError:  # how servers report a lost client on send
+        except OSError:  # servers raise it when they send to a client that has disconnected
             return
         except Exception as error:
             end = b"data: " + answer_for(error).body() + b"\n\n"
