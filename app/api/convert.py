@@ -1,4 +1,4 @@
-"""From a checked HTTP body to what the backend runs: one ``engine.request.Request`` per choice."""
+"""From a checked HTTP body to requests for the backend: one ``engine.request.Request`` per choice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import jinja2
 import msgspec
 
-from app.api.messages import Message
-from app.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from app.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
 from app.api.service import Settings
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
@@ -21,7 +20,7 @@ from engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PLAIN = "autoregressive"  # the method that drafts nothing
+PLAIN = "autoregressive"  # the method without drafts
 
 
 class Converter:
@@ -38,11 +37,12 @@ class Converter:
     async def requests(
         self, body: ChatCompletionRequest | CompletionRequest, response_id: str
     ) -> tuple[list[Request], int]:
-        """A request per choice, prompt by prompt, and the seed they share as the client shall see it.
+        """A request per choice, prompt by prompt, and their common seed as the response reports it.
 
         Raises:
-            RequestError: empty prompt, an id outside the vocabulary, too many choices, a template that refuses.
-            PromptTooLongError: prompt and wanted tokens do not fit the context.
+            RequestError: a prompt is empty, an id is outside the vocabulary, there are too many choices, or the chat
+                template refuses the messages.
+            PromptTooLongError: a prompt and its limit of tokens exceed the context.
         """
         if isinstance(body, ChatCompletionRequest):
             prompts = [await self.encode_chat(body.messages)]
@@ -66,7 +66,7 @@ class Converter:
         """Ids of a conversation under the model's chat template, which writes all special tokens itself.
 
         Raises:
-            RequestError: there is no template, or it refuses these messages.
+            RequestError: the model has no template, or it refuses the messages.
         """
         if not self._tokenizer.chat_template:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
@@ -80,7 +80,7 @@ class Converter:
         return await self.encode(str(text), add_special_tokens=add_special_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; long ones are tokenised in a thread (the tokenizer releases the interpreter lock)."""
+        """Ids of a text; a long text is tokenised in a thread (the tokenizer releases the interpreter lock)."""
         backend = self._tokenizer.backend_tokenizer
         if len(text) <= self._settings.thread_chars:
             encoding = backend.encode(text, add_special_tokens=add_special_tokens)
@@ -89,7 +89,7 @@ class Converter:
         return list(encoding.ids)
 
     def check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
-        """Every id must be one of the model's; ``param`` is the field they came in.
+        """Check that the ids of field ``param`` are in the vocabulary.
 
         Raises:
             RequestError: an id is outside the vocabulary.
@@ -136,7 +136,11 @@ class Converter:
         )
 
     def _token_limit(self, body: GenerationRequest, n_prompt: int) -> int:
-        """How many tokens may be generated; checks that they fit."""
+        """The limit of generated tokens.
+
+        Raises:
+            PromptTooLongError: the prompt and the limit exceed the context.
+        """
         room, wanted = self._card.max_model_len - n_prompt, body.token_limit
         if room < (wanted or 1) or room < body.min_tokens:
             raise PromptTooLongError(
@@ -159,5 +163,5 @@ class Converter:
     def _check_choices(self, wanted: int) -> None:
         if wanted > self._settings.max_choices:
             raise RequestError(
-                f"{wanted} choices are wanted (prompts times n); at most {self._settings.max_choices} can be", "n"
+                f"{wanted} choices are wanted (prompts times n); it must be at most {self._settings.max_choices}", "n"
             )

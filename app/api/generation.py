@@ -1,33 +1,168 @@
-"""Running the choices of one request side by side, and leaving nothing behind when the client goes.
+"""From step events to text: each choice is assembled, and the choices of one response run side by side.
 
-Whoever iterates `Generation.pieces` must close it (`contextlib.aclosing`): that closes every backend stream.
+A caller that iterates `Generation.pieces` must close it (`contextlib.aclosing`): that closes every backend stream.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-from app.api.assembly import Choice, Piece
+import msgspec
+
 from app.api.service import Backend
 from engine.errors import TargetLostError
+from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
+from engine.request import Request
+from engine.text import Detokenizer, StopMatcher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """The part of a choice that one step adds."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # stop id or stop string
+    logprobs: list[TokenLogprob] | None = None
+    offsets: list[int] | None = None  # of each token's text in the choice's text, in characters
+
+    @staticmethod
+    def join(pieces: Sequence[Piece]) -> Piece:
+        """All pieces of a choice as one piece."""
+        last = pieces[-1]
+        return Piece(
+            "".join(p.text for p in pieces),
+            [token for p in pieces for token in p.token_ids],
+            last.finish_reason,
+            last.stop_reason,
+            None if last.logprobs is None else [entry for p in pieces for entry in p.logprobs or ()],
+            None if last.offsets is None else [offset for p in pieces for offset in p.offsets or ()],
+        )
+
+
+class Choice:
+    """Assembles the text of one choice.
+
+    Args:
+        index: of the choice in the response: prompt * n + choice.
+        request: of the choice.
+        tokenizer: of the model.
+        eos_ids: ids that end a text and are not reported as ``stop_reason``.
+    """
+
+    def __init__(
+        self, index: int, request: Request, tokenizer: PreTrainedTokenizerFast, eos_ids: tuple[int, ...]
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
+        self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text
+        self._eos_ids = eos_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
+        self._by_token = self._matcher is not None or request.params.logprobs is not None
+        self._n_chars = 0  # characters that the detokenizer has returned
+        self._step_tokens: list[int] = []
+        self._drafts: dict[str, SourceCounts] | None = {}
+
+    def feed(self, event: StepEvent) -> Piece:
+        """The piece of one step; the choice is complete when the piece has a ``finish_reason``.
+
+        Raises:
+            TargetLostError: the engine aborted the request.
+        """
+        if event.finish_reason == ABORT:
+            raise TargetLostError("the request was aborted by the server; send it again")
+        piece = self._by_tokens(event) if self._by_token else self._at_once(event)
+        self._count(event, len(piece.token_ids))
+        return piece
+
+    def final_stats(self) -> RequestStats | None:
+        """The engine's statistics, or the edge's if a stop string ended the text; None if an event lacked drafts."""
+        if self.stats is not None or self._drafts is None:
+            return self.stats
+        return RequestStats(
+            prompt_tokens=len(self.request.prompt),
+            target_forwards=len(self._step_tokens),
+            drafted_tokens=sum(counts.drafted for counts in self._drafts.values()),
+            accepted_tokens=sum(counts.accepted for counts in self._drafts.values()),
+            step_tokens=self._step_tokens,
+            by_source=self._drafts,
+        )
+
+    def _at_once(self, event: StepEvent) -> Piece:
+        """The common case: all tokens of the step become text together."""
+        ids, finish = event.token_ids, event.finish_reason
+        if finish is None:
+            return Piece(self._detokenizer.push(ids), ids)
+        shown = ids[:-1] if finish == STOP else ids  # a stop id has no text
+        text = self._detokenizer.push(shown) + self._detokenizer.flush()
+        return Piece(text, ids, finish, self._visible_reason(event))
+
+    def _by_tokens(self, event: StepEvent) -> Piece:
+        """Token by token, for stop strings and for the offset of each token's text."""
+        ids, finish = event.token_ids, event.finish_reason
+        reason: int | str | None = self._visible_reason(event)
+        text, offsets = "", []
+        for token in ids[:-1] if finish == STOP else ids:
+            offsets.append(self._n_chars)
+            text += self._match(self._detokenizer.push((token,)), 1)
+        if finish is not None:
+            offsets += [self._n_chars] * (len(ids) - len(offsets))
+            text += self._match(self._detokenizer.flush(), 0)
+            text += self._matcher.flush() if self._matcher is not None else ""
+        if self._matcher is not None and self._matcher.matched is not None:
+            finish, reason = STOP, self._matcher.matched
+            ids = ids[: self._matcher.tokens - self.n_tokens]
+        logprobs = None if event.logprobs is None else event.logprobs[: len(ids)]
+        return Piece(text, ids, finish, reason, logprobs, offsets[: len(ids)])
+
+    def _match(self, text: str, n_tokens: int) -> str:
+        self._n_chars += len(text)
+        return text if self._matcher is None else self._matcher.push(text, n_tokens)
+
+    def _visible_reason(self, event: StepEvent) -> int | None:
+        """The stop id if the client asked for it; None for the model's own end of text."""
+        return None if event.stop_reason in self._eos_ids else event.stop_reason
+
+    def _count(self, event: StepEvent, used: int) -> None:
+        if self.n_tokens:  # the first event is that of the prefill
+            self._step_tokens.append(used)
+            if event.drafts is None:
+                self._drafts = None
+            elif self._drafts is not None:
+                for name, counts in event.drafts.items():
+                    self._drafts[name] = counts.plus(self._drafts[name]) if name in self._drafts else counts
+        self.n_tokens += used
+        self.stats = event.stats
+
 
 Item = tuple[Choice, Piece]
 
 
 class Generation:
-    """All choices of one request."""
+    """Runs all choices of one response.
+
+    Args:
+        backend: runs their requests.
+        choices: at least one.
+    """
 
     def __init__(self, backend: Backend, choices: list[Choice]) -> None:
         self._backend = backend
         self.choices = choices
 
     def pieces(self) -> AsyncGenerator[Item, None]:
-        """Pieces as they come, of all choices; ends when every choice is complete.
+        """Pieces of all choices as they come; ends when every choice is complete.
 
         Raises:
-            SpectraError: what the backend raised for any of the choices; the others are cancelled.
+            SpectraError: the backend raised it for one of the choices; the others are cancelled.
         """
         return self._run(self.choices[0]) if len(self.choices) == 1 else self._merge()
 
@@ -62,7 +197,7 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pump(self, choice: Choice, queue: asyncio.Queue[Item | Exception | None]) -> None:
-        """Move one choice's pieces into the queue; None says that it is complete."""
+        """Move one choice's pieces into the queue; None means that it is complete."""
         try:
             async with aclosing(self._run(choice)) as pieces:
                 async for item in pieces:

@@ -1,7 +1,4 @@
-"""The HTTP application: OpenAI's endpoints over a `Backend`. Runs under uvicorn and inside a Serve ingress alike.
-
-app = create_app(backend, tokenizer, Settings())
-"""
+"""The HTTP application: OpenAI's endpoints over a `Backend`; uvicorn and a Serve ingress can both run it."""
 
 from __future__ import annotations
 
@@ -19,10 +16,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.api.assembly import Choice, Piece
 from app.api.convert import Converter
 from app.api.errors import ErrorAnswer, answer_for, model_not_found
-from app.api.generation import Generation
+from app.api.generation import Choice, Generation, Piece
 from app.api.logprobs import TokenTexts
 from app.api.parsing import parse, read_body
 from app.api.responses import Envelope, StreamWriter, whole_response
@@ -37,11 +33,11 @@ if TYPE_CHECKING:
 GenerationBody = ChatCompletionRequest | CompletionRequest
 Handler = Callable[[Request], Awaitable[Response]]
 logger = logging.getLogger("spectra.api")
-CLIENT_CLOSED = 499  # nobody reads it; access logs do
+CLIENT_CLOSED = 499  # only for access logs: the client has disconnected
 
 
 class Api:
-    """The endpoints. One instance per process; holds no state of requests."""
+    """The endpoints; one instance per process, without state of requests."""
 
     def __init__(self, backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings) -> None:
         self._backend = backend
@@ -53,7 +49,7 @@ class Api:
 
     @property
     def model_name(self) -> str:
-        """What clients write as ``model``."""
+        """The name that clients write as ``model``."""
         return self._card.name
 
     async def chat_completions(self, request: Request) -> Response:
@@ -120,12 +116,12 @@ class Api:
         return _json({"version": self._settings.version})
 
     async def answer(self, wanted: GenerationBody) -> bytes:
-        """A whole response body, as JSON."""
+        """The whole response body, as JSON."""
         envelope, generation = await self._prepare(wanted)
         return whole_response(envelope, await _collect(generation), self._texts)
 
     async def events(self, wanted: GenerationBody) -> AsyncGenerator[bytes, None]:
-        """The same as server-sent events; the generator must be closed."""
+        """The response as server-sent events; the caller must close the generator."""
         envelope, generation = await self._prepare(wanted)
         writer = StreamWriter(envelope, generation.choices, self._texts, wanted.include_usage)
         return _events(generation, writer)
@@ -191,10 +187,10 @@ def _json(fields: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(fields), status, media_type="application/json")
 
 
-def _guarded(handler: Handler) -> Handler:
-    """Every failure becomes an answer in OpenAI's form."""
+def _with_errors(handler: Handler) -> Handler:
+    """A handler that answers every error in OpenAI's form."""
 
-    async def guarded(request: Request) -> Response:
+    async def answered(request: Request) -> Response:
         try:
             return await handler(request)
         except (ClientGone, ClientDisconnect):
@@ -202,11 +198,11 @@ def _guarded(handler: Handler) -> Handler:
         except Exception as error:
             return answer_for(error).response()
 
-    return guarded
+    return answered
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router."""
+    """The answer to an unknown path or a wrong HTTP method (404, 405)."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
@@ -214,12 +210,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def create_app(backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings | None = None) -> FastAPI:
-    """The ASGI application for one backend. Call it where it runs: it is not meant to be pickled."""
+    """The ASGI application for one backend; make it in the process that runs it, for it cannot be pickled."""
     return make_app(Api(backend, tokenizer, settings or Settings()))
 
 
 def make_app(api: Api) -> FastAPI:
-    """The routes of ``api``."""
+    """The ASGI application with the routes of ``api``."""
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _http_error)
     routes: list[tuple[str, str, Handler]] = [
@@ -233,5 +229,5 @@ def make_app(api: Api) -> FastAPI:
         ("GET", "/metrics", api.metrics),
         ("GET", "/version", api.version),
     ]
-    app.router.routes.extend(Route(path, _guarded(handler), methods=[method]) for method, path, handler in routes)
+    app.router.routes.extend(Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes)
     return app

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from fastapi import Request
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from app.api.errors import ApiError
-from app.api.messages import Strict
 from engine.errors import RequestError
 
-Schema = TypeVar("Schema", bound=Strict)
+Schema = TypeVar("Schema", bound="Strict")
 DRAIN_FACTOR = 16  # times the limit is read and dropped before the connection is given up
 BOUNDS = {
     "greater_than": ("gt", "greater than"),
@@ -22,6 +21,20 @@ BOUNDS = {
     "less_than_equal": ("le", "at most"),
 }
 TYPES = {"model_type": "must be an object", "int_type": "must be an integer", "int_from_float": "must be an integer"}
+
+
+def refuse(message: str) -> PydanticCustomError:
+    """A violation; ``message`` follows the field's name, such as "must be ..."."""
+    return PydanticCustomError("refused", "{text}", {"text": message})
+
+
+class Strict(BaseModel):
+    """The base of all schemas: no unknown fields, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+    # OpenAI's fields that this server cannot honour, and their values that ask for nothing.
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
 
 async def read_body(request: Request, limit: int) -> bytes:

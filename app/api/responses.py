@@ -1,7 +1,7 @@
-"""What clients get back: whole responses and stream chunks, for chat and text completions.
+"""The bodies of responses: whole responses and stream chunks, for chat and text completions.
 
-The chunk of an ordinary step is glued together from prepared bytes, because it is written once per step of every
-stream; everything else is a dict that msgspec encodes.
+The chunk of an ordinary step is joined from prepared bytes, because every stream writes one per step; all other bodies
+are dicts that msgspec encodes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from app.api.assembly import Choice, Piece
+from app.api.generation import Choice, Piece
 from app.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from engine.events import RequestStats, SourceCounts
 
@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What all parts of one response share."""
+    """Fields that all parts of one response share."""
 
     id: str
     created: int  # seconds since 1970
@@ -45,7 +45,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Token counts; a prompt with several choices counts once, and so does what was in the cache of it."""
+    """Token counts; a prompt with several choices, and its cached tokens, count once."""
     prompt = sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0)
     completion = sum(c.n_tokens for c in choices)
     first = [c.final_stats() for c in choices if c.request.params.choice == 0]
@@ -58,7 +58,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
-    """``metrics`` of a response, summed over its choices; empty when the backend did not say enough.
+    """``metrics`` of a response, summed over its choices; empty if a choice has no statistics.
 
     Every decode forward counts as a step, also one without drafts; the bonus token counts as accepted length.
     """
@@ -83,7 +83,7 @@ def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: TokenTexts) -> dict[str, Any]:
-    """What a chunk's choice and a whole response's choice have in common: all but the text."""
+    """Fields of a choice, in chunks and whole responses alike, except its text."""
     fields: dict[str, Any] = {"index": choice.index, "logprobs": None}
     if piece.logprobs is not None:
         if envelope.is_chat:
@@ -98,7 +98,7 @@ def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: Token
 
 
 def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], texts: TokenTexts) -> bytes:
-    """The response that is not a stream, as JSON; ``done`` holds every choice with all its pieces in one."""
+    """A response without streaming, as JSON; ``done`` holds each choice with its pieces joined."""
     fields = envelope.fields(chunk=False)
     fields["choices"] = entries = []
     for choice, piece in done:
@@ -134,7 +134,7 @@ class StreamWriter:
         self._tail += b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
-        """The chunk for one piece; empty if the step's text is held back and nothing else is to be said."""
+        """The chunk of one piece; empty if its text is held back as the possible start of a stop string."""
         if self._is_plain and piece.finish_reason is None and choice.index in self._started:
             if not piece.text:
                 return b""
@@ -142,7 +142,7 @@ class StreamWriter:
         return self._full_event(choice, piece)
 
     def end(self) -> bytes:
-        """What follows the last choice's last chunk."""
+        """The end of the stream: the usage chunk if asked for, and ``[DONE]``."""
         if not self._include_usage:
             return DONE
         fields = self._envelope.fields(chunk=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.api.messages import Message, Strict, refuse
+from app.api.parsing import Strict, refuse
 from retrieval_store.service.manifest_feed import is_namespace
 
 MAX_STOPS = 16
@@ -23,6 +23,35 @@ MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Message(Strict):
+    """One turn of a conversation; content may come as a list of text parts, which newlines join."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, value: Any) -> Any:
+        """Drop empty optional keys: clients send the answers of this server back as they came."""
+        if not isinstance(value, dict):
+            return value
+        return {k: v for k, v in value.items() if k in cls.model_fields or not (v is None or v == [])}
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        texts = []
+        for part in value:
+            if not (isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"):
+                raise refuse('must be a string or a list of {"type": "text", "text": ...} parts; this model reads text')
+            if not isinstance(part["text"], str):
+                raise refuse("holds a text part whose text is no string; it must be a string")
+            texts.append(part["text"])
+        return "\n".join(texts)
 
 
 class SpeculativeOptions(Strict):
@@ -190,9 +219,8 @@ class CompletionRequest(GenerationRequest):
     @classmethod
     def _prompt_list(cls, value: Any) -> Any:
         prompts = [value] if isinstance(value, str) or _is_ids(value) else value
-        if not (isinstance(prompts, list) and prompts):
-            raise refuse("must be a string, a list of strings, a list of token ids or a list of such lists")
-        if not (all(isinstance(p, str) for p in prompts) or all(_is_ids(p) for p in prompts)):
+        is_list = isinstance(prompts, list) and bool(prompts)
+        if not is_list or not (all(isinstance(p, str) for p in prompts) or all(_is_ids(p) for p in prompts)):
             raise refuse("must be a string, a list of strings, a list of token ids or a list of such lists")
         return prompts
 

@@ -1,6 +1,6 @@
-"""The seam between the edge and whatever runs requests: the `Backend` Protocol and the values it hands over.
+"""The boundary between the edge and the backend that runs requests: the `Backend` Protocol and its values.
 
-The edge owns text (templates, tokens to text, stop strings); a backend owns tokens. Knows no HTTP and no Ray.
+The edge works on text (templates, tokens to text, stop strings), a backend on tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str = "0.1.0"
     max_body_bytes: int = 4 * MEBI
-    default_max_tokens: int = 1024  # when a request names none; less if the context is shorter
+    default_max_tokens: int = 1024  # of a request without limit; less if the context is shorter
     max_choices: int = 64  # prompts times n of one request
     thread_chars: int = 16_384  # longer texts are tokenised in a thread, off the event loop
 
@@ -30,14 +30,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class StepStream(Protocol):
     """Step events of one choice. An async generator is one.
 
-    ``aclose`` cancels the request wherever it runs and returns once that is under way; it is always called, also after
-    the last event and on errors, and may be called twice.
+    ``aclose`` cancels the request and returns once the cancellation is on its way. It is always called, also after the
+    last event and on errors, and may be called twice.
     """
 
     def __aiter__(self) -> AsyncIterator[StepEvent]: ...
 
     async def aclose(self) -> None:
-        """Cancel what still runs."""
+        """Cancel the request if it still runs."""
         ...
 
 
@@ -52,18 +52,18 @@ class Backend(Protocol):
     async def submit(self, request: Request) -> StepStream:
         """Start one choice.
 
-        Errors may come from here or from the stream's first item; until then the client gets a proper status.
+        Errors may come from this method or from the first item of the stream: up to there the client gets a status.
 
         Raises:
-            UnknownMethodError: no such method, or not available here.
-            PromptTooLongError: does not fit context or KV cache.
+            UnknownMethodError: the method is unknown or not available on this server.
+            PromptTooLongError: prompt and limit exceed the context or the KV cache.
             OverloadedError: the waiting queue is full.
-            TargetLostError: the target died and is not back.
+            TargetLostError: the target is dead and not restarted yet.
         """
         ...
 
     async def health(self) -> Health:
-        """The truth about readiness; must not hang."""
+        """Whether a request sent now would be served; must not hang."""
         ...
 
     async def metrics_text(self) -> str:
