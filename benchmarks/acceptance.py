@@ -1,18 +1,24 @@
-"""Tokens per target forward of every available method and of SPECTRA-CORE's ablations (paper 000, table 2).
+"""Tokens per target forward of drafting methods and of their settings, by kind of prompt.
 
-For each row: all tokens, and pre-loop (a text counts only until it begins to repeat itself), by kind of prompt. Every
-output is checked to be identical to autoregressive decoding. Last line: one JSON document.
+For each row: all tokens, and pre-loop (a text counts only until it begins to repeat itself). Every output is checked to
+be identical to autoregressive decoding. ``--rows`` chooses:
 
-    python -m benchmarks.acceptance --model DIR --prompts DIR [--temperature 0.8] [--rows ...]
+    all, short   SPECTRA's core and its ablations (Le et al., 2025, Table 2); short leaves the ablations out
+    ngrams       pld, anpd, lookahead and spectra-core, and their settings
+    mixed        suffix and token-recycling, alone and together
+    draft        draft-model with --draft-model
+    retrieval    what texts to look up add (--retrieval), and guesses by source (Le et al., 2025, Figure 3): one folder,
+                 file or snapshot as on the command line, or several files and folders of text as one index
+    pld-plus     PLD+ against prompt lookup; --categories summarization,rag is what PLD+ was made for
 
-``--rows retrieval --retrieval WHERE ..`` measures what texts from outside add, and counts guesses by source (paper 000,
-figure 3): one folder, file or snapshot as on the command line, or several files and folders of text as one index.
+A row of 36 prompts takes 20 to 60 s with the demo model. The last line of stdout is one JSON document.
+
+    python -m benchmarks.acceptance --prompts DIR --rows ngrams [--temperature 0.8]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,11 +30,13 @@ from tqdm import tqdm
 from app.bench.figures import loop_start, steps_before
 from app.demo.paths import DEMO_TARGET
 from app.inputs.libraries import library_at
-from app.inputs.prompts import Question, encode_chat
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
-from benchmarks.acceptance_rows import Row, draft_rows, retrieval_rows, rows
+from app.reporting.documents import as_line
+from app.speculation.heads import encoded, ensure_heads, longest_prompt
+from benchmarks.acceptance_rows import Row, draft_rows, pld_plus_rows, retrieval_rows, rows
 from benchmarks.prompt_sets import questions
+from benchmarks.reporting import heading, row
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -39,6 +47,8 @@ from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.corpus import read_documents
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+
+ROWS = ("all", "short", "ngrams", "mixed", "draft", "retrieval", "pld-plus")
 
 
 def library_of(places: Sequence[str], model: str) -> Library:
@@ -110,50 +120,63 @@ def run_row(
     return done
 
 
-def main() -> None:
-    """Measure and print."""
+def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Row]:
+    """The rows of ``--rows``, ``--draft-model`` and ``--only``."""
+    model = arguments.model
+    if arguments.rows == "draft":
+        table = {"autoregressive": Row("autoregressive")}
+    elif arguments.rows == "retrieval":
+        table = retrieval_rows(library_of(arguments.retrieval, str(model)))
+    elif arguments.rows == "pld-plus":
+        spec = target.info.spec
+        table = pld_plus_rows(spec.n_layers, ensure_heads(model, spec, None, lambda: target))
+    else:
+        table = rows(arguments.rows)
+    if arguments.draft_model is not None:
+        table |= draft_rows(arguments.draft_model)
+    wanted = {"autoregressive", *(arguments.only or table)}
+    return {label: row for label, row in table.items() if label in wanted}
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
+    parser.add_argument("--categories", default="", help="of Spec-Bench, comma-separated, not chat, math and code")
     parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind (default: 12)")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="of an answer (default: 128)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
     parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
-    parser.add_argument("--rows", choices=("all", "short", "ngrams", "mixed", "draft", "retrieval"), default="all")
+    parser.add_argument("--rows", choices=ROWS, default="all", help="which methods and settings (default: all)")
     parser.add_argument("--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval")
+    parser.add_argument("--only", nargs="+", metavar="LABEL", help="these rows alone; autoregressive stays")
     parser.add_argument(
-        "--only", nargs="+", metavar="LABEL", help="these rows of the table alone; autoregressive stays"
-    )
-    parser.add_argument(
-        "--draft-model", type=Path, help="small model: adds rows of draft-model; for 'draft', no others"
+        "--draft-model", type=Path, help="small model: adds rows of draft-model; needed for --rows draft"
     )
     arguments = parser.parse_args()
+    for name, flag in (("retrieval", "retrieval"), ("draft", "draft_model")):
+        if arguments.rows == name and getattr(arguments, flag) is None:
+            parser.error(f"--rows {name} needs --{flag.replace('_', '-')}")
+    return arguments
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = parsed()
     torch.set_num_threads(1)
     target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
-    tokenizer = load_tokenizer(arguments.model)
-
-    def encoded(question: Question) -> list[int]:
-        return encode_chat(tokenizer, [{"role": "user", "content": question.turns[0]}])
-
-    prompts = {k: [encoded(q) for q in qs] for k, qs in questions(arguments.prompts, arguments.per_kind).items()}
+    longest = longest_prompt(target, arguments.max_new_tokens)
+    asked = questions(arguments.prompts, arguments.per_kind, [name for name in arguments.categories.split(",") if name])
+    prompts = {kind: encoded(arguments.model, some, longest) for kind, some in asked.items()}
     params = SamplingParams(
         max_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
         seed=arguments.seed,
         stop_ids=target.info.spec.eos_ids,
     )
-    table = {"autoregressive": Row("autoregressive")} if arguments.rows == "draft" else {}
-    if arguments.rows == "retrieval":
-        if arguments.retrieval is None:
-            parser.error("--rows retrieval needs --retrieval WHERE")
-        table = retrieval_rows(library_of(arguments.retrieval, str(arguments.model)))
-    table = table or rows(arguments.rows)
-    if arguments.draft_model is not None:
-        table |= draft_rows(arguments.draft_model)
-    wanted = {"autoregressive", *(arguments.only or table)}
-    table = {label: row for label, row in table.items() if label in wanted}
-    report(target, prompts, params, table, arguments)
+    report(target, prompts, params, table_of(arguments, target), arguments)
 
 
 def report(
@@ -168,17 +191,16 @@ def report(
     bar = tqdm(total=n_prompts * len(table), unit="text", file=sys.stderr)
     results: dict[str, Any] = {}
     reference: dict[str, list[list[int]]] = {}
-    print(f"| method | all tokens | pre-loop ({' / '.join(prompts)}) | identical |")
-    print("|---|---|---|---|")
-    for label, row in table.items():
-        done = run_row(target, row, prompts, params, arguments.batch_size, bar)
+    print(heading(("method", "all tokens", f"pre-loop ({' / '.join(prompts)})", "identical")))
+    for label, settings in table.items():
+        done = run_row(target, settings, prompts, params, arguments.batch_size, bar)
         texts = {kind: [completion.token_ids for completion in completions] for kind, completions in done.items()}
         reference = reference or texts
         same = sum(a == b for kind in texts for a, b in zip(texts[kind], reference[kind], strict=True))
         result = results[label] = figures(done) | {"identical": same, "of": n_prompts, "by_source": by_source(done)}
         kinds = " / ".join(f"{value:.2f}" for value in result["pre_loop_by_kind"].values())
         every, before = result["tokens_per_forward"], result["pre_loop"]
-        print(f"| {label} | {every:.2f} | {before:.2f} ({kinds}) | {same}/{n_prompts} |", flush=True)
+        print(row((label, f"{every:.2f}", f"{before:.2f} ({kinds})", f"{same}/{n_prompts}")), flush=True)
     bar.close()
     loops = sum(loop_start(ids) is not None for texts in reference.values() for ids in texts)
     document = {
@@ -189,7 +211,7 @@ def report(
         "outputs_that_loop": loops,
         "rows": results,
     }
-    print(json.dumps(document))
+    print(as_line(document))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from speculators.draft_model.speculator import DraftModelConfig
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
 from speculators.ngrams.suffix import SuffixConfig
+from speculators.pld_plus.induction_heads import Heads
+from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 from speculators.registry import SpeculatorOptions
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrievalConfig
@@ -179,6 +181,26 @@ def retrieval_rows(library: Library) -> dict[str, Row]:
         "spectra, priority, no reserve, 16 nodes": spectra(unreserved, 16),
         "spectra, paper's order, 16 nodes": spectra(flat, 16),
         "spectra, score, no probe share, 16 nodes": spectra(score, 16, probe_share=0.0),
+    }
+
+
+def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, Row]:
+    """PLD+ by hidden states (h) and by attention of induction heads (a), as published and by our defaults."""
+    layer = paper_layer(n_layers)
+    paper, ours = PldPlusConfig.paper(layer, heads), PldPlusConfig(layer=layer, heads=heads)
+
+    def plus(method: str, config: PldPlusConfig, max_nodes: int = 64) -> Row:
+        return Row(method, None, max_nodes, SpeculatorOptions(pld_plus=config))
+
+    return {
+        "autoregressive": Row("autoregressive"),
+        "pld": Row("pld"),
+        "pld-plus-h, as published": plus("pld-plus-h", paper),
+        "pld-plus-a, as published": plus("pld-plus-a", paper),
+        "pld-plus-h, as published, projected": plus("pld-plus-h", replace(paper, dims=ours.dims)),
+        "pld-plus-h": plus("pld-plus-h", ours),
+        "pld-plus-a": plus("pld-plus-a", ours),
+        "pld-plus-h, 16 nodes": plus("pld-plus-h", ours, 16),
     }
 
 

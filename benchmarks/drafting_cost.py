@@ -1,7 +1,11 @@
 """What drafting costs: microseconds of propose + observe per request and step, on one core, without a model.
 
 The target is a hash (``speculators.testing``), prompt and corpus are random text in its language, composing and
-scoring are not timed. The last line is one JSON document. Run: ``python -m benchmarks.drafting_cost``.
+scoring are not timed. Methods that rank by inner states of the target (pld-plus-h, pld-plus-a) get random ones; with
+``--vocabulary 100`` the text has few different tokens, so that they rank dozens of occurrences at every step: the hard
+case. Some ten seconds per method and context. The last line of stdout is one JSON document.
+
+    python -m benchmarks.drafting_cost --methods spectra,rest --contexts 4096
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
 from engine.composer import compose
-from engine.protocol import Outcome, RequestView
+from engine.protocol import Artefacts, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
@@ -25,25 +30,27 @@ from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from speculators.methods import STANDALONE
+from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
 
-METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core")
-_VOCAB_SIZE = 32_000
+METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core", "pld-plus-h", "pld-plus-a")
+PLD_PLUS = PldPlusConfig(layer=0, heads=tuple((0, head) for head in range(50)))
 _SUCCESSORS = 40  # different tokens after one token: about as unpredictable as prose
 
 
 def main() -> None:
     """Measure, print a table, then one JSON line."""
     args = _arguments()
+    target = HashTarget(args.vocabulary, _SUCCESSORS)
     with tempfile.TemporaryDirectory() as folder:
-        library = _library(Path(folder) / "snapshot", args.corpus_tokens)
-    options = SpeculatorOptions(retrieval=lambda: library)
+        library = _library(target, Path(folder) / "snapshot", args.corpus_tokens)
+    options = SpeculatorOptions(retrieval=lambda: library, pld_plus=PLD_PLUS)
     print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
     results = []
     for method in args.methods.split(","):
         for context in (int(length) for length in args.contexts.split(",")):
-            row = measure(method, context, args.steps, args.budget, options)
+            row = measure(target, method, context, args.steps, args.budget, options)
             results.append(row)
             print(
                 f"{method:<24}{context:>8}{row['p50_us']:>9.1f}{row['p99_us']:>9.1f}"
@@ -53,17 +60,17 @@ def main() -> None:
 
 
 def measure(
-    method: str, n_context: int, n_steps: int, budget: int, options: SpeculatorOptions
+    target: HashTarget, method: str, n_context: int, n_steps: int, budget: int, options: SpeculatorOptions
 ) -> dict[str, float | int | str]:
     """Decode ``n_steps`` steps behind a prompt of ``n_context`` tokens; times in microseconds."""
-    target = HashTarget(_VOCAB_SIZE, _SUCCESSORS)
+    rng = np.random.default_rng(0)
     speculator = create(method, options)
-    request = RequestView.of(0, Request(_prompt(target, n_context), SamplingParams()), _VOCAB_SIZE)
+    request = RequestView.of(0, Request(_prompt(target, n_context), SamplingParams()), target.vocab_size)
     start = time.perf_counter()
     speculator.begin(request)
     begin = time.perf_counter() - start
     seconds = []
-    outcome = Outcome((), EMPTY_TREE)
+    outcome = Outcome((), EMPTY_TREE, artefacts=_artefacts(speculator.needs, n_context - 1, n_context - 1, rng))
     nodes = 0
     for _ in range(n_steps):
         start = time.perf_counter()
@@ -73,6 +80,8 @@ def measure(
         tree = compose(branches, budget)
         outcome = target.score(request.context.view[-2:].tolist(), tree)
         request.context.extend(outcome.tokens)
+        n_new, n_positions = len(outcome.tokens), len(request.context) - 1
+        outcome = replace(outcome, artefacts=_artefacts(speculator.needs, n_new, n_positions, rng))
         nodes += len(tree)
     speculator.end(request)
     p50, p99 = np.percentile(seconds, (50, 99)) * 1e6
@@ -86,11 +95,20 @@ def measure(
     }
 
 
-def _library(folder: Path, n_tokens: int) -> Library:
+def _artefacts(needs: Needs, n_new: int, n_positions: int, rng: np.random.Generator) -> Artefacts | None:
+    """Random states of ``n_new`` positions and attention over ``n_positions``, as far as a speculator needs them."""
+    hidden, attention = None, None
+    if needs.hidden_layer is not None:
+        hidden = rng.standard_normal((n_new, needs.hidden_dims), dtype=np.float32)
+    if needs.heads:
+        attention = rng.random((len(needs.heads), n_positions), dtype=np.float32)
+    return None if hidden is None and attention is None else Artefacts(hidden, attention)
+
+
+def _library(target: HashTarget, folder: Path, n_tokens: int) -> Library:
     """A snapshot of texts in the target's language, mapped; its folder may go."""
-    target = HashTarget(_VOCAB_SIZE, _SUCCESSORS)
     texts = (_prompt(target, 1000, seed) for seed in range(1, 1 + n_tokens // 1000))
-    write_snapshot(texts, folder, Description(tokenizer_hash="", vocab_size=_VOCAB_SIZE))
+    write_snapshot(texts, folder, Description(tokenizer_hash="", vocab_size=target.vocab_size))
     return FixedLibrary(open_snapshot(folder))
 
 
@@ -99,7 +117,7 @@ def _prompt(target: HashTarget, n_tokens: int, seed: int = 0) -> list[int]:
     rng = Random(seed)
     text = [rng.randrange(target.vocab_size)]
     while len(text) < n_tokens:
-        text.append(rng.randrange(500) if rng.random() < 0.2 else target.next_token(text))
+        text.append(rng.randrange(min(500, target.vocab_size)) if rng.random() < 0.2 else target.next_token(text))
     return text
 
 
@@ -109,6 +127,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--contexts", default="256,1024,4096", help="prompt lengths in tokens, comma-separated")
     parser.add_argument("--steps", type=int, default=1000, help="decode steps per measurement")
     parser.add_argument("--corpus-tokens", type=int, default=1_000_000, help="indexed for the methods that look up")
+    parser.add_argument("--vocabulary", type=int, default=32_000, help="different tokens of the text (default: 32000)")
     parser.add_argument("--budget", type=int, default=64, help="nodes per step")
     return parser.parse_args()
 

@@ -2,24 +2,29 @@
 
 The engine's side is everything a decode step does but drafting: schedule, pack, run the layers, verify, commit. The
 bare side is ``model.forward`` with sdpa, a ``DynamicCache`` and the same 4-D mask. Runs alternate; medians; the table
-is the ratio. Last line: one JSON document. Leave the machine alone while it runs.
+is the ratio. With ``--read-back``: the engine's step with and without what PLD+ reads back (states of a layer, rows of
+attention), in processor time. Half a minute on a quiet machine; the last line of stdout is one JSON document.
 
-    python -m benchmarks.step_time [--model DIR] [--prefix 256] [--runs 200]
+    python -m benchmarks.step_time [--model DIR] [--prefix 256] [--runs 200] [--read-back]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from app.demo.paths import DEMO_TARGET
+from app.reporting.documents import as_line
+from benchmarks.reporting import heading, row
 from benchmarks.timing import interleaved
+from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
@@ -27,6 +32,7 @@ from engine.scheduling.sequence import Sequence, State
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE, TokenTree
+from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 
 
 def random_tree(n_nodes: int, vocab: int, rng: random.Random) -> TokenTree:
@@ -36,14 +42,17 @@ def random_tree(n_nodes: int, vocab: int, rng: random.Random) -> TokenTree:
     return TokenTree([rng.randrange(5, vocab) for _ in range(n_nodes)], parents)
 
 
-def engine_step(target: LocalTarget, prompt: list[int], tree: TokenTree) -> Callable[[], object]:
+def engine_step(
+    target: LocalTarget, prompt: list[int], tree: TokenTree, needs: Needs | None = None
+) -> Callable[[], object]:
     """One decode step through scheduler and target; the sequence is wound back after each, outside the cache."""
     scheduler = Scheduler(target.info)
-    sequence = Sequence.of(0, Request(prompt, SamplingParams(max_tokens=512), max_nodes=4096))
+    sequence = Sequence.of(0, Request(prompt, SamplingParams(max_tokens=512), max_nodes=4096), needs or Needs())
     scheduler.submit(sequence)
-    step = scheduler.next_step(0)
-    assert step is not None
-    scheduler.commit(step, target.step(step), [sequence])
+    while sequence.state is not State.DRAFTING:
+        step = scheduler.next_step(0)
+        assert step is not None
+        scheduler.commit(step, target.step(step), [sequence])
     n_cached, n_tokens = sequence.n_cached, len(sequence.tokens)
 
     def run() -> None:
@@ -79,28 +88,59 @@ def bare_forward(path: Path, prompt: list[int], tree: TokenTree) -> Callable[[],
     return run
 
 
+def against_bare_forward(path: Path, runs: int, prefix: int, rng: random.Random) -> list[dict[str, Any]]:
+    """A row for every width of the tree."""
+    target = LocalTarget.load(TargetOptions(str(path)), path)
+    prompt = random_prompt(target, prefix, rng)
+    rows = []
+    print(heading(("nodes", "engine step, ms", "bare forward, ms", "ratio")), flush=True)
+    for n_nodes in (0, 1, 16, 64):
+        tree = random_tree(n_nodes, target.info.spec.vocab_size, rng)
+        ours, bare = interleaved(engine_step(target, list(prompt), tree), bare_forward(path, prompt, tree), runs, 20)
+        rows.append({"nodes": n_nodes, "engine_ms": ours * 1e3, "bare_ms": bare * 1e3, "ratio": ours / bare})
+        print(row((n_nodes, f"{ours * 1e3:.3f}", f"{bare * 1e3:.3f}", f"{ours / bare:.3f}")), flush=True)
+    return rows
+
+
+def against_read_back(path: Path, runs: int, prefix: int, rng: random.Random) -> list[dict[str, Any]]:
+    """A row for everything that a step of 64 nodes may read back: processor time with it over that without."""
+    plain, reading = (LocalTarget.load(TargetOptions(str(path)), path) for _ in range(2))
+    spec = plain.info.spec
+    layer, heads = paper_layer(spec.n_layers), [(i, j) for i in range(spec.n_layers) for j in range(spec.n_heads)][:50]
+    kinds = {
+        "state of one layer": Needs(hidden_layer=layer),
+        "the same, projected": Needs(hidden_layer=layer, hidden_dims=PldPlusConfig().dims),
+        f"attention of {len(heads)} heads": Needs(heads=tuple(heads)),
+        "attention of 4 heads": Needs(heads=tuple(heads[:4])),
+    }
+    prompt, tree = random_prompt(plain, prefix, rng), random_tree(64, spec.vocab_size, rng)
+    rows = []
+    print(heading(("read back", "plain step, ms", "with it, ms", "ratio")), flush=True)
+    for kind, needs in kinds.items():
+        steps = engine_step(plain, list(prompt), tree), engine_step(reading, list(prompt), tree, needs)
+        before, after = interleaved(*steps, runs, 20, time.thread_time)
+        rows.append({"read_back": kind, "plain_ms": before * 1e3, "with_ms": after * 1e3, "ratio": after / before})
+        print(row((kind, f"{before * 1e3:.3f}", f"{after * 1e3:.3f}", f"{after / before:.3f}")), flush=True)
+    return rows
+
+
+def random_prompt(target: LocalTarget, n_tokens: int, rng: random.Random) -> list[int]:
+    """Random token ids."""
+    return [rng.randrange(5, target.info.spec.vocab_size) for _ in range(n_tokens)]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
     parser.add_argument("--prefix", type=int, default=256, help="tokens in the cache (default: 256)")
     parser.add_argument("--runs", type=int, default=200, help="of each, alternating (default: 200)")
+    parser.add_argument("--read-back", action="store_true", help="measure what reading inner states back costs instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
-    rng = random.Random(0)
-    vocab = target.info.spec.vocab_size
-    prompt = [rng.randrange(5, vocab) for _ in range(arguments.prefix)]
-    results = {}
-    print("| nodes | engine step, ms | bare forward, ms | ratio |\n|---|---|---|---|")
-    for n_nodes in (0, 1, 16, 64):
-        tree = random_tree(n_nodes, vocab, rng)
-        ours, bare = interleaved(
-            engine_step(target, list(prompt), tree), bare_forward(arguments.model, prompt, tree), arguments.runs, 20
-        )
-        results[n_nodes] = {"engine_ms": ours * 1e3, "bare_ms": bare * 1e3, "ratio": ours / bare}
-        print(f"| {n_nodes} | {ours * 1e3:.3f} | {bare * 1e3:.3f} | {ours / bare:.3f} |", flush=True)
-    print(json.dumps({"model": arguments.model.name, "prefix": arguments.prefix, "nodes": results}))
+    measure = against_read_back if arguments.read_back else against_bare_forward
+    rows = measure(arguments.model, arguments.runs, arguments.prefix, random.Random(0))
+    print(as_line({"model": arguments.model.name, "prefix": arguments.prefix, "rows": rows}))
 
 
 if __name__ == "__main__":

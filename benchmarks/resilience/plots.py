@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from app.reporting.plotting import grid, save
+from app.reporting.plotting import colour, grid, save
 from benchmarks.resilience.observation import Sample
 from benchmarks.resilience.phases import Pairs, Phase
 
@@ -63,8 +63,9 @@ def soak(samples: Sequence[Sample], path: Path) -> None:
     """Memory by part above, use of the KV cache below."""
     figure, (above, below) = grid(2, 1, (11, 7), sharex=True, height_ratios=(2, 1))
     minutes = [(sample.at - samples[0].at) / 60 for sample in samples]
-    for part in sorted(samples[-1].memory):
-        above.plot(minutes, [sample.memory.get(part, 0.0) for sample in samples], label=part)
+    last = samples[-1].memory
+    for i, part in enumerate(sorted(last, key=last.__getitem__, reverse=True)):
+        above.plot(minutes, [sample.memory.get(part, 0.0) for sample in samples], label=part, color=colour(i))
     above.set(ylabel="MiB resident")
     above.set_ylim(bottom=0)
     above.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
