@@ -44,17 +44,17 @@ def retrieval(rounds: Sequence[Sequence[Phase]], calm: str, gaps: Pairs, latenes
 
 def _round(axes: Any, phases: Sequence[Phase], calm: str, gaps: Pairs, lateness: Pairs) -> None:
     start, end = phases[0].began, phases[-1].ended
-    for pairs, least, colour, label in (
+    for pairs, least, shade, label in (
         (gaps, 0.0, "tab:blue", "pause between\ntwo chunks"),
         (lateness, 0.001, "tab:orange", "timer late\n(machine)"),
     ):
         shown = [(at - start, 1000 * value) for at, value in pairs if start <= at < end and value > least]
-        axes.plot([at for at, _ in shown], [value for _, value in shown], ".", markersize=2, color=colour, label=label)
+        axes.plot([at for at, _ in shown], [value for _, value in shown], ".", markersize=2, color=shade, label=label)
     for phase in phases:
-        colour = CALM if phase.name == calm else FAULT
-        _mark(axes, phase.began - start, phase.name, colour)
+        shade = CALM if phase.name == calm else FAULT
+        _mark(axes, phase.began - start, phase.name, shade)
         if phase.acted > phase.began:
-            axes.axvline(phase.acted - start, color=colour, linewidth=0.8, linestyle=":")
+            axes.axvline(phase.acted - start, color=shade, linewidth=0.8, linestyle=":")
     axes.set(ylabel="ms", xlim=(0, end - start))
     axes.set_ylim(bottom=0)
 
@@ -75,6 +75,6 @@ def soak(samples: Sequence[Sample], path: Path) -> None:
     save(figure, path)
 
 
-def _mark(axes: Any, at: float, name: str, colour: str) -> None:
-    axes.axvline(at, color=colour, linewidth=0.9)
-    axes.text(at, 1.02, name, transform=axes.get_xaxis_transform(), rotation=40, fontsize=8, color=colour)
+def _mark(axes: Any, at: float, name: str, shade: str) -> None:
+    axes.axvline(at, color=shade, linewidth=0.9)
+    axes.text(at, 1.02, name, transform=axes.get_xaxis_transform(), rotation=40, fontsize=8, color=shade)
