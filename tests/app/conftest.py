@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 import uvicorn
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from app.api.http import create_app
@@ -22,18 +21,8 @@ from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
 from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from tests.support.tiny_models import tiny_tokenizer
 
-SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
-SENTENCES = [
-    "The quick brown fox jumps over the lazy dog.",
-    "Speculation drafts tokens and the target verifies them in one step.",
-    "Snow falls on the quiet town while the river keeps running.",
-]
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m['content'] == 'refuse me' %}{{ raise_exception('no such turn') }}"
-    "{% endif %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 ANSWER = "The fox 🦊 drafts tokens: 日本語 and the river keeps running over the quiet town. STOP here, not later."
 MODEL = "tiny"
 STEPS = (1, 3, 1, 4, 2)  # tokens per step, over and over; the first is the prefill's
@@ -41,18 +30,7 @@ STEPS = (1, 3, 1, 4, 2)  # tokens per step, over and over; the first is the pref
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(SENTENCES * 3, trainer=trainer)
-    backend.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 1)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|bos|>", eos_token="<|end|>")
-    fast.chat_template = TEMPLATE
-    return fast
+    return tiny_tokenizer(400)
 
 
 class ScriptedBackend:

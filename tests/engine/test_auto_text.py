@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from engine.loop import Completion, Engine
+from engine.loop import Completion
 from engine.protocol import Branch, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
-from engine.target.local import LocalTarget
 from engine.target.step_timing import measure
 from speculators.mixing.auto import Auto
 from speculators.ngrams.pld import PromptLookup
 from speculators.spectra.core import SpectraCore
 from speculators.successors.speculator import Successors
-
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts
 
 N_TOKENS = 60
 STYLES: dict[str, dict[str, Any]] = {
@@ -75,17 +71,13 @@ def test_the_text_is_that_of_plain_decoding_at_any_price(
     per_row: float | None,
     sources: str,
     style: str,
-    target: MakeTarget,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
 ) -> None:
-    texts = prompts(4)
-    plain = complete(engine(target("llama")), jobs_for(texts, "autoregressive", style), 4)
+    texts = random_prompts(4)
+    plain = complete_all(make_engine(make_target("llama")), jobs_for(texts, "autoregressive", style), 4)
     for batch, stages in ((1, 1), (4, 2)):
         auto = Recorded(SOURCES[sources](), None if per_row is None else line(per_row))
-        runner = engine(target("llama", stages=stages), extra={"auto": lambda _, auto=auto: auto})
-        done = complete(runner, jobs_for(texts, "auto", style), batch)
+        runner = make_engine(make_target("llama", stages=stages), extra={"auto": lambda _, auto=auto: auto})
+        done = complete_all(runner, jobs_for(texts, "auto", style), batch)
         assert texts_of(done) == texts_of(plain)
         if sources == "with probes" or per_row in (None, 0.02):
             assert any(auto.sizes)
@@ -96,13 +88,13 @@ def test_the_text_is_that_of_plain_decoding_at_any_price(
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_price_that_comes_and_goes_switches_drafting_on_and_off_within_a_text(
-    family: str, style: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    texts = prompts(3)
-    plain = complete(engine(target(family)), jobs_for(texts, "autoregressive", style), 3)
+def test_a_price_that_comes_and_goes_switches_drafting_on_and_off_within_a_text(family: str, style: str) -> None:
+    texts = random_prompts(3)
+    plain = complete_all(make_engine(make_target(family)), jobs_for(texts, "autoregressive", style), 3)
     auto = Recorded([Successors()], line(0.01), dear=line(5.0))
-    done = complete(engine(target(family), extra={"auto": lambda _: auto}), jobs_for(texts, "auto", style), 1)
+    done = complete_all(
+        make_engine(make_target(family), extra={"auto": lambda _: auto}), jobs_for(texts, "auto", style), 1
+    )
     switches = sum(bool(one) != bool(other) for one, other in zip(auto.sizes, auto.sizes[1:], strict=False))
     assert switches >= 4
     if style != "rejection":  # its text is drawn from the same distribution, but it is another text
@@ -112,12 +104,10 @@ def test_a_price_that_comes_and_goes_switches_drafting_on_and_off_within_a_text(
         assert len(completion.token_ids) == 1 + sum(completion.stats.step_tokens)
 
 
-def test_what_was_measured_on_the_target_itself_can_be_drafted_with(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    made = target("llama", n_blocks=300)
+def test_what_was_measured_on_the_target_itself_can_be_drafted_with() -> None:
+    made = make_target("llama", n_blocks=300)
     auto = Recorded([Successors()], measure(made))
-    texts = prompts(4)
-    plain = complete(engine(target("llama")), jobs_for(texts, "autoregressive", "greedy"), 4)
-    done = complete(engine(made, extra={"auto": lambda _: auto}), jobs_for(texts, "auto", "greedy"), 4)
+    texts = random_prompts(4)
+    plain = complete_all(make_engine(make_target("llama")), jobs_for(texts, "autoregressive", "greedy"), 4)
+    done = complete_all(make_engine(made, extra={"auto": lambda _: auto}), jobs_for(texts, "auto", "greedy"), 4)
     assert texts_of(done) == texts_of(plain)

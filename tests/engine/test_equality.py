@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.events import LENGTH, STOP
 from engine.kv.blocks import BlockAllocator
-from engine.loop import Completion, Engine
+from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 METHODS = (
@@ -45,11 +45,6 @@ DEPTH = 4  # tokens per draft of the last two
 EOS = 2
 N_TOKENS = 20
 
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
-Generate = Callable[..., list[int]]
 
 # (batch size, stages, reference attention, prefill chunk); all prompts are longer than the sliding window.
 SETUPS = [(1, 1, False, 512), (8, 2, False, 17), (4, 4, True, 40)]
@@ -65,20 +60,15 @@ def greedy(prompt: list[int], method: str, **changes: Any) -> Request:
 def test_every_method_writes_what_generate_writes_in_every_setup(
     family: str,
     method: str,
-    target: MakeTarget,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
-    generate: Generate,
 ) -> None:
-    texts = prompts(8)
-    wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
+    texts = random_prompts(8)
+    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
     answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
     for batch, stages, reference, chunk in SETUPS:
-        runner = engine(
-            target(family, stages=stages, reference=reference), answers, SchedulerOptions(prefill_chunk=chunk)
+        runner = make_engine(
+            make_target(family, stages=stages, reference=reference), answers, SchedulerOptions(prefill_chunk=chunk)
         )
-        done = complete(runner, [greedy(text, method) for text in texts[:batch]], batch)
+        done = complete_all(runner, [greedy(text, method) for text in texts[:batch]], batch)
         assert [completion.token_ids for completion in done] == wanted[:batch], (batch, stages, reference, chunk)
         for completion in done:
             check_stats(method, completion)
@@ -101,11 +91,6 @@ def check_stats(method: str, completion: Completion) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scattered_block_tables_change_nothing(
     family: str,
-    target: MakeTarget,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
-    generate: Generate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = random.Random(3)
@@ -114,36 +99,34 @@ def test_scattered_block_tables_change_nothing(
         return rng.choice(self._free.nonzero()[0].tolist())
 
     monkeypatch.setattr(BlockAllocator, "_next_block", any_block)
-    texts = prompts(4)
-    wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
-    runner = engine(target(family, stages=2, n_blocks=300, block_size=4), None, SchedulerOptions(prefill_chunk=17))
+    texts = random_prompts(4)
+    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
+    runner = make_engine(
+        make_target(family, stages=2, n_blocks=300, block_size=4), None, SchedulerOptions(prefill_chunk=17)
+    )
     jobs = [greedy(text, "pld+spectra-core") for text in texts]
-    assert [completion.token_ids for completion in complete(runner, jobs, 3)] == wanted
+    assert [completion.token_ids for completion in complete_all(runner, jobs, 3)] == wanted
 
 
-def test_methods_may_differ_within_a_batch(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
-) -> None:
-    texts = prompts(len(METHODS))
-    wanted = [generate("qwen2", tuple(text), N_TOKENS) for text in texts]
+def test_methods_may_differ_within_a_batch() -> None:
+    texts = random_prompts(len(METHODS))
+    wanted = [reference_tokens("qwen2", tuple(text), N_TOKENS) for text in texts]
     answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
     jobs = [greedy(text, method) for text, method in zip(texts, METHODS, strict=True)]
-    done = complete(engine(target("qwen2"), answers, SchedulerOptions(prefill_chunk=11)), jobs, len(jobs))
+    done = complete_all(make_engine(make_target("qwen2"), answers, SchedulerOptions(prefill_chunk=11)), jobs, len(jobs))
     assert [completion.token_ids for completion in done] == wanted
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stop_id_ends_the_text_wherever_it_is_drawn(
-    method: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
-) -> None:
-    text = prompts(1)[0]
-    plain = generate("llama", tuple(text), N_TOKENS)
+def test_a_stop_id_ends_the_text_wherever_it_is_drawn(method: str) -> None:
+    text = random_prompts(1)[0]
+    plain = reference_tokens("llama", tuple(text), N_TOKENS)
     for place in range(8):  # the prefill's token, within an accepted path, its last token, the bonus token
         stop = plain[place]
-        wanted = generate("llama", tuple(text), N_TOKENS, eos_token_id=stop)
+        wanted = reference_tokens("llama", tuple(text), N_TOKENS, eos_token_id=stop)
         assert wanted == plain[: plain.index(stop) + 1]
-        runner = engine(target("llama"), {tuple(text): plain})
-        (done,) = complete(runner, [greedy(text, method, stop_ids=(96, stop))])
+        runner = make_engine(make_target("llama"), {tuple(text): plain})
+        (done,) = complete_all(runner, [greedy(text, method, stop_ids=(96, stop))])
         assert (done.token_ids, done.finish_reason) == (wanted, STOP)
         assert len(wanted) == 1 + sum(done.stats.step_tokens)
         if method == "always-right":
@@ -151,25 +134,21 @@ def test_a_stop_id_ends_the_text_wherever_it_is_drawn(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_length_limit_cuts_drafts_and_text_at_the_same_token(
-    method: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
-) -> None:
-    text = prompts(1)[0]
-    plain = generate("gemma3", tuple(text), N_TOKENS)
-    runner = engine(target("gemma3"), {tuple(text): plain})
+def test_the_length_limit_cuts_drafts_and_text_at_the_same_token(method: str) -> None:
+    text = random_prompts(1)[0]
+    plain = reference_tokens("gemma3", tuple(text), N_TOKENS)
+    runner = make_engine(make_target("gemma3"), {tuple(text): plain})
     jobs = [greedy(text, method, max_tokens=n, stop_ids=()) for n in range(1, 9)]
-    for n, done in enumerate(complete(runner, jobs, 4), start=1):
+    for n, done in enumerate(complete_all(runner, jobs, 4), start=1):
         assert (done.token_ids, done.finish_reason) == (plain[:n], LENGTH)
         assert done.stats.accepted_tokens <= max(0, n - 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bf16_runs(
-    family: str, checkpoint: Callable[[str], Path], engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    path = checkpoint(family)
+def test_bf16_runs(family: str) -> None:
+    path = saved_model(family)
     made = LocalTarget.load(TargetOptions(str(path), stages=2, dtype="bfloat16", kv_bytes=1 << 20), path)
     for method in ("autoregressive", "pld+spectra-core"):
-        jobs = [greedy(text, method, max_tokens=8, stop_ids=()) for text in prompts(2)]
-        for done in complete(engine(made), jobs, 2):
+        jobs = [greedy(text, method, max_tokens=8, stop_ids=()) for text in random_prompts(2)]
+        for done in complete_all(make_engine(made), jobs, 2):
             assert (len(done.token_ids), done.finish_reason) == (8, LENGTH)

@@ -14,6 +14,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.projection import project
+from tests.support.engines import check_idle, complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts
 
 
 class Listener:
@@ -51,41 +53,37 @@ class Listener:
         (Needs(heads=((0, -1),)), r"heads contains \(0, -1\)"),
     ],
 )
-def test_what_the_model_has_not_is_refused_at_first_use(
-    needs: Needs, message: str, target: Any, engine: Any, complete: Any, idle: Any
-) -> None:
-    runner = engine(target("llama"), extra={"listener": lambda _: Listener(needs)})
+def test_what_the_model_has_not_is_refused_at_first_use(needs: Needs, message: str) -> None:
+    runner = make_engine(make_target("llama"), extra={"listener": lambda _: Listener(needs)})
     with pytest.raises(ConfigError, match=message):
         runner.submit(Request([3, 4, 5], SamplingParams(max_tokens=4), "listener"))
-    idle(runner)
-    assert len(complete(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "pld")])[0].token_ids) == 4
+    check_idle(runner)
+    assert len(complete_all(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "pld")])[0].token_ids) == 4
 
 
-def test_the_last_layer_and_head_are_allowed(target: Any, engine: Any, complete: Any) -> None:
+def test_the_last_layer_and_head_are_allowed() -> None:
     listener = Listener(Needs(hidden_layer=3, heads=((3, 3), (0, 0))))
-    runner = engine(target("llama"), extra={"listener": lambda _: listener})
-    complete(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "listener")])
+    runner = make_engine(make_target("llama"), extra={"listener": lambda _: listener})
+    complete_all(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "listener")])
     assert sum(map(len, listener.hidden)) >= 3
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_projected_states_are_the_projection_of_the_states(
-    stages: int, target: Any, engine: Any, complete: Any, prompts: Any
-) -> None:
+def test_projected_states_are_the_projection_of_the_states(stages: int) -> None:
     """Side by side with requests that want them whole, and with requests that want none."""
     dims = {"whole": 0, "small": 6, "smaller": 3, "none": None}
     listeners = {
         name: Listener(Needs() if n is None else Needs(hidden_layer=1, hidden_dims=n)) for name, n in dims.items()
     }
     extra = {name: lambda _, made=made: made for name, made in listeners.items()}
-    text = prompts(1)[0]
+    text = random_prompts(1)[0]
     # Alone, the small ones travel projected; together with the others, whole up to the last stage.
     for together in ([["whole"], ["small"], ["smaller"], ["none"]], [list(dims)]):
         for listener in listeners.values():
             listener.hidden.clear()
         for names in together:
-            runner = engine(target("llama", stages=stages), {}, SchedulerOptions(prefill_chunk=50), extra)
-            complete(runner, [Request(text, SamplingParams(max_tokens=12), name) for name in names])
+            runner = make_engine(make_target("llama", stages=stages), {}, SchedulerOptions(prefill_chunk=50), extra)
+            complete_all(runner, [Request(text, SamplingParams(max_tokens=12), name) for name in names])
         states = {name: np.concatenate(listener.hidden) for name, listener in listeners.items() if listener.hidden}
         assert {name: array.shape[1] for name, array in states.items()} == {"whole": 32, "small": 6, "smaller": 3}
         for name in ("small", "smaller"):

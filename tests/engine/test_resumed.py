@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from engine.errors import RequestError
 from engine.events import LENGTH, STOP
-from engine.loop import Completion, Engine
+from engine.loop import Completion
 from engine.protocol import Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
 from speculators.pld_plus.speculator import PldPlusConfig, PldPlusHidden
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts
 
 FAMILY = "qwen3"
 METHODS = ("autoregressive", "always-wrong", "always-right", "spectra", "token-recycling", "pld-plus-h", "pld-plus-a")
@@ -28,11 +28,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.8, "seed": 8, "logprobs": 3},
 }
 
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
-
 
 def at(cut: int, whole: Completion, job: Request, method: str) -> Request:
     return Request(job.prompt, job.params, method, emitted=whole.token_ids[:cut])
@@ -40,17 +35,15 @@ def at(cut: int, whole: Completion, job: Request, method: str) -> Request:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("style", STYLES)
-def test_a_text_goes_on_from_every_token_of_it(
-    method: str, style: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    job = Request(prompts(1)[0], SamplingParams(max_tokens=N_TOKENS, **STYLES[style]))
-    (whole,) = complete(engine(target(FAMILY)), [job])
+def test_a_text_goes_on_from_every_token_of_it(method: str, style: str) -> None:
+    job = Request(random_prompts(1)[0], SamplingParams(max_tokens=N_TOKENS, **STYLES[style]))
+    (whole,) = complete_all(make_engine(make_target(FAMILY)), [job])
     assert len(whole.token_ids) >= 9
     answers = {tuple(job.prompt): whole.token_ids}
     cuts = range(len(whole.token_ids))
     options = SchedulerOptions(prefill_chunk=13)
-    runner = engine(target(FAMILY, stages=2), answers, options)
-    done = complete(runner, [at(cut, whole, job, method) for cut in cuts])
+    runner = make_engine(make_target(FAMILY, stages=2), answers, options)
+    done = complete_all(runner, [at(cut, whole, job, method) for cut in cuts])
     for cut, rest in zip(cuts, done, strict=True):
         assert rest.token_ids == whole.token_ids[cut:]
         assert rest.finish_reason == whole.finish_reason
@@ -63,14 +56,12 @@ def test_a_text_goes_on_from_every_token_of_it(
             assert [one.logprob for one in rest.logprobs] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
 
 
-def test_resumed_and_interrupted_again_the_text_is_the_same(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
+def test_resumed_and_interrupted_again_the_text_is_the_same() -> None:
     params = SamplingParams(max_tokens=40, **STYLES["penalties"])
-    jobs = [Request(text, params) for text in prompts(4)]
-    plain = complete(engine(target(FAMILY)), jobs)
-    tight = engine(target(FAMILY, n_blocks=32, block_size=4), None, SchedulerOptions(prefill_chunk=9))
-    done = complete(
+    jobs = [Request(text, params) for text in random_prompts(4)]
+    plain = complete_all(make_engine(make_target(FAMILY)), jobs)
+    tight = make_engine(make_target(FAMILY, n_blocks=32, block_size=4), None, SchedulerOptions(prefill_chunk=9))
+    done = complete_all(
         tight,
         [at(3 + i, whole, job, "pld+spectra-core") for i, (whole, job) in enumerate(zip(plain, jobs, strict=True))],
     )
@@ -78,33 +69,29 @@ def test_resumed_and_interrupted_again_the_text_is_the_same(
     assert sum(rest.stats.preemptions for rest in done) > 0
 
 
-def test_the_limit_counts_what_was_emitted_elsewhere(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    text = prompts(1)[0]
-    runner = engine(target(FAMILY))
-    (done,) = complete(runner, [Request(text, SamplingParams(max_tokens=5), emitted=[7, 8, 9, 10])])
+def test_the_limit_counts_what_was_emitted_elsewhere() -> None:
+    text = random_prompts(1)[0]
+    runner = make_engine(make_target(FAMILY))
+    (done,) = complete_all(runner, [Request(text, SamplingParams(max_tokens=5), emitted=[7, 8, 9, 10])])
     assert (len(done.token_ids), done.finish_reason) == (1, LENGTH)
     long = (text * 20)[:490]
-    (fits,) = complete(runner, [Request(long, SamplingParams(max_tokens=10), emitted=[7] * 9)])
+    (fits,) = complete_all(runner, [Request(long, SamplingParams(max_tokens=10), emitted=[7] * 9)])
     assert len(fits.token_ids) == 1
     with pytest.raises(RequestError) as caught:
         runner.submit(Request(text, SamplingParams(max_tokens=4), emitted=[7, 8, 9, 10]))
     assert caught.value.param == "max_tokens"
 
 
-def test_a_stop_id_ends_the_rest_as_it_ends_the_whole(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    job = Request(prompts(1)[0], SamplingParams(max_tokens=N_TOKENS))
-    (free,) = complete(engine(target(FAMILY)), [job])
+def test_a_stop_id_ends_the_rest_as_it_ends_the_whole() -> None:
+    job = Request(random_prompts(1)[0], SamplingParams(max_tokens=N_TOKENS))
+    (free,) = complete_all(make_engine(make_target(FAMILY)), [job])
     stop = free.token_ids[6]
     params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(stop,))
-    (whole,) = complete(engine(target(FAMILY)), [Request(job.prompt, params)])
+    (whole,) = complete_all(make_engine(make_target(FAMILY)), [Request(job.prompt, params)])
     assert whole.finish_reason == STOP
     cuts = range(len(whole.token_ids))
-    done = complete(
-        engine(target(FAMILY)), [at(cut, whole, Request(job.prompt, params), "spectra-core") for cut in cuts]
+    done = complete_all(
+        make_engine(make_target(FAMILY)), [at(cut, whole, Request(job.prompt, params), "spectra-core") for cut in cuts]
     )
     assert [rest.token_ids for rest in done] == [whole.token_ids[cut:] for cut in cuts]
     assert {rest.finish_reason for rest in done} == {STOP}
@@ -127,22 +114,20 @@ class Told(PldPlusHidden):
 
 
 @pytest.mark.parametrize("n_blocks", [200, 24])
-def test_a_speculator_is_told_of_every_position_once(
-    n_blocks: int, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
+def test_a_speculator_is_told_of_every_position_once(n_blocks: int) -> None:
     told: list[Told] = []
 
     def make(_: object) -> Told:
         told.append(Told(PldPlusConfig(layer=1, dims=16, heads=((0, 1),))))
         return told[-1]
 
-    text = prompts(1)[0]
-    runner = engine(
-        target(FAMILY, n_blocks=n_blocks, block_size=4), None, SchedulerOptions(prefill_chunk=11), {"told": make}
+    text = random_prompts(1)[0]
+    runner = make_engine(
+        make_target(FAMILY, n_blocks=n_blocks, block_size=4), None, SchedulerOptions(prefill_chunk=11), {"told": make}
     )
-    other = Request(prompts(1)[0], SamplingParams(max_tokens=30), priority=-1)
+    other = Request(random_prompts(1)[0], SamplingParams(max_tokens=30), priority=-1)
     jobs = [Request(text, SamplingParams(max_tokens=30), "told", emitted=[7, 8, 9]), other]
-    done = complete(runner, jobs)
+    done = complete_all(runner, jobs)
     assert (done[0].stats.preemptions > 0) == (n_blocks == 24)
     unheard = done[0].stats.step_tokens[-1]  # nobody drafts behind the last step
     assert told[0].positions == list(range(len(text) + 3 + len(done[0].token_ids) - 1 - unheard))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,12 @@ import pytest
 import torch
 
 from engine.events import STOP
-from engine.loop import Completion, Engine
+from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.local import LocalTarget
 from speculators.successors.speculator import SuccessorConfig, Successors
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts, reference_tokens, tiny_model
 
 METHODS = (
     "pld",
@@ -31,11 +31,6 @@ N_TOKENS = 16
 HOT = {"temperature": 0.9, "seed": 3}
 THIRDS = tuple(range(0, 97, 3))
 
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
-Generate = Callable[..., list[int]]
 
 STYLES: dict[str, dict[str, Any]] = {
     "temperature": HOT,
@@ -80,15 +75,13 @@ def texts_of(completions: list[Completion]) -> list[list[int]]:
         *(("qwen2", style) for style in ("temperature", "greedy-penalties", "all")),
     ],
 )
-def test_every_method_writes_the_text_of_plain_decoding(
-    family: str, style: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    texts = prompts(2)
-    plain = texts_of(complete(engine(target(family)), [job(text, **STYLES[style]) for text in texts], 1))
+def test_every_method_writes_the_text_of_plain_decoding(family: str, style: str) -> None:
+    texts = random_prompts(2)
+    plain = texts_of(complete_all(make_engine(make_target(family)), [job(text, **STYLES[style]) for text in texts], 1))
     answers = {tuple(text): answer for text, answer in zip(texts, plain, strict=True)}
-    runner = engine(target(family, stages=2), answers)
+    runner = make_engine(make_target(family, stages=2), answers)
     jobs = [job(text, method, **STYLES[style]) for method in METHODS for text in texts]
-    done = complete(runner, jobs, 8)
+    done = complete_all(runner, jobs, 8)
     assert texts_of(done) == plain * len(METHODS)
     for completion, asked in zip(done, jobs, strict=True):
         if asked.method == "always-right":
@@ -98,47 +91,43 @@ def test_every_method_writes_the_text_of_plain_decoding(
 
 
 @pytest.mark.parametrize("sources", [("suffix",), ("token-recycling",), ("suffix", "token-recycling")])
-def test_what_earlier_requests_taught_changes_no_text(
-    sources: tuple[str, ...], target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
+def test_what_earlier_requests_taught_changes_no_text(sources: tuple[str, ...]) -> None:
     """State shared within a namespace, and drafts that know the noise: only the number of steps may change."""
-    jobs = [job(text, "warm", temperature=0.8, seed=seed) for text in prompts(2) for seed in (1, 2)]
+    jobs = [job(text, "warm", temperature=0.8, seed=seed) for text in random_prompts(2) for seed in (1, 2)]
     plain = [replace(one, method="autoregressive") for one in jobs]
-    runner = engine(
-        target("qwen3"), extra={"warm": lambda _: Successors(SuccessorConfig(shared=True, least=0.0), sources)}
+    runner = make_engine(
+        make_target("qwen3"), extra={"warm": lambda _: Successors(SuccessorConfig(shared=True, least=0.0), sources)}
     )
-    cold, warm = (complete(runner, jobs, 2) for _ in range(2))
-    assert texts_of(cold) == texts_of(warm) == texts_of(complete(engine(target("qwen3")), plain))
+    cold, warm = (complete_all(runner, jobs, 2) for _ in range(2))
+    assert texts_of(cold) == texts_of(warm) == texts_of(complete_all(make_engine(make_target("qwen3")), plain))
     accepted = [sum(completion.stats.accepted_tokens for completion in done) for done in (cold, warm)]
     assert accepted[1] > accepted[0]
 
 
-def test_other_requests_in_the_batch_change_nothing(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
+def test_other_requests_in_the_batch_change_nothing() -> None:
     jobs = [
         job(text, method, **params)
-        for text, method, params in zip(prompts(len(STYLES)), METHODS * 3, STYLES.values(), strict=False)
+        for text, method, params in zip(random_prompts(len(STYLES)), METHODS * 3, STYLES.values(), strict=False)
     ]
-    together = complete(engine(target("llama")), jobs, len(jobs))
-    alone = [complete(engine(target("llama")), [one])[0] for one in jobs]
+    together = complete_all(make_engine(make_target("llama")), jobs, len(jobs))
+    alone = [complete_all(make_engine(make_target("llama")), [one])[0] for one in jobs]
     assert texts_of(together) == texts_of(alone)
 
 
-def test_seed_and_choice_decide(target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts) -> None:
+def test_seed_and_choice_decide() -> None:
     keys = [{"seed": 1}, {"seed": 1}, {"seed": 2}, {"seed": 1, "choice": 1}, {"seed": 2**64 - 1}]
-    done = complete(engine(target("qwen3")), [job(prompts(1)[0], "pld", temperature=1.0, **key) for key in keys])
+    done = complete_all(
+        make_engine(make_target("qwen3")), [job(random_prompts(1)[0], "pld", temperature=1.0, **key) for key in keys]
+    )
     first, again, *others = texts_of(done)
     assert first == again
     assert len({tuple(text) for text in [first, *others]}) == 4
 
 
-def test_every_limit_on_the_tokens_is_kept(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, model: Callable[[str], Any]
-) -> None:
-    text = prompts(1)[0]
+def test_every_limit_on_the_tokens_is_kept() -> None:
+    text = random_prompts(1)[0]
     jobs = [job(text, "spectra-core", **STYLES[style]) for style in ("bias", "min-tokens", "stop", "top-k")]
-    biased, late, stopped, few = complete(engine(target("qwen3")), jobs)
+    biased, late, stopped, few = complete_all(make_engine(make_target("qwen3")), jobs)
     assert 8 not in biased.token_ids
     assert 7 in biased.token_ids
     for done, least in ((late, 9), (stopped, 1)):
@@ -146,22 +135,22 @@ def test_every_limit_on_the_tokens_is_kept(
         assert done.token_ids[-1] in THIRDS
         assert not set(done.token_ids[:-1]) & set(THIRDS)
         assert len(done.token_ids) >= least
-    logits = scores(model("qwen3"), text, few.token_ids)
+    logits = scores(tiny_model("qwen3"), text, few.token_ids)
     assert all(token in row.topk(5).indices for token, row in zip(few.token_ids, logits, strict=True))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rejection_verification_takes_trees_and_repeats_itself(
-    method: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
-) -> None:
-    texts = prompts(3)
-    answers = {tuple(text): generate("gemma3", tuple(text), N_TOKENS) for text in texts}
+def test_rejection_verification_takes_trees_and_repeats_itself(method: str) -> None:
+    texts = random_prompts(3)
+    answers = {tuple(text): reference_tokens("gemma3", tuple(text), N_TOKENS) for text in texts}
     jobs = [job(text, method, **HOT, verification="rejection", top_p=0.9) for text in texts]
-    twice = [texts_of(complete(engine(target("gemma3", stages=stages), answers), jobs, 3)) for stages in (1, 2)]
+    twice = [
+        texts_of(complete_all(make_engine(make_target("gemma3", stages=stages), answers), jobs, 3)) for stages in (1, 2)
+    ]
     assert twice[0] == twice[1]
     assert all(len(text) == N_TOKENS for text in twice[0])
-    greedy = complete(
-        engine(target("gemma3"), answers), [job(text, method, verification="rejection") for text in texts]
+    greedy = complete_all(
+        make_engine(make_target("gemma3"), answers), [job(text, method, verification="rejection") for text in texts]
     )
     assert texts_of(greedy) == list(answers.values())
 
@@ -178,20 +167,17 @@ def scores(model: Any, prompt: list[int], output: list[int]) -> torch.Tensor:
 def test_logprobs_are_those_of_a_direct_forward(
     method: str,
     params: dict[str, Any],
-    target: MakeTarget,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
-    model: Callable[[str], Any],
 ) -> None:
-    texts = prompts(2)
-    plain = texts_of(complete(engine(target("gemma3")), [job(text, **params) for text in texts]))
+    texts = random_prompts(2)
+    plain = texts_of(complete_all(make_engine(make_target("gemma3")), [job(text, **params) for text in texts]))
     answers = {tuple(text): answer for text, answer in zip(texts, plain, strict=True)}
-    runner = engine(target("gemma3", stages=2), answers)
-    done = complete(runner, [job(text, method, **params, logprobs=k) for text, k in zip(texts, (3, 0), strict=True)])
+    runner = make_engine(make_target("gemma3", stages=2), answers)
+    done = complete_all(
+        runner, [job(text, method, **params, logprobs=k) for text, k in zip(texts, (3, 0), strict=True)]
+    )
     assert texts_of(done) == plain
     for text, completion, k in zip(texts, done, (3, 0), strict=True):
-        table = scores(model("gemma3"), text, completion.token_ids)
+        table = scores(tiny_model("gemma3"), text, completion.token_ids)
         assert completion.logprobs is not None
         assert [entry.token_id for entry in completion.logprobs] == completion.token_ids
         for entry, row in zip(completion.logprobs, table, strict=True):
@@ -201,21 +187,17 @@ def test_logprobs_are_those_of_a_direct_forward(
             assert [value for _, value in entry.top] == pytest.approx(best.values.tolist()[:k], abs=1e-4)
 
 
-def test_requests_that_ask_for_no_logprobs_get_none(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    jobs = [job(prompts(1)[0], "pld", logprobs=k) for k in (None, 1)]
-    without, with_one = complete(engine(target("llama")), jobs)
+def test_requests_that_ask_for_no_logprobs_get_none() -> None:
+    jobs = [job(random_prompts(1)[0], "pld", logprobs=k) for k in (None, 1)]
+    without, with_one = complete_all(make_engine(make_target("llama")), jobs)
     assert without.logprobs is None
     assert with_one.logprobs is not None
 
 
 @pytest.mark.parametrize("method", ["autoregressive", *METHODS])
-def test_greedy_with_a_repetition_penalty_writes_what_generate_writes(
-    method: str, target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
-) -> None:
-    texts = prompts(2)
-    wanted = [generate("qwen3", tuple(text), N_TOKENS, repetition_penalty=1.3) for text in texts]
+def test_greedy_with_a_repetition_penalty_writes_what_generate_writes(method: str) -> None:
+    texts = random_prompts(2)
+    wanted = [reference_tokens("qwen3", tuple(text), N_TOKENS, repetition_penalty=1.3) for text in texts]
     answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
     jobs = [job(text, method, repetition_penalty=1.3, stop_ids=(2,)) for text in texts]
-    assert texts_of(complete(engine(target("qwen3"), answers), jobs)) == wanted
+    assert texts_of(complete_all(make_engine(make_target("qwen3"), answers), jobs)) == wanted

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.loop import Completion, Engine
 from engine.model import quantized
 from engine.model.loader import load_shard, load_spec
 from engine.model.quantization import bitsandbytes
@@ -31,20 +30,17 @@ from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from tests.support.engines import complete_all, make_engine
+from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 N_TOKENS = 12
 WHOLE = LayerRange(0, 4, 4)
 
-Checkpoint = Callable[[str], Path]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
-
 
 @pytest.fixture(scope="module")
-def their_model(tmp_path_factory: pytest.TempPathFactory, checkpoint: Checkpoint) -> Callable[[str], tuple[Any, Path]]:
+def their_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path]]:
     """``their_model(family)``: Hugging Face's int8 version of a checkpoint, and the folder it was saved to."""
     made: dict[str, tuple[Any, Path]] = {}
 
@@ -52,7 +48,7 @@ def their_model(tmp_path_factory: pytest.TempPathFactory, checkpoint: Checkpoint
         if family not in made:
             bitsandbytes()  # before transformers imports it with its warnings
             model = AutoModelForCausalLM.from_pretrained(
-                checkpoint(family),
+                saved_model(family),
                 quantization_config=BitsAndBytesConfig(load_in_8bit=True),
                 device_map={"": "cpu"},
                 dtype=torch.float32,
@@ -151,14 +147,12 @@ def test_a_row_does_not_depend_on_outliers_of_its_neighbours() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_logits_are_those_of_hugging_faces_int8_model(
-    family: str, is_stored: bool, their_model: Any, checkpoint: Checkpoint, prompts: Prompts
-) -> None:
-    text = prompts(1)[0][:20]
+def test_logits_are_those_of_hugging_faces_int8_model(family: str, is_stored: bool, their_model: Any) -> None:
+    text = random_prompts(1)[0][:20]
     model, stored = their_model(family)
-    path, wanted = (stored, None) if is_stored else (checkpoint(family), "int8")
+    path, wanted = (stored, None) if is_stored else (saved_model(family), "int8")
     shard = load_shard(path, WHOLE, dtype=torch.float32, device=CPU, n_positions=64, quantization=wanted)
-    plain = load_shard(checkpoint(family), WHOLE, dtype=torch.float32, device=CPU, n_positions=64)
+    plain = load_shard(saved_model(family), WHOLE, dtype=torch.float32, device=CPU, n_positions=64)
     theirs = their_logits(model, text)
     error, distance = (our_logits(shard, text) - theirs).abs(), (our_logits(plain, text) - theirs).abs()
     # Both round activations to 255 steps: should noise of the last float32 bit tip one, a step is what they differ by.
@@ -170,51 +164,44 @@ def test_logits_are_those_of_hugging_faces_int8_model(
 def test_the_text_is_that_of_hugging_faces_int8_model_whatever_the_method_and_the_stages(
     family: str,
     their_model: Any,
-    checkpoint: Checkpoint,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
-    generate: Callable[..., list[int]],
 ) -> None:
-    texts = prompts(3)
+    texts = random_prompts(3)
     model, _ = their_model(family)
     wanted = [their_text(model, text) for text in texts]
-    assert wanted != [generate(family, tuple(text), len(answer)) for text, answer in zip(texts, wanted, strict=True)]
+    assert wanted != [
+        reference_tokens(family, tuple(text), len(answer)) for text, answer in zip(texts, wanted, strict=True)
+    ]
     for stages in (1, 2, 3):
-        made = load(checkpoint(family), stages)
+        made = load(saved_model(family), stages)
         for method in ("autoregressive", "pld", "lookahead"):
             jobs = [Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), method) for text in texts]
-            assert [one.token_ids for one in complete(engine(made), jobs)] == wanted
+            assert [one.token_ids for one in complete_all(make_engine(made), jobs)] == wanted
 
 
-def test_sampled_texts_do_not_depend_on_method_stages_or_company(
-    checkpoint: Checkpoint, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    texts = prompts(4)
+def test_sampled_texts_do_not_depend_on_method_stages_or_company() -> None:
+    texts = random_prompts(4)
     found = []
     for stages, method, company in ((1, "autoregressive", 1), (2, "pld", 4), (4, "lookahead", 2)):
         params = [SamplingParams(max_tokens=20, temperature=0.8, seed=seed, stop_ids=(2,)) for seed in range(4)]
         jobs = [Request(text, one, method) for text, one in zip(texts, params, strict=True)]
-        done = complete(engine(load(checkpoint("qwen3"), stages)), jobs, company)
+        done = complete_all(make_engine(load(saved_model("qwen3"), stages)), jobs, company)
         found.append([one.token_ids for one in done])
     assert found[0] == found[1] == found[2]
 
 
-def test_a_stored_int8_checkpoint_is_read_stage_by_stage(
-    their_model: Any, engine: MakeEngine, complete: Complete, prompts: Prompts, checkpoint: Checkpoint
-) -> None:
+def test_a_stored_int8_checkpoint_is_read_stage_by_stage(their_model: Any) -> None:
     _, stored = their_model("qwen2")
     assert load_spec(stored).family == "qwen2"
-    jobs = [Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in prompts(2)]
-    ours = [one.token_ids for one in complete(engine(load(checkpoint("qwen2"))), jobs)]
+    jobs = [Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in random_prompts(2)]
+    ours = [one.token_ids for one in complete_all(make_engine(load(saved_model("qwen2"))), jobs)]
     for stages, told in ((1, None), (2, None), (2, "int8")):
-        done = complete(engine(load(stored, stages, told)), jobs)
+        done = complete_all(make_engine(load(stored, stages, told)), jobs)
         assert [one.token_ids for one in done] == ours
 
 
-def test_matrices_of_the_layers_are_int8_and_nothing_else_is(checkpoint: Checkpoint) -> None:
+def test_matrices_of_the_layers_are_int8_and_nothing_else_is() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        shard = load_shard(checkpoint("qwen2"), WHOLE, dtype=dtype, device=CPU, n_positions=8, quantization="int8")
+        shard = load_shard(saved_model("qwen2"), WHOLE, dtype=dtype, device=CPU, n_positions=8, quantization="int8")
         assert shard.dtype is dtype
         for layer in shard.layers:
             matrices = [one for one in layer.modules() if isinstance(one, Int8Linear)]
@@ -236,23 +223,19 @@ def test_matrices_of_the_layers_are_int8_and_nothing_else_is(checkpoint: Checkpo
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # transformers warns about what we are about to refuse
-def test_other_quantisations_are_refused_and_ours_is_named(
-    config: dict[str, Any], told: str, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_other_quantisations_are_refused_and_ours_is_named(config: dict[str, Any], told: str, tmp_path: Path) -> None:
     path = tmp_path / "other"
-    shutil.copytree(checkpoint("llama"), path)
+    shutil.copytree(saved_model("llama"), path)
     values = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(values | {"quantization_config": config}))
     with pytest.raises(UnsupportedModelError, match=told):
         load_spec(path)
 
 
-def test_a_missing_package_and_an_unknown_name_are_told(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_and_an_unknown_name_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="quantization is 'int4'; it must be int8"):
-        load(checkpoint("llama"), quantization="int4")
+        load(saved_model("llama"), quantization="int4")
     quantized.bitsandbytes.cache_clear()
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ConfigError, match=r"bitsandbytes, which is not installed: pip install 'spectra-serve\[int8\]'"):
-        load(checkpoint("llama"))
+        load(saved_model("llama"))

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.loop import Completion, Engine
 from engine.model import loader
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange, split_layers
@@ -26,25 +25,20 @@ from engine.sampling.params import SamplingParams
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget, plan_cache, resolve_dtype
 from engine.target.options import TargetOptions
+from tests.support.engines import complete_all, make_engine
+from tests.support.tiny_models import random_prompts, reference_tokens, saved_model, tiny_model
 
 CPU = torch.device("cpu")
 N_TOKENS = 10
 
-Checkpoint = Callable[[str], Path]
-Model = Callable[[str], Any]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
-Generate = Callable[..., list[int]]
-
 
 @pytest.fixture
-def editable(checkpoint: Checkpoint, tmp_path: Path) -> Callable[..., Path]:
+def editable(tmp_path: Path) -> Callable[..., Path]:
     """``editable(family, **changes)``: a copy of a checkpoint, its config changed; None removes an entry."""
 
     def copy(family: str, **changes: Any) -> Path:
         path = tmp_path / family
-        shutil.copytree(checkpoint(family), path)
+        shutil.copytree(saved_model(family), path)
         edit(path / "config.json", **changes)
         return path
 
@@ -72,17 +66,12 @@ def test_a_checkpoint_in_any_number_of_files_and_stages_gives_the_same_text(
     size: str,
     stages: int,
     tmp_path: Path,
-    model: Model,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
-    generate: Generate,
 ) -> None:
-    model(family).save_pretrained(tmp_path, max_shard_size=size)
+    tiny_model(family).save_pretrained(tmp_path, max_shard_size=size)
     assert (tmp_path / loader.INDEX).exists() == (size == "20KB")
-    texts = prompts(2)
-    done = complete(engine(load(tmp_path, stages)), jobs(texts))
-    wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
+    texts = random_prompts(2)
+    done = complete_all(make_engine(load(tmp_path, stages)), jobs(texts))
+    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
     assert [completion.token_ids for completion in done] == wanted
 
 
@@ -90,14 +79,9 @@ def test_a_checkpoint_in_any_number_of_files_and_stages_gives_the_same_text(
 def test_a_stage_needs_only_the_files_of_its_layers(
     family: str,
     tmp_path: Path,
-    model: Model,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
-    generate: Generate,
 ) -> None:
     whole = tmp_path / "whole"
-    model(family).save_pretrained(whole)
+    tiny_model(family).save_pretrained(whole)
     weights = load_file(whole / loader.SINGLE)
     (whole / loader.SINGLE).unlink()
     (whole / loader.INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in weights}}))
@@ -110,9 +94,9 @@ def test_a_stage_needs_only_the_files_of_its_layers(
                 save_file({name: weight}, part / f"{name}.safetensors")
         shards.append(load_shard(part, layers, dtype=torch.float32, device=CPU, n_positions=300))
         assert all(weight.device == CPU for layer in shards[-1].layers for weight in layer.parameters())
-    texts = prompts(2)
-    done = complete(engine(LocalTarget(TargetInfo(shards[0].spec, 60, 16, 200), shards)), jobs(texts))
-    wanted = [generate(family, tuple(text), N_TOKENS) for text in texts]
+    texts = random_prompts(2)
+    done = complete_all(make_engine(LocalTarget(TargetInfo(shards[0].spec, 60, 16, 200), shards)), jobs(texts))
+    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
     assert [completion.token_ids for completion in done] == wanted
 
 
@@ -124,8 +108,8 @@ def belongs(name: str, layers: LayerRange, tied: bool) -> bool:
     return layers.is_last
 
 
-def test_a_tied_head_shares_the_embedding_when_one_stage_has_both(checkpoint: Checkpoint) -> None:
-    shard = load_shard(checkpoint("qwen3"), LayerRange(0, 4, 4), dtype=torch.float32, device=CPU, n_positions=8)
+def test_a_tied_head_shares_the_embedding_when_one_stage_has_both() -> None:
+    shard = load_shard(saved_model("qwen3"), LayerRange(0, 4, 4), dtype=torch.float32, device=CPU, n_positions=8)
     assert shard._head is not None
     assert shard._embed is not None
     assert shard._head.weight is shard._embed.weight
@@ -145,15 +129,13 @@ def test_a_tied_head_shares_the_embedding_when_one_stage_has_both(checkpoint: Ch
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     ],
 )
-def test_static_rope_scaling_gives_the_text_of_generate(
-    rope: dict[str, Any], tmp_path: Path, model: Model, engine: MakeEngine, complete: Complete, prompts: Prompts
-) -> None:
-    config = LlamaConfig(**model("llama").config.to_dict() | {"rope_parameters": {"rope_theta": 10000.0, **rope}})
+def test_static_rope_scaling_gives_the_text_of_generate(rope: dict[str, Any], tmp_path: Path) -> None:
+    config = LlamaConfig(**tiny_model("llama").config.to_dict() | {"rope_parameters": {"rope_theta": 10000.0, **rope}})
     torch.manual_seed(3)
     scaled = LlamaForCausalLM(config).eval()
     scaled.save_pretrained(tmp_path)
-    texts = prompts(2)
-    done = complete(engine(load(tmp_path, 2)), jobs(texts))
+    texts = random_prompts(2)
+    done = complete_all(make_engine(load(tmp_path, 2)), jobs(texts))
     for text, completion in zip(texts, done, strict=True):
         ids = torch.tensor([text])
         out = scaled.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=N_TOKENS, do_sample=False)
@@ -196,7 +178,7 @@ def test_what_an_architecture_has_that_we_lack_is_named(
         load_shard(path, LayerRange(0, 4, 4), dtype=torch.float32, device=CPU, n_positions=8)
 
 
-def test_other_formats_and_holes_are_named(editable: Callable[..., Path], model: Model, tmp_path: Path) -> None:
+def test_other_formats_and_holes_are_named(editable: Callable[..., Path], tmp_path: Path) -> None:
     path = editable("llama")
     weights = load_file(path / loader.SINGLE)
     del weights["model.layers.2.mlp.up_proj.weight"]
@@ -211,7 +193,7 @@ def test_other_formats_and_holes_are_named(editable: Callable[..., Path], model:
     (path / "config.json").unlink()
     with pytest.raises(UnsupportedModelError, match="config"):
         load_spec(path)
-    model("llama").save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    tiny_model("llama").save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     lost = json.loads((tmp_path / "parts" / loader.INDEX).read_text())["weight_map"]["model.norm.weight"]
     (tmp_path / "parts" / lost).unlink()
     with pytest.raises(UnsupportedModelError, match=lost):
@@ -233,23 +215,23 @@ def test_eos_ids_come_from_the_generation_config_first(editable: Callable[..., P
     assert load_spec(path).eos_ids in ((), (2,))  # (2,) is what Llama's config assumes
 
 
-def test_a_model_runs_in_the_dtype_asked_for(checkpoint: Checkpoint, model: Model) -> None:
-    spec = read_spec(model("gemma3").config)
+def test_a_model_runs_in_the_dtype_asked_for() -> None:
+    spec = read_spec(tiny_model("gemma3").config)
     assert resolve_dtype(None, spec, "cpu") is torch.float32
     assert resolve_dtype(None, replace(spec, dtype="bfloat16"), "cuda") is torch.bfloat16
     with pytest.raises(ConfigError, match="int8"):
         resolve_dtype("int8", spec, "cpu")
     for name in ("float32", "bfloat16", "float16"):
         dtype = resolve_dtype(name, spec, "cuda")
-        shard = load_shard(checkpoint("gemma3"), LayerRange(0, 4, 4), dtype=dtype, device=CPU, n_positions=8)
+        shard = load_shard(saved_model("gemma3"), LayerRange(0, 4, 4), dtype=dtype, device=CPU, n_positions=8)
         assert shard.dtype is dtype
         assert {weight.dtype for layer in shard.layers for weight in layer.parameters()} == {dtype}
-        wanted = model("gemma3").model.embed_tokens(torch.tensor([[5, 6]]))
+        wanted = tiny_model("gemma3").model.embed_tokens(torch.tensor([[5, 6]]))
         assert torch.allclose(shard.embed(torch.tensor([5, 6])).float(), wanted, rtol=0.02, atol=1e-3)
 
 
-def test_a_cache_that_holds_nothing_useful_is_refused(model: Model) -> None:
-    spec = read_spec(model("llama").config)
+def test_a_cache_that_holds_nothing_useful_is_refused() -> None:
+    spec = read_spec(tiny_model("llama").config)
     per_block = 4 * 2 * 16 * 2 * 8 * 4  # layers, keys and values, tokens, heads, dimensions, bytes
     options = TargetOptions("m", kv_bytes=10 * per_block, block_size=16)
     info = plan_cache(spec, options, torch.float32)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
 from engine.model.loader import load_config, load_shard
 from engine.model.meta_model import empty_model
 from engine.model.ranges import LayerRange
+from tests.support.tiny_models import saved_model
 
 
-def test_parameters_have_shapes_only_and_buffers_are_computed(checkpoint: Callable[[str], Path]) -> None:
-    model = empty_model(load_config(checkpoint("qwen3")), torch.bfloat16)
+def test_parameters_have_shapes_only_and_buffers_are_computed() -> None:
+    model = empty_model(load_config(saved_model("qwen3")), torch.bfloat16)
     assert {(weight.device.type, weight.dtype) for weight in model.parameters()} == {("meta", torch.bfloat16)}
     assert model.model.rotary_emb.inv_freq.device.type == "cpu"
 
 
-def test_threads_that_load_at_once_leave_the_process_as_it_was(checkpoint: Callable[[str], Path]) -> None:
-    path, cpu = checkpoint("llama"), torch.device("cpu")
+def test_threads_that_load_at_once_leave_the_process_as_it_was() -> None:
+    path, cpu = saved_model("llama"), torch.device("cpu")
 
     def load(number: int) -> set[tuple[str, torch.dtype]]:
         dtype = (torch.float32, torch.bfloat16)[number % 2]

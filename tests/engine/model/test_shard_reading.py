@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from engine.model import tensors
 from engine.model.loader import EMBED, HEAD, load_shard
 from engine.model.ranges import LayerRange, split_layers
+from tests.support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
 
-Model = Callable[[str], Any]
 Read = list[tuple[str, int]]  # names and bytes
 
 
@@ -71,11 +70,10 @@ def test_a_stage_reads_each_of_its_tensors_once_and_no_other(
     family: str,
     tied: bool,
     quantization: str | None,
-    model: Model,
     tmp_path: Path,
     read: Read,
 ) -> None:
-    model(family).save_pretrained(tmp_path, max_shard_size=size)
+    tiny_model(family).save_pretrained(tmp_path, max_shard_size=size)
     stored = {
         name: weight.nbytes for file in tmp_path.glob("*.safetensors") for name, weight in load_file(file).items()
     }
@@ -87,10 +85,10 @@ def test_a_stage_reads_each_of_its_tensors_once_and_no_other(
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_the_files_of_other_stages_need_not_exist(quantization: str | None, model: Model, tmp_path: Path) -> None:
+def test_the_files_of_other_stages_need_not_exist(quantization: str | None, tmp_path: Path) -> None:
     for layers in split_layers(4, 4):
         path = tmp_path / str(layers.first)
-        model("llama").save_pretrained(path, max_shard_size="8KB")
+        tiny_model("llama").save_pretrained(path, max_shard_size="8KB")
         files = json.loads((path / tensors.INDEX).read_text())["weight_map"]
         needed = {file for name, file in files.items() if belongs(name, layers, tied=False)}
         for file in set(files.values()) - needed:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.loop import Completion, Engine
+from engine.loop import Engine
 from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import Sequence, State
 from engine.step import Step
-from engine.target.local import LocalTarget
 from engine.tree import IntArray
+from tests.support.engines import check_idle, make_engine, make_target
 from tests.support.step_driver import Driver
+from tests.support.tiny_models import random_prompts
 
 FAMILY = "qwen3"
 BLOCK = 4
@@ -32,52 +32,42 @@ STYLES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "seed": 6, "repetition_penalty": 1.3, "presence_penalty": 0.5},
     {"temperature": 1.1, "seed": 7, "min_tokens": 9, "stop_ids": tuple(range(0, 97, 3))},
 )
+TEXTS = (random_prompts(1, 2)[0], random_prompts(1, 5)[0])
 PLAIN = SchedulerOptions(prefix_cache=False)
 
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Idle = Callable[[Engine], None]
 Known = tuple[list[Request], list[list[int]], dict[int, IntArray]]  # jobs, texts, rows of prompts by job
 
 
-@pytest.fixture(scope="module")
-def texts(prompts: Any) -> list[list[int]]:
+@pytest.fixture
+def texts() -> list[list[int]]:
     """Two long texts that have nothing in common."""
-    return [prompts(1, 2)[0] * 2, prompts(1, 5)[0] * 2]
+    return [text * 2 for text in TEXTS]
 
 
-@pytest.fixture(scope="module")
-def known(target: MakeTarget, engine: MakeEngine, texts: list[list[int]]) -> Callable[[], Known]:
+@cache
+def known() -> Known:
     """Twelve jobs of all methods and styles that begin alike, and what each of them writes and reads alone."""
-
-    @lru_cache
-    def make() -> Known:
-        chance = random.Random(3)
-        jobs, wanted, rows = [], [], {}
-        for i in range(12):
-            shared = texts[i % 2][: chance.randrange(6, 50)]
-            own = [chance.randrange(3, 97) for _ in range(chance.randrange(0, 12))]
-            params = SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 3])
-            job = Request(shared + own, params, METHODS[(i + i // 6) % 6], 16, namespace="ab"[i % 5 == 4])
-            alone = Driver(engine(target(FAMILY), None, PLAIN), 2)
-            alone.submit(Request(job.prompt, params, "token-recycling"))
-            alone.finish(chance)
-            jobs.append(job)
-            wanted.append(alone.requests[0].tokens[len(job.prompt) :])
-            rows[i] = alone.rows_of(0)
-        return jobs, wanted, rows
-
-    return make
+    chance = random.Random(3)
+    jobs, wanted, rows = [], [], {}
+    for i in range(12):
+        shared = (TEXTS[i % 2] * 2)[: chance.randrange(6, 50)]
+        own = [chance.randrange(3, 97) for _ in range(chance.randrange(0, 12))]
+        params = SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 3])
+        job = Request(shared + own, params, METHODS[(i + i // 6) % 6], 16, namespace="ab"[i % 5 == 4])
+        alone = Driver(make_engine(make_target(FAMILY), None, PLAIN), 2)
+        alone.submit(Request(job.prompt, params, "token-recycling"))
+        alone.finish(chance)
+        jobs.append(job)
+        wanted.append(alone.requests[0].tokens[len(job.prompt) :])
+        rows[i] = alone.rows_of(0)
+    return jobs, wanted, rows
 
 
-def driver(
-    target: MakeTarget, engine: MakeEngine, known: Callable[[], Known], n_blocks: int, stages: int, chunk: int = 7
-) -> Driver:
+def driver(n_blocks: int, stages: int, chunk: int = 7) -> Driver:
     jobs, wanted, _ = known()
     answers = {tuple(job.prompt): text for job, text in zip(jobs, wanted, strict=True)}
     options = SchedulerOptions(prefill_chunk=chunk, n_micro_batches=stages, max_sequences=5)
-    made = engine(target(FAMILY, stages=2, n_blocks=n_blocks, block_size=BLOCK), answers, options)
+    made = make_engine(make_target(FAMILY, stages=2, n_blocks=n_blocks, block_size=BLOCK), answers, options)
     return Driver(made, stages + 1)
 
 
@@ -93,10 +83,6 @@ def driver(
 )
 @settings(max_examples=60, deadline=None)
 def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
-    target: MakeTarget,
-    engine: MakeEngine,
-    known: Callable[[], Known],
-    idle: Idle,
     seed: int,
     stages: int,
     n_blocks: int,
@@ -108,7 +94,7 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
 ) -> None:
     rng = random.Random(seed)
     jobs, wanted, rows = known()
-    made = driver(target, engine, known, n_blocks, stages, chunk)
+    made = driver(n_blocks, stages, chunk)
     todo = [jobs[i] for i in order]
     for moment in range(91):
         if todo and (rng.random() < 0.3 or not made.engine.scheduler.has_work):
@@ -117,7 +103,7 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
             if when == moment:
                 made.cancel(index)
         if moment in losses:
-            made.lose_target(target(FAMILY, stages=2, n_blocks=n_blocks, block_size=BLOCK))
+            made.lose_target(make_target(FAMILY, stages=2, n_blocks=n_blocks, block_size=BLOCK))
         if moment in failures:
             made.send(is_broken=True)
         if made.engine.scheduler.has_work:
@@ -131,7 +117,7 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
         told = made.rows_of(index)
         assert np.array_equal(told, rows[i][: len(told), : told.shape[1]])
         assert len(told) in (0, len(rows[i])) or index in made.cancelled
-    idle(made.engine)
+    check_idle(made.engine)
 
 
 def complete_one(made: Engine, job: Request) -> tuple[list[int], int, int]:
@@ -151,8 +137,8 @@ def complete_one(made: Engine, job: Request) -> tuple[list[int], int, int]:
 
 
 @pytest.fixture
-def made(target: MakeTarget, engine: MakeEngine) -> Engine:
-    return engine(target(FAMILY, block_size=BLOCK))
+def made() -> Engine:
+    return make_engine(make_target(FAMILY, block_size=BLOCK))
 
 
 def job(prompt: list[int], method: str = "autoregressive", namespace: str = "", **params: Any) -> Request:
@@ -189,8 +175,8 @@ def test_another_namespace_finds_nothing(made: Engine, texts: list[list[int]]) -
     assert complete_one(made, job(texts[0], namespace="a"))[1] == len(texts[0]) - 1
 
 
-def test_without_the_option_nothing_is_found(target: MakeTarget, engine: MakeEngine, texts: list[list[int]]) -> None:
-    made = engine(target(FAMILY), None, PLAIN)
+def test_without_the_option_nothing_is_found(texts: list[list[int]]) -> None:
+    made = make_engine(make_target(FAMILY), None, PLAIN)
     assert [complete_one(made, job(texts[0]))[1] for _ in range(2)] == [0, 0]
 
 
@@ -240,11 +226,9 @@ def start_of(made: Driver, seq: int) -> int:
     return start.n_copied
 
 
-def test_a_text_that_is_being_written_is_shared_up_to_its_last_root(
-    target: MakeTarget, engine: MakeEngine, known: Callable[[], Known], idle: Idle
-) -> None:
+def test_a_text_that_is_being_written_is_shared_up_to_its_last_root() -> None:
     """Accepted nodes behind the root are moved with the next step, which is the one that copies."""
-    made = driver(target, engine, known, 200, 1, 64)
+    made = driver(200, 1, 64)
     jobs, wanted, _ = known()
     made.submit(Request(jobs[1].prompt, jobs[1].params, "always-right", 4, namespace="a"))
     request = running(made)
@@ -257,11 +241,11 @@ def test_a_text_that_is_being_written_is_shared_up_to_its_last_root(
     assert start_of(made, made.requests[1].seq) == n_stable
     made.finish(random.Random(0))
     made.check([wanted[1], made.requests[1].tokens[made.requests[1].n_prompt :]])
-    idle(made.engine)
+    check_idle(made.engine)
 
 
-def test_what_is_in_flight_is_not_offered(target: MakeTarget, engine: MakeEngine, known: Callable[[], Known]) -> None:
-    made = driver(target, engine, known, 200, 4, 8)
+def test_what_is_in_flight_is_not_offered() -> None:
+    made = driver(200, 4, 8)
     jobs = known()[0]
     made.submit(jobs[0])
     assert made.send()
@@ -273,10 +257,8 @@ def test_what_is_in_flight_is_not_offered(target: MakeTarget, engine: MakeEngine
     assert start_of(made, made.requests[1].seq) == 8
 
 
-def test_a_step_that_failed_leaves_nothing_to_share(
-    target: MakeTarget, engine: MakeEngine, known: Callable[[], Known]
-) -> None:
-    made = driver(target, engine, known, 200, 4, 64)
+def test_a_step_that_failed_leaves_nothing_to_share() -> None:
+    made = driver(200, 4, 64)
     jobs = known()[0]
     made.submit(jobs[0])
     assert made.send(is_broken=True)
@@ -286,25 +268,21 @@ def test_a_step_that_failed_leaves_nothing_to_share(
     assert start_of(made, made.requests[1].seq) == 0
 
 
-def test_a_lost_target_leaves_nothing_to_share(
-    target: MakeTarget, engine: MakeEngine, known: Callable[[], Known]
-) -> None:
-    made = driver(target, engine, known, 200, 1, 64)
+def test_a_lost_target_leaves_nothing_to_share() -> None:
+    made = driver(200, 1, 64)
     jobs = known()[0]
     made.submit(jobs[0])
     made.finish(random.Random(0))
     made.submit(jobs[0])
     running(made)
-    made.lose_target(target(FAMILY, stages=2, n_blocks=200, block_size=BLOCK))
+    made.lose_target(make_target(FAMILY, stages=2, n_blocks=200, block_size=BLOCK))
     assert start_of(made, made.requests[1].seq) == 0
     made.finish(random.Random(0))
     made.check([known()[1][0]] * 2)
 
 
-def test_one_that_moves_to_another_scheduler_is_read_there(
-    target: MakeTarget, engine: MakeEngine, known: Callable[[], Known]
-) -> None:
-    made = driver(target, engine, known, 200, 1, 64)
+def test_one_that_moves_to_another_scheduler_is_read_there() -> None:
+    made = driver(200, 1, 64)
     jobs, wanted, _ = known()
     for _ in range(2):
         made.submit(jobs[0])
@@ -316,10 +294,8 @@ def test_one_that_moves_to_another_scheduler_is_read_there(
     made.check([wanted[0]] * 2)
 
 
-def test_a_preempted_sequence_finds_its_own_text_if_nobody_took_its_blocks(
-    target: MakeTarget, engine: MakeEngine, known: Callable[[], Known]
-) -> None:
-    made = driver(target, engine, known, 200, 1, 64)
+def test_a_preempted_sequence_finds_its_own_text_if_nobody_took_its_blocks() -> None:
+    made = driver(200, 1, 64)
     jobs, wanted, _ = known()
     made.submit(jobs[2])
     request = running(made)

@@ -8,20 +8,17 @@ from typing import Any
 import pytest
 
 from engine.events import LENGTH, StepEvent
-from engine.loop import Completion, Engine
+from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
-from engine.target.local import LocalTarget
+from tests.support.engines import check_idle, complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts, reference_tokens
 
 FAMILY = "qwen3"  # its texts do not repeat and do not end early
 METHODS = ("autoregressive", "always-wrong", "always-right", "pld+spectra-core")
 
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
 Generate = Callable[..., list[int]]
 Answers = dict[tuple[int, ...], list[int]]
 
@@ -37,13 +34,13 @@ def known(generate: Generate, texts: list[list[int]], n: int = 16) -> Answers:
 def watch(engine: Engine) -> list[Step]:
     """Every step the engine's target is asked for, from now on."""
     steps: list[Step] = []
-    inner = engine.target.local.step
+    inner = engine.target.step
 
     def step(asked: Step) -> StepResult:
         steps.append(asked)
         return inner(asked)
 
-    engine.target.local.step = step  # type: ignore[assignment,method-assign]
+    engine.target.step = step  # type: ignore[assignment,method-assign]
     return steps
 
 
@@ -65,15 +62,10 @@ def n_rows(step: Step) -> tuple[int, int]:
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_join_and_leave_between_steps(
     method: str,
-    target: MakeTarget,
-    engine: MakeEngine,
-    prompts: Prompts,
-    generate: Generate,
-    idle: Callable[[Engine], None],
 ) -> None:
-    texts = prompts(5)
-    answers = known(generate, texts, 24)
-    runner = engine(target(FAMILY), answers)
+    texts = random_prompts(5)
+    answers = known(reference_tokens, texts, 24)
+    runner = make_engine(make_target(FAMILY), answers)
     written: dict[int, list[int]] = {}
     alive_together = 0
     for text in texts:
@@ -84,17 +76,15 @@ def test_requests_join_and_leave_between_steps(
         alive_together = max(alive_together, runner.scheduler.n_running)
     for seq, tokens in drain(runner).items():
         written[seq] += tokens
-    idle(runner)
+    check_idle(runner)
     assert list(written.values()) == list(answers.values())
     assert alive_together > 1
 
 
-def test_a_prompt_is_read_in_chunks_beside_decoding(
-    target: MakeTarget, engine: MakeEngine, prompts: Prompts, generate: Generate
-) -> None:
-    texts = prompts(2)
-    answers = known(generate, texts)
-    runner = engine(target(FAMILY), answers, SchedulerOptions(prefill_chunk=5))
+def test_a_prompt_is_read_in_chunks_beside_decoding() -> None:
+    texts = random_prompts(2)
+    answers = known(reference_tokens, texts)
+    runner = make_engine(make_target(FAMILY), answers, SchedulerOptions(prefill_chunk=5))
     first = runner.submit(job(texts[0], "always-right"))
     while not runner.step():
         pass  # six chunks
@@ -113,30 +103,23 @@ def test_a_prompt_is_read_in_chunks_beside_decoding(
 def test_no_step_has_more_rows_than_allowed(
     method: str,
     max_rows: int,
-    target: MakeTarget,
-    engine: MakeEngine,
-    complete: Complete,
-    prompts: Prompts,
-    generate: Generate,
 ) -> None:
-    texts = prompts(3)
-    answers = known(generate, texts, 8)
-    runner = engine(target(FAMILY), answers, SchedulerOptions(max_step_rows=max_rows, prefill_chunk=24))
+    texts = random_prompts(3)
+    answers = known(reference_tokens, texts, 8)
+    runner = make_engine(make_target(FAMILY), answers, SchedulerOptions(max_step_rows=max_rows, prefill_chunk=24))
     steps = watch(runner)
-    done = complete(runner, [job(text, method, n=8) for text in texts])
+    done = complete_all(runner, [job(text, method, n=8) for text in texts])
     assert [completion.token_ids for completion in done] == list(answers.values())
     assert max(sum(n_rows(step)) for step in steps) <= max_rows
     assert max(n_rows(step)[1] for step in steps) <= 24
 
 
 @pytest.mark.parametrize("n_micro_batches", [1, 2])
-def test_when_not_all_fit_in_a_step_they_take_turns(
-    n_micro_batches: int, target: MakeTarget, engine: MakeEngine, prompts: Prompts, generate: Generate
-) -> None:
-    texts = prompts(4)
-    answers = known(generate, texts, 60)
+def test_when_not_all_fit_in_a_step_they_take_turns(n_micro_batches: int) -> None:
+    texts = random_prompts(4)
+    answers = known(reference_tokens, texts, 60)
     options = SchedulerOptions(max_step_rows=10, n_micro_batches=n_micro_batches)
-    runner = engine(target(FAMILY), answers, options)
+    runner = make_engine(make_target(FAMILY), answers, options)
     written: dict[int, list[int]] = {runner.submit(job(text, "always-wrong", n=60)): [] for text in texts}
     while not all(written.values()):  # every prompt is read
         for seq, event in runner.step():
@@ -148,11 +131,9 @@ def test_when_not_all_fit_in_a_step_they_take_turns(
     assert all(len(written[seq]) - before[seq] == 4 for seq in written)
 
 
-def test_prompts_are_read_also_when_drafts_could_fill_every_step(
-    target: MakeTarget, engine: MakeEngine, prompts: Prompts, generate: Generate
-) -> None:
-    texts = prompts(5)
-    runner = engine(target(FAMILY), known(generate, texts, 60), SchedulerOptions(max_step_rows=20))
+def test_prompts_are_read_also_when_drafts_could_fill_every_step() -> None:
+    texts = random_prompts(5)
+    runner = make_engine(make_target(FAMILY), known(reference_tokens, texts, 60), SchedulerOptions(max_step_rows=20))
     n_begun = 0
     for text in texts[:4]:  # 20 rows of trees
         runner.submit(job(text, "always-wrong", n=60))
@@ -163,18 +144,18 @@ def test_prompts_are_read_also_when_drafts_could_fill_every_step(
     assert any(heard)
 
 
-def test_lower_priority_numbers_go_first(target: MakeTarget, engine: MakeEngine, prompts: Prompts) -> None:
-    runner = engine(target(FAMILY), None, SchedulerOptions(max_sequences=1))
-    order = [runner.submit(job(text, n=2, priority=p)) for text, p in zip(prompts(4), (5, 0, 5, -1), strict=True)]
+def test_lower_priority_numbers_go_first() -> None:
+    runner = make_engine(make_target(FAMILY), None, SchedulerOptions(max_sequences=1))
+    order = [
+        runner.submit(job(text, n=2, priority=p)) for text, p in zip(random_prompts(4), (5, 0, 5, -1), strict=True)
+    ]
     first_tokens = list(dict.fromkeys(seq for _ in range(40) for seq, _ in runner.step()))
     assert first_tokens == [order[3], order[1], order[0], order[2]]
 
 
-def test_only_the_last_event_carries_reason_and_figures(
-    target: MakeTarget, engine: MakeEngine, prompts: Prompts
-) -> None:
-    runner = engine(target(FAMILY))
-    runner.submit(job(prompts(1)[0], "spectra-core"))
+def test_only_the_last_event_carries_reason_and_figures() -> None:
+    runner = make_engine(make_target(FAMILY))
+    runner.submit(job(random_prompts(1)[0], "spectra-core"))
     events: list[StepEvent] = []
     while runner.has_work:
         events += [event for _, event in runner.step()]

@@ -7,21 +7,20 @@ The driver does what the router does, in an order that chance decides.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import State
-from engine.target.local import LocalTarget
+from tests.support.engines import check_idle, complete_all, make_engine, make_target
 from tests.support.step_driver import Driver
+from tests.support.tiny_models import random_prompts
 
 FAMILY = "qwen3"
 METHODS = ("autoregressive", "always-wrong", "always-right", "pld+spectra-core")
@@ -33,32 +32,21 @@ STYLES: tuple[dict[str, Any], ...] = (
     {"temperature": 1.1, "seed": 7, "min_tokens": 9, "stop_ids": tuple(range(0, 97, 3))},
 )
 
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
-Idle = Callable[[Engine], None]
+
+@cache
+def jobs() -> tuple[list[Request], list[list[int]]]:
+    """Six jobs of all methods and styles, and the texts they must write."""
+    params = [SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 4]) for i in range(6)]
+    plain = [Request(text, one) for text, one in zip(random_prompts(6), params, strict=True)]
+    wanted = [done.token_ids for done in complete_all(make_engine(make_target(FAMILY)), plain)]
+    return [Request(job.prompt, job.params, METHODS[(i + i // 4) % 4]) for i, job in enumerate(plain)], wanted
 
 
-@pytest.fixture(scope="module")
-def jobs(target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts) -> Callable[[], Any]:
-    """``jobs()``: six jobs of all methods and styles, and the texts they must write."""
-
-    @lru_cache
-    def make() -> tuple[list[Request], list[list[int]]]:
-        params = [SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 4]) for i in range(6)]
-        plain = [Request(text, one) for text, one in zip(prompts(6), params, strict=True)]
-        wanted = [done.token_ids for done in complete(engine(target(FAMILY)), plain)]
-        return [Request(job.prompt, job.params, METHODS[(i + i // 4) % 4]) for i, job in enumerate(plain)], wanted
-
-    return make
-
-
-def driver(target: MakeTarget, engine: MakeEngine, jobs: Any, n_blocks: int, stages: int, chunk: int) -> Driver:
+def driver(n_blocks: int, stages: int, chunk: int) -> Driver:
     made, wanted = jobs()
     answers = {tuple(job.prompt): text for job, text in zip(made, wanted, strict=True)}
     options = SchedulerOptions(prefill_chunk=chunk, n_micro_batches=stages, max_sequences=5)
-    return Driver(engine(target(FAMILY, n_blocks=n_blocks, block_size=4), answers, options), stages + 1)
+    return Driver(make_engine(make_target(FAMILY, n_blocks=n_blocks, block_size=4), answers, options), stages + 1)
 
 
 @given(
@@ -72,10 +60,6 @@ def driver(target: MakeTarget, engine: MakeEngine, jobs: Any, n_blocks: int, sta
 )
 @settings(max_examples=40, deadline=None)
 def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
-    target: MakeTarget,
-    engine: MakeEngine,
-    jobs: Any,
-    idle: Idle,
     seed: int,
     stages: int,
     n_blocks: int,
@@ -85,7 +69,7 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
     failures: set[int],
 ) -> None:
     rng = random.Random(seed)
-    made = driver(target, engine, jobs, n_blocks, stages, chunk)
+    made = driver(n_blocks, stages, chunk)
     todo, wanted = jobs()
     submitted = 0
     for moment in range(61):
@@ -96,7 +80,7 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
             if when == moment:
                 made.cancel(index)
         if moment in losses:
-            made.lose_target(target(FAMILY, n_blocks=n_blocks, block_size=4))
+            made.lose_target(make_target(FAMILY, n_blocks=n_blocks, block_size=4))
         if moment in failures:
             made.send(is_broken=True)
         if made.engine.scheduler.has_work:
@@ -106,12 +90,12 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
         made.submit(job)
     made.finish(rng)
     made.check(wanted)
-    idle(made.engine)
+    check_idle(made.engine)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
-def test_a_pipeline_is_kept_full(stages: int, target: MakeTarget, engine: MakeEngine, jobs: Any, idle: Idle) -> None:
-    made = driver(target, engine, jobs, 200, stages, 64)
+def test_a_pipeline_is_kept_full(stages: int, jobs: Any) -> None:
+    made = driver(200, stages, 64)
     for job in jobs()[0]:
         made.submit(job)
     for _ in range(5):
@@ -122,14 +106,12 @@ def test_a_pipeline_is_kept_full(stages: int, target: MakeTarget, engine: MakeEn
     assert made.most_in_flight > stages - 1
     made.finish(random.Random(0))
     made.check(jobs()[1])
-    idle(made.engine)
+    check_idle(made.engine)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_a_prompt_alone_fills_the_pipeline_with_its_chunks(
-    stages: int, target: MakeTarget, engine: MakeEngine, jobs: Any, idle: Idle
-) -> None:
-    made = driver(target, engine, jobs, 200, stages, 2)
+def test_a_prompt_alone_fills_the_pipeline_with_its_chunks(stages: int, jobs: Any) -> None:
+    made = driver(200, stages, 2)
     for index in range(4):
         made.submit(jobs()[0][index])
         made.most_chunks = 0
@@ -138,16 +120,14 @@ def test_a_prompt_alone_fills_the_pipeline_with_its_chunks(
         assert made.most_chunks == stages
         made.finish(random.Random(index))
     made.check(jobs()[1])
-    idle(made.engine)
+    check_idle(made.engine)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("n_before", range(6))
-def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(
-    n_before: int, stages: int, target: MakeTarget, engine: MakeEngine, jobs: Any, idle: Idle
-) -> None:
+def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(n_before: int, stages: int, jobs: Any) -> None:
     """The later chunks of the same prompt run on what is there; the last of them shares its step with a newcomer."""
-    made = driver(target, engine, jobs, 200, stages, 7)
+    made = driver(200, stages, 7)
     made.submit(jobs()[0][1])
     made.submit(jobs()[0][2])
     for _ in range(n_before):
@@ -161,29 +141,25 @@ def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(
     assert broken == bool(made.cancelled)
     assert not {0, 1} <= made.cancelled  # one step of these has both, but it is not the one that fails
     made.check(jobs()[1][1:])
-    idle(made.engine)
+    check_idle(made.engine)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_two_prompts_read_at_once_never_lock_each_other_out(
-    seed: int, target: MakeTarget, engine: MakeEngine, jobs: Any, idle: Idle
-) -> None:
-    made = driver(target, engine, jobs, 30, 2, 4)  # 120 tokens: each prompt alone fits, two do not
+def test_two_prompts_read_at_once_never_lock_each_other_out(seed: int, jobs: Any) -> None:
+    made = driver(30, 2, 4)  # 120 tokens: each prompt alone fits, two do not
     for job in jobs()[0]:
         made.submit(job)
     made.finish(random.Random(seed))
     made.check(jobs()[1])
-    idle(made.engine)
+    check_idle(made.engine)
 
 
 @pytest.mark.parametrize(
     ("state", "in_flight"),
     [*((state, 0) for state in list(State)[:4]), *((State.PREFILLING, n) for n in (1, 2, 4)), (State.READY, 1)],
 )
-def test_a_cancel_frees_everything_in_every_state(
-    state: State, in_flight: int, target: MakeTarget, engine: MakeEngine, jobs: Any, idle: Idle
-) -> None:
-    made = driver(target, engine, jobs, 200, max(1, in_flight), 2 if in_flight > 1 else 16)
+def test_a_cancel_frees_everything_in_every_state(state: State, in_flight: int, jobs: Any) -> None:
+    made = driver(200, max(1, in_flight), 2 if in_flight > 1 else 16)
     made.submit(jobs()[0][3])
     request = made.requests[0]
     actions = [made.send] * in_flight + [made.receive, made.draft, made.send] * 20
@@ -197,5 +173,5 @@ def test_a_cancel_frees_everything_in_every_state(
     assert made.engine.scheduler.blocks.n_free == 200
     made.finish(random.Random(0))
     assert request.state is State.FINISHED
-    idle(made.engine)
+    check_idle(made.engine)
     made.cancel(0)  # harmless

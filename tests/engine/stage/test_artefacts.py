@@ -11,23 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from engine.loop import Completion, Engine
+from engine.loop import Completion
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
 from engine.top_ids import TopIds
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts, reference_tokens, tiny_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 N_TOKENS = 18
 TOP = 4
 
-MakeTarget = Callable[..., LocalTarget]
-MakeEngine = Callable[..., Engine]
-Complete = Callable[..., list[Completion]]
-Prompts = Callable[..., list[list[int]]]
-Generate = Callable[..., list[int]]
 Model = Callable[[str], Any]
 Draft = Callable[[list[int]], list[Branch]]  # from the future
 Heard = tuple[list[int], Outcome]  # context (the outcome's tokens included), outcome
@@ -84,20 +80,18 @@ def nothing(_: list[int]) -> list[Branch]:
 
 
 @pytest.fixture
-def listen(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate
-) -> Callable[..., tuple[list[Completion], list[list[Heard]]]]:
+def listen() -> Callable[..., tuple[list[Completion], list[list[Heard]]]]:
     """Run three prompts with a listener: completions and what was heard, both in order."""
 
     def run(
         family: str, needs: Needs, draft: Draft, options: SchedulerOptions | None = None, **shape: int
     ) -> tuple[list[Completion], list[list[Heard]]]:
-        texts = prompts(3, first=1)
-        answers = {tuple(text): generate(family, tuple(text), N_TOKENS, eos_token_id=0) for text in texts}
+        texts = random_prompts(3, first=1)
+        answers = {tuple(text): reference_tokens(family, tuple(text), N_TOKENS, eos_token_id=0) for text in texts}
         listener = Listener(needs, answers, draft)
-        runner = engine(target(family, **shape), {}, options, {"listener": lambda _: listener})
+        runner = make_engine(make_target(family, **shape), {}, options, {"listener": lambda _: listener})
         params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(0,))
-        done = complete(runner, [Request(text, params, "listener") for text in texts], 3)
+        done = complete_all(runner, [Request(text, params, "listener") for text in texts], 3)
         assert [completion.token_ids for completion in done] == list(answers.values())
         return done, [listener.heard[seq] for seq in range(3)]
 
@@ -127,18 +121,18 @@ def before(context: list[int], outcome: Outcome) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_probes_are_read_back_and_nothing_else(family: str, listen: Any, model: Model) -> None:
+def test_probes_are_read_back_and_nothing_else(family: str, listen: Any) -> None:
     done, heard = listen(family, Needs(probe_top_k=TOP), bushy, stages=2)
     for context, outcome in (one for text in heard for one in text if len(one[1].tree)):
         assert set(outcome.top_ids) == set(outcome.tree.probe_ends)
         for node, ids in outcome.top_ids.items():
             path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
-            assert list(ids) == best(model(family), before(context, outcome) + path)
+            assert list(ids) == best(tiny_model(family), before(context, outcome) + path)
             assert outcome.top_ids_after(path) == ids
     assert max(n for completion in done for n in completion.stats.step_tokens) == 3  # never the probe's four
 
 
-def test_a_probe_that_is_the_truth_is_never_accepted(listen: Any, model: Model) -> None:
+def test_a_probe_that_is_the_truth_is_never_accepted(listen: Any) -> None:
     done, heard = listen("qwen3", Needs(probe_top_k=TOP), probes_only)
     for completion in done:
         assert set(completion.stats.step_tokens) == {1}
@@ -147,11 +141,11 @@ def test_a_probe_that_is_the_truth_is_never_accepted(listen: Any, model: Model) 
     for context, outcome in trees:
         path = [outcome.tree.tokens[i] for i in outcome.tree.path(max(outcome.top_ids))]
         assert outcome.accepted == []
-        assert list(outcome.top_ids_after(path)) == best(model("qwen3"), before(context, outcome) + path)
+        assert list(outcome.top_ids_after(path)) == best(tiny_model("qwen3"), before(context, outcome) + path)
 
 
 @pytest.mark.parametrize("draft", [bushy, probes_only, nothing])
-def test_ids_of_all_nodes_and_the_root(draft: Draft, listen: Any, model: Model) -> None:
+def test_ids_of_all_nodes_and_the_root(draft: Draft, listen: Any) -> None:
     _, heard = listen("qwen2", Needs(node_top_k=TOP), draft)
     n_trees = 0
     for context, outcome in (one for text in heard for one in text[1:]):
@@ -159,12 +153,12 @@ def test_ids_of_all_nodes_and_the_root(draft: Draft, listen: Any, model: Model) 
         assert set(outcome.top_ids) == set(range(-1, len(outcome.tree)))
         for node, ids in outcome.top_ids.items():
             path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
-            assert list(ids) == best(model("qwen2"), before(context, outcome) + path)
+            assert list(ids) == best(tiny_model("qwen2"), before(context, outcome) + path)
     assert n_trees > 3
 
 
 @pytest.mark.parametrize("needs", [Needs(node_top_k=TOP, top_logprobs=True), Needs(probe_top_k=TOP, top_logprobs=True)])
-def test_log_probabilities_of_nodes_come_with_their_ids(needs: Needs, listen: Any, model: Model) -> None:
+def test_log_probabilities_of_nodes_come_with_their_ids(needs: Needs, listen: Any) -> None:
     _, heard = listen("qwen2", needs, bushy)
     n_nodes = 0
     for context, outcome in (one for text in heard for one in text[1:]):
@@ -174,28 +168,28 @@ def test_log_probabilities_of_nodes_come_with_their_ids(needs: Needs, listen: An
         assert top.logprobs is not None
         for node, values in zip(top.nodes.tolist(), top.logprobs.tolist(), strict=True):
             path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
-            logits = forward(model("qwen2"), before(context, outcome) + path).logits[0, -1]
+            logits = forward(tiny_model("qwen2"), before(context, outcome) + path).logits[0, -1]
             wanted = logits.log_softmax(-1)[list(outcome.top_ids[node])]
             assert values == pytest.approx(wanted.tolist(), abs=1e-4)
             n_nodes += 1
     assert n_nodes > 3
 
 
-def test_log_probabilities_of_the_prompt_come_with_its_ids(listen: Any, model: Model, prompts: Prompts) -> None:
+def test_log_probabilities_of_the_prompt_come_with_its_ids(listen: Any) -> None:
     needs = Needs(prompt_top_k=TOP, top_logprobs=True)
     _, heard = listen("gemma3", needs, bushy, SchedulerOptions(prefill_chunk=7), stages=2)
-    for text, outcomes in zip(prompts(3, first=1), heard, strict=True):
+    for text, outcomes in zip(random_prompts(3, first=1), heard, strict=True):
         values = [o.prompt_top_logprobs for _, o in outcomes if o.prompt_top_logprobs is not None]
-        wanted = forward(model("gemma3"), text).logits[0].log_softmax(-1).topk(TOP).values
+        wanted = forward(tiny_model("gemma3"), text).logits[0].log_softmax(-1).topk(TOP).values
         assert np.concatenate(values) == pytest.approx(wanted.numpy(), abs=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_ids_at_every_prompt_position(chunk: int, listen: Any, model: Model, prompts: Prompts) -> None:
+def test_ids_at_every_prompt_position(chunk: int, listen: Any) -> None:
     _, heard = listen("gemma3", Needs(prompt_top_k=TOP), bushy, SchedulerOptions(prefill_chunk=chunk), stages=2)
-    for text, outcomes in zip(prompts(3, first=1), heard, strict=True):
+    for text, outcomes in zip(random_prompts(3, first=1), heard, strict=True):
         rows = gather([outcome for _, outcome in outcomes])
-        wanted = forward(model("gemma3"), text).logits[0].topk(TOP).indices
+        wanted = forward(tiny_model("gemma3"), text).logits[0].topk(TOP).indices
         assert rows.tolist() == wanted.tolist()
 
 
@@ -213,10 +207,10 @@ def gather(outcomes: list[Outcome]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(("stages", "layer", "chunk"), [(1, 1, 64), (2, 1, 7), (2, 2, 64), (4, 0, 11)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
 def test_hidden_states_of_every_committed_position_come_in_order(
-    family: str, stages: int, layer: int, chunk: int, listen: Any, model: Model
+    family: str, stages: int, layer: int, chunk: int, listen: Any
 ) -> None:
     _, heard = listen(family, Needs(hidden_layer=layer), bushy, SchedulerOptions(prefill_chunk=chunk), stages=stages)
-    check_hidden(model(family), heard, layer)
+    check_hidden(tiny_model(family), heard, layer)
 
 
 def check_hidden(model: Any, heard: list[list[Heard]], layer: int) -> None:
@@ -231,23 +225,23 @@ def check_hidden(model: Any, heard: list[list[Heard]], layer: int) -> None:
         assert np.allclose(rows, states, atol=1e-4)
 
 
-def test_after_a_preemption_nothing_is_told_twice(listen: Any, model: Model, prompts: Prompts) -> None:
+def test_after_a_preemption_nothing_is_told_twice(listen: Any) -> None:
     needs = Needs(hidden_layer=1, prompt_top_k=TOP)
     done, heard = listen("qwen3", needs, bushy, SchedulerOptions(prefill_chunk=2), n_blocks=23, block_size=4)
     assert sum(completion.stats.preemptions for completion in done) > 0
-    check_hidden(model("qwen3"), heard, 1)
-    for text, outcomes in zip(prompts(3, first=1), heard, strict=True):
+    check_hidden(tiny_model("qwen3"), heard, 1)
+    for text, outcomes in zip(random_prompts(3, first=1), heard, strict=True):
         assert len(gather([outcome for _, outcome in outcomes])) == len(text)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_of_chosen_heads_equals_eager_attention_in_the_order_asked_for(
-    family: str, stages: int, listen: Any, model: Model
+    family: str, stages: int, listen: Any
 ) -> None:
     heads = ((2, 3), (0, 1), (3, 0), (2, 0), (1, 2))
     _, heard = listen(family, Needs(heads=heads), bushy, SchedulerOptions(prefill_chunk=20), stages=stages)
-    check_attention(model, family, heard, heads)
+    check_attention(tiny_model, family, heard, heads)
 
 
 def check_attention(model: Model, family: str, heard: list[list[Heard]], heads: Sequence[tuple[int, int]]) -> None:
@@ -264,24 +258,22 @@ def check_attention(model: Model, family: str, heard: list[list[Heard]], heads: 
             assert np.allclose(outcome.artefacts.attention, np.stack(rows), atol=1e-5)
 
 
-def test_needs_may_differ_within_a_batch(
-    target: MakeTarget, engine: MakeEngine, complete: Complete, prompts: Prompts, generate: Generate, model: Model
-) -> None:
+def test_needs_may_differ_within_a_batch() -> None:
     needs = {
         "a": Needs(hidden_layer=1, heads=((2, 3), (0, 1))),
         "b": Needs(heads=((2, 0), (0, 1), (2, 2)), node_top_k=2),
         "c": Needs(probe_top_k=TOP, prompt_top_k=3),
     }
-    texts = prompts(4)
-    answers = {tuple(text): generate("llama", tuple(text), N_TOKENS) for text in texts}
+    texts = random_prompts(4)
+    answers = {tuple(text): reference_tokens("llama", tuple(text), N_TOKENS) for text in texts}
     listeners = {name: Listener(one, answers, bushy) for name, one in needs.items()}
     extra = {name: lambda _, made=made: made for name, made in listeners.items()}
-    runner = engine(target("llama", stages=2), {}, SchedulerOptions(prefill_chunk=50), extra)
+    runner = make_engine(make_target("llama", stages=2), {}, SchedulerOptions(prefill_chunk=50), extra)
     params = SamplingParams(max_tokens=N_TOKENS)
-    complete(runner, [Request(text, params, name) for text, name in zip(texts, [*needs, "pld"], strict=True)])
-    check_hidden(model("llama"), list(listeners["a"].heard.values()), 1)
-    check_attention(model, "llama", list(listeners["a"].heard.values()), needs["a"].heads)
-    check_attention(model, "llama", list(listeners["b"].heard.values()), needs["b"].heads)
+    complete_all(runner, [Request(text, params, name) for text, name in zip(texts, [*needs, "pld"], strict=True)])
+    check_hidden(tiny_model("llama"), list(listeners["a"].heard.values()), 1)
+    check_attention(tiny_model, "llama", list(listeners["a"].heard.values()), needs["a"].heads)
+    check_attention(tiny_model, "llama", list(listeners["b"].heard.values()), needs["b"].heads)
     (heard,) = listeners["c"].heard.values()
     assert gather([outcome for _, outcome in heard]).shape == (len(texts[2]), 3)
     assert all(set(outcome.top_ids) == outcome.tree.probe_ends for _, outcome in heard)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,11 +17,10 @@ from engine.stage.activations import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import EMPTY_TREE, TokenTree
+from tests.support.tiny_models import tiny_model, tiny_shards
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 BLOCK = 4
-
-Shards = Callable[[str, int], tuple[ModelShard, ...]]
 
 
 class Pipeline:
@@ -63,12 +61,12 @@ def alone(model: Any, text: list[int]) -> Tensor:
 @pytest.mark.parametrize("split_from", [1, 1 << 30])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_node_scores_as_its_path_does_alone_also_behind_an_accepted_path(
-    family: str, split_from: int, shards: Shards, model: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    family: str, split_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "SPLIT_FROM", split_from)
     rng = random.Random(split_from)
     blocks = rng.sample(range(64), 40) if split_from == 1 else list(range(10, 50))
-    pipeline = Pipeline(shards(family, 2), False, blocks)
+    pipeline = Pipeline(tiny_shards(family, 2), False, blocks)
     text = [rng.randrange(3, 97) for _ in range(33)]
     pipeline.score(0, text[:20], None, [], True)
     pipeline.score(20, text[20:-1], None, [], False)
@@ -78,7 +76,7 @@ def test_each_node_scores_as_its_path_does_alone_also_behind_an_accepted_path(
         logits = pipeline.score(len(text) - 1, text[-1:], tree, keep, False)
         for node in range(-1, n_nodes):
             path = [tree.tokens[i] for i in tree.path(node)]
-            assert torch.allclose(logits[node + 1], alone(model(family), text + path), atol=1e-4), (n_nodes, node)
+            assert torch.allclose(logits[node + 1], alone(tiny_model(family), text + path), atol=1e-4), (n_nodes, node)
         deepest = max(range(n_nodes), key=tree.depths.__getitem__, default=-1)  # any path may have been accepted
         accepted = tree.path(deepest)
         keep = [node + 1 for node in accepted]
@@ -86,13 +84,13 @@ def test_each_node_scores_as_its_path_does_alone_also_behind_an_accepted_path(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_oracle_scores_a_tree_like_the_fast_path(family: str, shards: Shards) -> None:
+def test_the_oracle_scores_a_tree_like_the_fast_path(family: str) -> None:
     rng = random.Random(2)
     text = [rng.randrange(3, 97) for _ in range(33)]
     tree = random_tree(rng, 16)
     scores = []
     for reference in (True, False):
-        pipeline = Pipeline(shards(family, 1), reference, list(range(20)))
+        pipeline = Pipeline(tiny_shards(family, 1), reference, list(range(20)))
         pipeline.score(0, text[:-1], None, [], True)
         scores.append(pipeline.score(len(text) - 1, text[-1:], tree, [], False))
     assert torch.allclose(scores[0], scores[1], atol=1e-5)

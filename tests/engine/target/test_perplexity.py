@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from engine.target import perplexity
 from engine.target.perplexity import Perplexity
+from tests.support.tiny_models import saved_model, tiny_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 LENGTHS = (1, 2, 5, 23, 24, 25, 60, 60, 131)  # tokens; the sliding windows are 24
@@ -39,12 +40,10 @@ def load(path: Path, devices: int = 1, start: int | None = 1) -> Perplexity:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_perplexities_are_hugging_faces_however_texts_are_batched(
-    family: str, checkpoint: Callable[[str], Path], model: Callable[[str], Any]
-) -> None:
+def test_perplexities_are_hugging_faces_however_texts_are_batched(family: str) -> None:
     texts = random_texts(3)
-    wanted = [expected(model(family), text.tolist(), 1) for text in texts]
-    run = load(checkpoint(family))
+    wanted = [expected(tiny_model(family), text.tolist(), 1) for text in texts]
+    run = load(saved_model(family))
     alone = np.concatenate([run([text]) for text in texts])
     some = np.concatenate([run(texts[:4]), run(texts[4:])])
     for found in (run(texts), run(texts[::-1])[::-1], alone, some):
@@ -52,28 +51,26 @@ def test_perplexities_are_hugging_faces_however_texts_are_batched(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_model_spread_over_devices_scores_the_same(family: str, checkpoint: Callable[[str], Path]) -> None:
+def test_a_model_spread_over_devices_scores_the_same(family: str) -> None:
     texts = random_texts(4)
-    np.testing.assert_array_equal(load(checkpoint(family), 3)(texts), load(checkpoint(family))(texts))
+    np.testing.assert_array_equal(load(saved_model(family), 3)(texts), load(saved_model(family))(texts))
 
 
-def test_a_start_token_is_put_where_it_is_missing(
-    checkpoint: Callable[[str], Path], model: Callable[[str], Any]
-) -> None:
+def test_a_start_token_is_put_where_it_is_missing() -> None:
     text = random_texts(5, [30])[0]
     behind_start = np.concatenate((np.array([1], np.int32), text))
-    missing, there = load(checkpoint("llama"))([text, behind_start])
+    missing, there = load(saved_model("llama"))([text, behind_start])
     assert missing == pytest.approx(there, rel=1e-5)
-    (none,) = load(checkpoint("llama"), start=None)([text])
-    assert none == pytest.approx(expected(model("llama"), text.tolist(), None), rel=1e-4)
+    (none,) = load(saved_model("llama"), start=None)([text])
+    assert none == pytest.approx(expected(tiny_model("llama"), text.tolist(), None), rel=1e-4)
     assert abs(none / there - 1) > 1e-3
 
 
-def test_logits_exist_some_rows_at_a_time(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_exist_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = random_texts(6)
-    whole = load(checkpoint("qwen3"))(texts)
+    whole = load(saved_model("qwen3"))(texts)
     monkeypatch.setattr(perplexity, "ROWS", 7)
-    sliced = load(checkpoint("qwen3"))
+    sliced = load(saved_model("qwen3"))
     sizes: list[int] = []
     shard = sliced._shards[0]
     logits = shard.logits
@@ -83,21 +80,19 @@ def test_logits_exist_some_rows_at_a_time(checkpoint: Callable[[str], Path], mon
     assert sum(sizes) == sum(LENGTHS)  # nothing for padding, nothing behind a text
 
 
-def test_half_precision_is_near(checkpoint: Callable[[str], Path]) -> None:
+def test_half_precision_is_near() -> None:
     texts = random_texts(7, [40, 60, 80])
-    half = Perplexity.load(checkpoint("qwen2"), [CPU], torch.bfloat16, 200, 1)
-    np.testing.assert_allclose(np.log(half(texts)), np.log(load(checkpoint("qwen2"))(texts)), rtol=0.05)
+    half = Perplexity.load(saved_model("qwen2"), [CPU], torch.bfloat16, 200, 1)
+    np.testing.assert_allclose(np.log(half(texts)), np.log(load(saved_model("qwen2"))(texts)), rtol=0.05)
 
 
-def test_what_is_no_number_is_no_likely_text(checkpoint: Callable[[str], Path]) -> None:
-    run = load(checkpoint("llama"))
+def test_what_is_no_number_is_no_likely_text() -> None:
+    run = load(saved_model("llama"))
     run._shards[0]._norm.weight.data[:] = float("nan")  # type: ignore[union-attr, index]
     assert run(random_texts(8, [9])).tolist() == [float("inf")]
 
 
 @pytest.mark.parametrize(("text", "start"), [([7], None), ([1], 1), ([], 1)])
-def test_a_text_without_a_token_in_context_is_refused(
-    text: list[int], start: int | None, checkpoint: Callable[[str], Path]
-) -> None:
+def test_a_text_without_a_token_in_context_is_refused(text: list[int], start: int | None) -> None:
     with pytest.raises(ValueError, match="before it"):
-        load(checkpoint("llama"), start=start)([np.array(text, np.int32)])
+        load(saved_model("llama"), start=start)([np.array(text, np.int32)])

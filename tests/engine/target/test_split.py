@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.loop import Completion, Engine
 from engine.model.loader import load_config, load_shard, load_spec
 from engine.model.partition import GIB, ModelParts
 from engine.model.ranges import split_layers
@@ -26,11 +24,11 @@ from engine.target.layer_cost import layer_costs
 from engine.target.loading import describe_target
 from engine.target.local import LocalTarget, memory_of_stages, stage_ranges
 from engine.target.options import TargetOptions
+from tests.support.engines import complete_all, make_engine
+from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
-
-Checkpoint = Callable[[str], Path]
 
 
 def options(path: Path, stages: int, split: str = "auto", **others: Any) -> TargetOptions:
@@ -42,8 +40,8 @@ def counts(wanted: TargetOptions) -> list[int]:
     return [len(one) for one in stage_ranges(wanted, path, describe_target(wanted, path))]
 
 
-def test_a_split_is_by_weights_even_or_as_given(checkpoint: Checkpoint) -> None:
-    path = checkpoint("llama")  # a layer has 7744 parameters, the head 3136
+def test_a_split_is_by_weights_even_or_as_given() -> None:
+    path = saved_model("llama")  # a layer has 7744 parameters, the head 3136
     assert counts(options(path, 2)) == [2, 2]
     assert counts(options(path, 3)) == [2, 1, 1]
     assert counts(options(path, 3, "even")) == [2, 1, 1]
@@ -67,15 +65,13 @@ def test_a_large_vocabulary_takes_layers_from_the_last_stage(tiny_checkpoint: Pa
         ("even", 0, "stages is 0; it must be 1 to 4"),
     ],
 )
-def test_a_split_that_does_not_fit_the_model_is_refused(
-    split: str, stages: int, told: str, checkpoint: Checkpoint
-) -> None:
+def test_a_split_that_does_not_fit_the_model_is_refused(split: str, stages: int, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        counts(options(checkpoint("llama"), stages, split))
+        counts(options(saved_model("llama"), stages, split))
 
 
-def test_memory_moves_layers_and_is_refused_where_it_cannot(checkpoint: Checkpoint) -> None:
-    path = checkpoint("llama")
+def test_memory_moves_layers_and_is_refused_where_it_cannot() -> None:
+    path = saved_model("llama")
     wanted = options(path, 2)
     info = describe_target(wanted, path)
     held = memory_of_stages(wanted, path, info, stage_ranges(wanted, path, info))
@@ -95,10 +91,8 @@ def test_memory_moves_layers_and_is_refused_where_it_cannot(checkpoint: Checkpoi
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("stages", [1, 3])
-def test_bytes_of_a_stage_are_those_that_its_shard_has(
-    family: str, stages: int, quantization: str | None, checkpoint: Checkpoint
-) -> None:
-    path = checkpoint(family)
+def test_bytes_of_a_stage_are_those_that_its_shard_has(family: str, stages: int, quantization: str | None) -> None:
+    path = saved_model(family)
     config, spec = load_config(path), load_spec(path)
     parts = weight_bytes(config, spec, torch.bfloat16, quantization)
     for layers in split_layers(4, stages):
@@ -121,27 +115,22 @@ def held_bytes(shard: ModelShard) -> int:
 @pytest.mark.parametrize("split", ["1,1,2", "2,1,1", "1,2,1", "measured"])
 def test_the_text_does_not_depend_on_the_split(
     split: str,
-    checkpoint: Checkpoint,
-    engine: Callable[..., Engine],
-    complete: Callable[..., list[Completion]],
-    prompts: Callable[..., list[list[int]]],
-    generate: Callable[..., list[int]],
 ) -> None:
-    path = checkpoint("gemma3")  # two types of layers
+    path = saved_model("gemma3")  # two types of layers
     target = LocalTarget.load(options(path, 3, split), path)
-    texts = prompts(2)
-    done = complete(
-        engine(target), [Request(text, SamplingParams(max_tokens=10, stop_ids=(2,)), "pld") for text in texts]
+    texts = random_prompts(2)
+    done = complete_all(
+        make_engine(target), [Request(text, SamplingParams(max_tokens=10, stop_ids=(2,)), "pld") for text in texts]
     )
-    assert [one.token_ids for one in done] == [generate("gemma3", tuple(text), 10) for text in texts]
+    assert [one.token_ids for one in done] == [reference_tokens("gemma3", tuple(text), 10) for text in texts]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_costs_are_measured_once_per_config_dtype_and_quantisation(
-    family: str, quantization: str | None, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, spec = load_config(checkpoint(family)), load_spec(checkpoint(family))
+    config, spec = load_config(saved_model(family)), load_spec(saved_model(family))
     first = layer_costs(config, spec, torch.float32, CPU, quantization, str(tmp_path))
     assert len(first.layers) == 4
     assert min(*first.layers, first.embed, first.head) > 0
@@ -162,15 +151,15 @@ def test_costs_are_measured_once_per_config_dtype_and_quantisation(
     assert json.loads(file.read_text())
 
 
-def test_measured_costs_decide_where_layers_go(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoint("llama")
+def test_measured_costs_decide_where_layers_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved_model("llama")
     for head, wanted in ((0.0, [2, 2]), (2.0, [3, 1])):
         costs = ModelParts((1.0,) * 4, 0.1, head)
         monkeypatch.setattr("engine.target.split.layer_costs", lambda *_, costs=costs: costs)
         assert counts(options(path, 2, "measured")) == wanted
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    config, spec = load_config(checkpoint("llama")), load_spec(checkpoint("llama"))
+    config, spec = load_config(saved_model("llama")), load_spec(saved_model("llama"))
     assert layer_costs(config, spec, torch.float32, CPU, None, str(tmp_path / "file")).head > 0

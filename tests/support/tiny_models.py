@@ -1,0 +1,206 @@
+"""Tiny models of every family and a tokenizer, built in code: nothing is downloaded, nothing is shipped for tests.
+
+What is built is kept for the process; what is saved lies in the tests' cache folder, for all processes and later runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
+from engine.model.spec import read_spec
+
+VOCAB = 97
+WINDOW = 24  # tokens; prompts of the tests are longer
+
+SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Speculation drafts tokens and the target verifies them in one step.",
+    "Snow falls on the quiet town while the river keeps running.",
+]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m['content'] == 'refuse me' %}{{ raise_exception('no such turn') }}"
+    "{% endif %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,  # wide: logits of a tiny random model must not tie within fp32 noise
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def _llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**_COMMON, num_key_value_heads=2))
+
+
+def _mistral() -> Any:
+    return MistralForCausalLM(MistralConfig(**_COMMON, num_key_value_heads=1, head_dim=8, sliding_window=WINDOW))
+
+
+def _qwen2() -> Any:
+    config = Qwen2Config(
+        **_COMMON, num_key_value_heads=2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def _qwen3() -> Any:
+    return Qwen3ForCausalLM(Qwen3Config(**_COMMON, num_key_value_heads=4, head_dim=16, tie_word_embeddings=True))
+
+
+def _gemma3() -> Any:
+    config = Gemma3TextConfig(
+        **{**_COMMON, "initializer_range": 0.1},
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        final_logit_softcapping=30.0,
+        query_pre_attn_scalar=16,
+    )
+    return Gemma3ForCausalLM(config)
+
+
+_MAKERS: dict[str, Callable[[], Any]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma3": _gemma3,
+}
+FAMILIES = tuple(_MAKERS)
+
+
+@cache
+def tiny_model(family: str) -> Any:
+    """A seeded fp32 model; the same object for a whole test session, never changed by tests."""
+    torch.manual_seed(7)
+    model = _MAKERS[family]()
+    # Hugging Face starts norms and biases at constants: random ones make a wrong norm or bias visible.
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            torch.nn.init.normal_(parameter, mean=0.0 if family == "gemma3" else 1.0, std=0.2)
+    return model.float().eval()
+
+
+@cache
+def reference_tokens(family: str, prompt: tuple[int, ...], n: int, **kwargs: Any) -> list[int]:
+    """What Hugging Face ``generate`` writes greedily, EOS included."""
+    ids = torch.tensor([prompt])
+    out = tiny_model(family).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, **kwargs
+    )
+    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+def random_prompt(seed: int, n: int) -> list[int]:
+    """A prompt that repeats itself here and there, so that n-gram methods have something to find."""
+    generator = torch.Generator().manual_seed(seed)
+    motif = torch.randint(3, VOCAB, (7,), generator=generator).tolist()
+    tokens: list[int] = []
+    while len(tokens) < n:
+        tokens += torch.randint(3, VOCAB, (4,), generator=generator).tolist() + motif
+    return tokens[:n]
+
+
+def random_prompts(n: int, first: int = 0) -> list[list[int]]:
+    """Prompts of growing length, all longer than the sliding window."""
+    return [random_prompt(i, 30 + 7 * i) for i in range(first, first + n)]
+
+
+@cache
+def tiny_shards(family: str, n_stages: int) -> tuple[ModelShard, ...]:
+    """Shards of a copy of the tiny model; they hold weights only, so targets share them."""
+    model = copy.deepcopy(tiny_model(family))
+    spec = read_spec(model.config)
+    return tuple(ModelShard(model, spec, layers, 600) for layers in split_layers(spec.n_layers, n_stages))
+
+
+@cache
+def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with a chat template that refuses the message ``refuse me``."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(SENTENCES * 3, trainer=trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 1)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|bos|>", eos_token="<|end|>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+@cache
+def saved_model(family: str) -> Path:
+    """Folder of the saved tiny model of a family, without a tokenizer."""
+    return _saved(family, lambda folder: tiny_model(family).save_pretrained(folder))
+
+
+@cache
+def saved_checkpoint() -> Path:
+    """Folder of a random Llama of four layers and its tokenizer."""
+    return _saved("checkpoint", _save_checkpoint)
+
+
+def _save_checkpoint(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(7)
+    config = {**_COMMON, "vocab_size": len(tokenizer), "max_position_embeddings": 4096}
+    LlamaForCausalLM(LlamaConfig(**config, num_key_value_heads=2)).float().eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _saved(name: str, save: Callable[[Path], object]) -> Path:
+    """A folder that ``save`` fills unless this or another process has done so before."""
+    version = hashlib.sha256(Path(__file__).read_bytes() + transformers.__version__.encode()).hexdigest()[:12]
+    root = Path(os.environ["XDG_CACHE_HOME"]) / "models" / version
+    if not (root / name).is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=root))
+        save(unfinished)
+        try:
+            unfinished.rename(root / name)
+        except OSError:  # another process was faster
+            shutil.rmtree(unfinished)
+    return root / name
