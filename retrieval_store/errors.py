@@ -18,11 +18,11 @@ class ForeignSnapshotError(SnapshotError):
 
 
 class UnknownVersionError(StoreError):
-    """The store has no such version (any more)."""
+    """The store has no such version: it never had it, or it expired."""
 
 
 class ConflictError(StoreError):
-    """Somebody else moved ``current`` meanwhile; nothing was changed."""
+    """Another writer moved ``current`` meanwhile; nothing was changed."""
 
 
 class StoreUnavailableError(StoreError):

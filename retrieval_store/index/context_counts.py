@@ -28,7 +28,7 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ContextCounts:
-    """One context and its most frequent continuations; as in ``Continuations``, those that occur once left out."""
+    """One context and its most frequent continuations; as in ``Continuations``, but without those that occur once."""
 
     context: npt.NDArray[np.uint32]  # [1..CONTEXT]
     counted: int

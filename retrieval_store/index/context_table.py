@@ -122,5 +122,5 @@ def mapped(path: Path) -> mmap.mmap | bytes:
 
 
 def mapped_array(path: Path, kind: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """A file's numbers, likewise."""
+    """A file's numbers, shared in the same way."""
     return np.frombuffer(mapped(path), kind)

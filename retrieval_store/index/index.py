@@ -1,6 +1,6 @@
-"""What every retrieval index answers: the longest suffix of a context that occurs, and what followed it most often.
+"""The interface of retrieval: the longest suffix of a context that occurs in a corpus, and what followed it most often.
 
-An index is immutable. Whose requests may ask it is decided by who hands it out (``retrieval_store.index.index``).
+An index is immutable. A ``Library`` hands indexes out and so decides which requests may ask which index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a query goes; the defaults are REST's.
+    """How far a query goes; the defaults are those of REST (arXiv 2311.08252).
 
     Raises:
         ValueError: a value is out of range.
@@ -51,11 +51,6 @@ class Continuations:
     parents: Sequence[int]  # [n], indices into tokens, ROOT for what followed directly
     counts: Sequence[int]  # [n], occurrences that went on along this path
 
-    def frequencies(self) -> list[float]:
-        """``[n]``: the share of the parent's occurrences that went on to each node, in (0, 1]."""
-        above = [self.counted if parent == ROOT else self.counts[parent] for parent in self.parents]
-        return [count / total for count, total in zip(self.counts, above, strict=True)]
-
     def without(self, is_dropped: Sequence[bool]) -> Continuations:
         """Without some nodes ``[n]`` and all below them."""
         new: dict[int, int] = {ROOT: ROOT}
@@ -83,7 +78,7 @@ class Index(Protocol):
         """
 
 
-SHARED = ""  # the namespace of requests that name none; what is indexed for it is everybody's
+SHARED = ""  # the namespace of requests that name none; its texts are visible to all namespaces
 
 
 class Library(Protocol):
@@ -93,12 +88,12 @@ class Library(Protocol):
         """The indexes that requests of ``namespace`` may ask now, the most specific first; may be empty.
 
         Called for every draft: it takes no lock, reads no file and raises nothing. An index stays valid for as long as
-        somebody holds it. Text of one namespace is in no index of another; that of ``SHARED`` is in everybody's.
+        the caller holds it. No index of one namespace holds text of another; text of ``SHARED`` is in those of all.
         """
 
 
 class FixedLibrary:
-    """The same indexes for everybody, for good."""
+    """The same indexes for every namespace, for good."""
 
     def __init__(self, *indexes: Index) -> None:
         self._indexes = indexes

@@ -37,7 +37,7 @@ def _cache_folder(package: Path) -> Path:
             return folder
     except (OSError, RuntimeError):
         pass
-    return Path(tempfile.mkdtemp(prefix="spectra-compiled-"))  # for this process only: nobody else may put code there
+    return Path(tempfile.mkdtemp(prefix="spectra-compiled-"))  # no other user can put code there
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:

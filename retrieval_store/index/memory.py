@@ -27,7 +27,6 @@ class MemoryIndex:
         order = sort_suffixes(text, DEPTH)
         starts = np.concatenate(([0], np.cumsum(count_tokens(text))))
         places = order.astype(order_type(len(text)))
-        self.nbytes = text.nbytes + places.nbytes  # memory of text and suffix array
         self._search = SuffixSearch(text, places, starts)
 
     def __len__(self) -> int:

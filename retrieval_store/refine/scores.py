@@ -61,7 +61,7 @@ class ScoreFile:
             self._unsynced = 0
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -97,7 +97,7 @@ def score(
         texts: where the candidates are.
         candidates: numbers of texts.
         budget: tokens of a batch.
-        file: of the same texts, candidates, budget and scorer; it is the caller who knows.
+        file: of the same texts, candidates, budget and scorer, which the caller must ensure.
         scorer: makes the scorer; not called when nothing is left to score.
         progress: called with tokens of texts scored, and whether that was in an earlier run.
     """

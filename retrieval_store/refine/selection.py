@@ -73,8 +73,8 @@ def first(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
 
 
 def first_of_each(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
-    """The first texts of each source, as many as its share of the budget holds; a source's share of texts and tokens is
-    what it has of those of ``order``."""
+    """The first texts of each source, as many as its share of the budget holds; a source's share is its part of the
+    texts and tokens of ``order``."""
     source, lengths = rows["source"][order], rows["length"][order]
     n_sources = int(source.max(initial=0)) + 1
     texts = _shares(np.bincount(source, minlength=n_sources), budget.texts)

@@ -1,8 +1,8 @@
 """The texts of a corpus on disk while it is refined: token ids one behind the other, and a table of where each begins.
 
 A folder with four files: ``ids`` (uint32), ``rows`` (``ROW``), ``origins`` (a line per document) and ``state.json``,
-which says how much of the others counts. Whatever stands behind that was being written when the process died, and is
-cut off. Memory holds the table (26 bytes per text), never the ids.
+which says how much of the others counts. Bytes behind that were being written when the process died, and are cut off.
+Memory holds the table (26 bytes per text), never the ids.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TextWriter:
         beside.replace(self._folder / STATE)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
 
@@ -122,7 +122,7 @@ class Texts:
         return [found[int(self.rows["document"][text])] for text in texts]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._ids.close()
 
 

@@ -1,7 +1,4 @@
-"""Things that are tried again and again, and how long to leave them alone after they failed.
-
-Knows neither what is tried nor who is told.
-"""
+"""How long to wait between tries of an action that may fail."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from collections.abc import Callable
 
 from retrieval_store.errors import StoreError
 
-PAUSE_S, PAUSE_MOST_S = 0.5, 10.0  # after a try that failed, doubling
-IDLE_SHARE = 10  # what took t seconds is followed by IDLE_SHARE * t without it, at least when it failed
-_DOUBLINGS = 32  # a float has no room for many more
+PAUSE_S, PAUSE_MOST_S = 0.5, 10.0  # after a failed try, doubling
+IDLE_SHARE = 10  # a failed try that took t seconds is followed by a pause of at least IDLE_SHARE * t
+_DOUBLINGS = 32  # a float overflows after many more
 
 
 def pause_after(failures: int, first: float, most: float) -> float:
@@ -21,10 +18,10 @@ def pause_after(failures: int, first: float, most: float) -> float:
 
 
 class Backoff:
-    """One thing that is done when it is due. Belongs to one thread; ``problem`` may be read from any.
+    """One action that is tried when it is due. Belongs to one thread; ``problem`` may be read from any.
 
     Args:
-        name: what is tried, for ``problem``.
+        name: of the action, for ``problem``.
         do: tries it once; returns seconds until it may be due again.
     """
 

@@ -1,8 +1,7 @@
-"""Live texts become part of a new snapshot: those of the base stay, those of the log are added, the log is cut.
+"""Compaction: live texts become part of a new snapshot of the base's texts and the log's; then the log is cut.
 
-A snapshot that was made so says in its sources how many of its last texts are live ones, so that the oldest of them can
-give way later while the corpus below them stays. Two servers may try at once: one moves ``current``, the other's work
-is thrown away.
+The sources of a compacted snapshot say how many of its last texts are live texts. A later compaction can so drop the
+oldest of them and keep the corpus. Two servers may compact at once: one moves ``current``, the other discards its work.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PAGE = 1000  # entries of the log read at a time
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whose tokens the texts are made of."""
+    """The model whose token ids the texts consist of."""
 
     tokenizer_hash: str
     vocab_size: int
@@ -47,7 +46,7 @@ class Compactor:
     Args:
         store: opened for the namespace; belongs to the caller's thread.
         folder: of the namespace on this node.
-        target: whose tokens they are.
+        target: the model whose token ids they are.
         limit: tokens of live texts in a snapshot; the oldest go first.
     """
 
@@ -60,11 +59,11 @@ class Compactor:
     def compact(self, base: Served | None) -> str:
         """Publish ``base`` with all live texts behind it as ``current``, and cut the log; returns the version.
 
-        Does nothing, and returns "", when ``base`` is not what the store has as current: somebody else was faster, or
+        Does nothing, and returns "", when ``base`` is not what the store has as current: another server was faster, or
         the store lost its snapshots, and then live texts alone must not take their place.
 
         Raises:
-            ConflictError: somebody moved ``current`` meanwhile.
+            ConflictError: another writer moved ``current`` meanwhile.
             StoreError: the store is away, or refuses the snapshot.
             OSError: the disk is full.
         """
@@ -89,7 +88,7 @@ class Compactor:
         try:
             self._store.activate(version, revision)
         except ConflictError:
-            with contextlib.suppress(StoreError):  # it is nobody's: let it expire, or the store fills up with losers
+            with contextlib.suppress(StoreError):  # it will never be current: without an end the store would fill up
                 self._store.retire(version)
             raise
 
@@ -115,7 +114,7 @@ class Compactor:
 
 
 def _corpus_texts(index: SnapshotIndex | None) -> int:
-    """How many of a snapshot's texts, from the first one on, are no live texts."""
+    """How many of a snapshot's texts, from the first one on, are corpus and not live texts."""
     if index is None:
         return 0
     live = sum(source.kept for source in index.manifest.about.sources if source.name == LIVE)

@@ -1,7 +1,7 @@
 """Live learning of one namespace: outputs go into the store's log, the log's newest texts into a delta beside the base.
 
-Every server that shares the store reads the same log, so each learns from all. Knows no threads; ``step`` does what is
-due.
+Every server that shares the store reads the same log, so each learns from all. ``step`` does what is due and starts no
+thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retrieval_store.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
-LOG_ENTRIES = 20_000  # texts the log keeps at most, should nobody compact it
+LOG_ENTRIES = 20_000  # texts the log keeps at most, should no server compact it
 LIVE_SHARE = 10  # live texts of a snapshot are at most so many times what one compaction adds
 AGAIN_S = 30.0  # between two compactions, at least
 
@@ -54,10 +54,10 @@ class Learner:
     Args:
         store: opened for the namespace; belongs to the thread that calls ``step``.
         snapshots: of the namespace on this node.
-        deltas: likewise.
-        target: whose tokens the texts are made of.
-        options: see there.
-        base: what is served of the namespace now.
+        deltas: of the namespace on this node.
+        target: the model whose token ids the texts consist of.
+        options: how the namespace learns.
+        base: returns the snapshot that is served now.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Learner:
             Backoff("make a delta", self._fold),
             Backoff("make a snapshot of the log", self._compact),
         )
-        self.problem = ""  # what of learning fails; "": nothing
+        self.problem = ""  # why learning fails; "": it does not
         self.delta: Part | None = None
         self.n_texts = 0  # appended
         self.n_folds = 0
@@ -98,19 +98,14 @@ class Learner:
         """Texts that were lost on the way to the log."""
         return self._pending.dropped
 
-    @property
-    def n_pending(self) -> int:
-        """Texts that wait to be appended."""
-        return len(self._pending)
-
     def learn(self, texts: Sequence[Sequence[int]]) -> None:
         """Take outputs; any thread may."""
         self._pending.put(texts)
 
     def step(self) -> bool:
-        """Append, read, fold and compact, as far as that is due; whether the delta is another one. Raises nothing."""
+        """Append, read, fold and compact, as far as each is due; returns whether the delta changed. Raises nothing."""
         before = self.delta
-        for step in self._steps:  # each by itself: who may not write can still read what others wrote
+        for step in self._steps:  # each by itself: a server without the right to write still learns from others
             step()
         self._note("; ".join(step.problem for step in self._steps if step.problem))
         if self.delta is not None:
@@ -119,7 +114,7 @@ class Learner:
 
     def _note(self, problem: str) -> None:
         if problem and problem != self.problem:
-            logger.warning("namespace %r does not learn as it should: %s", self._store.namespace, problem)
+            logger.warning("namespace %r: learning fails: %s", self._store.namespace, problem)
         elif self.problem and not problem:
             logger.info("namespace %r learns again", self._store.namespace)
         self.problem = problem

@@ -1,7 +1,7 @@
-"""Live texts of a namespace: bounded collections of what its requests were answered, the newest last.
+"""Live texts of a namespace: bounded collections of the outputs of its requests, the newest last.
 
-Knows token sequences and nothing of stores or snapshots. The same text twice counts once, as the newer of the two:
-otherwise a request that is sent over and over would drive everything else out.
+Token sequences only, no stores or snapshots. Equal texts count once, as the newest of them: otherwise one request sent
+over and over would drive everything else out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from retrieval_store.index.index import Tokens
 
-SHORTEST = 3  # tokens; a shorter text continues nothing
+SHORTEST = 3  # tokens; a shorter text predicts nothing
 MOST_PENDING = 1024  # texts that wait for the store
 
 
@@ -37,7 +37,7 @@ class Texts:
         return len(self._texts)
 
     def add(self, tokens: Sequence[int] | Tokens) -> bool:
-        """Take a text; whether that changed which texts there are."""
+        """Take a text; returns whether the set of texts changed."""
         ids = np.asarray(tokens, np.int64)[-self._limit :]
         if len(ids) < SHORTEST or not 0 <= ids.min() <= ids.max() < self._vocab_size:
             return False
@@ -90,7 +90,7 @@ class Pending:
                 self.dropped += 1
 
     def drop(self, texts: Sequence[Sequence[int]]) -> None:
-        """These, which were taken, are lost."""
+        """Count texts that were taken and could not be delivered."""
         with self._lock:
             self.dropped += len(texts)
 
@@ -102,7 +102,7 @@ class Pending:
         return taken
 
     def put_back(self, texts: Sequence[Sequence[int]]) -> None:
-        """They could not be delivered: before all others again."""
+        """Texts that could not be delivered wait again, before all others."""
         with self._lock:
             self._texts.extendleft(reversed(texts))
             while len(self._texts) > self._limit:

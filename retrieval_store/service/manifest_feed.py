@@ -1,6 +1,6 @@
-"""What the retrieval service tells those who draft: which snapshots of a namespace to hold, and how it is doing.
+"""Messages of the retrieval service to its readers: which snapshots of a namespace to hold, and how the service does.
 
-Plain data that crosses processes; knows neither how it travels nor what is in a snapshot.
+Plain data that crosses processes, on whatever channel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 1 << 20  # bytes of a snapshot's file that travel together
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A snapshot that readers shall hold."""
+    """A snapshot that readers are to hold."""
 
     version: str
     folder: str  # on the service's node
@@ -26,9 +26,9 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """All that the service has of a namespace now."""
+    """The snapshots that the service has of a namespace now."""
 
-    base: Part | None = None  # None: the service knows of none (yet); whoever holds one keeps it
+    base: Part | None = None  # None: the service has none, or not yet; a reader keeps the one it holds
     delta: Part | None = None  # live texts that are not in the base; None: there are none
 
     @property
@@ -38,18 +38,18 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class NamespaceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a namespace is doing."""
+    """The state of a namespace."""
 
     version: str = ""  # of the base; "": none
-    delta: str = ""  # likewise
+    delta: str = ""  # version of the delta; "": none
     tokens: int = 0  # of both
     staleness: float = 0.0  # seconds since the store confirmed that this base is current
-    problem: str = ""  # why what is served may not be what the store has; "": all is well
-    learning_problem: str = ""  # what of its learning fails; "": nothing
+    problem: str = ""  # why the base may not be what the store has as current; "": it is
+    learning_problem: str = ""  # why learning fails; "": it does not
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """How the service is doing; counts since it started."""
+    """The state of the service; counts since it started."""
 
     namespaces: dict[str, NamespaceStatus] = {}
     refused: int = 0  # snapshots that were not taken: damaged, foreign, gone or too large for the disk
@@ -60,7 +60,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Known: TypeAlias = Mapping[str, tuple[str, str]]
-"""Namespace -> versions of base and delta that a reader holds. Naming a namespace is asking for it."""
+"""Namespace -> versions of base and delta that a reader holds. To name a namespace is to ask for it."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     offers: dict[str, Offer]
     status: Status
-    empty: tuple[str, ...] = ()  # of the namespaces that were asked for: those of which there was nothing
+    empty: tuple[str, ...] = ()  # those of the asked namespaces that have no text
 
 
 class Source(Protocol):

@@ -1,7 +1,7 @@
-"""One namespace at work in the service: a thread that watches its snapshots and, if it learns, another that learns.
+"""The threads of one namespace in the service: one watches its snapshots; another learns, if the namespace learns.
 
-Each thread has a store of its own, since a store belongs to one thread. What they have is read by others as plain
-attributes that are replaced, never changed.
+Each thread has a store of its own, since a store belongs to one thread. Other threads read their results as plain
+attributes, which are replaced and never changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from retrieval_store.stores.base import Store
 logger = logging.getLogger(__name__)
 
 HINT_S = 0.05  # pause after a hint, so that a stream of hints is not a stream of questions
-LEARN_S = 0.5  # pause between two looks at what waits to be learnt
-NICE = 10  # of the learning thread: building snapshots must not take the processor from anyone who serves
+LEARN_S = 0.5  # pause between two steps of the learner
+NICE = 10  # of the learning thread: building snapshots must not take the processor from serving
 
 OpenStore = Callable[[str], Store]
 
@@ -46,7 +46,7 @@ class NamespaceWorker:
 
     Args:
         namespace: its name.
-        context: see there.
+        context: what all namespaces share.
         learns: whether it learns live.
         changed: called from its threads when something else is offered.
     """
@@ -60,7 +60,7 @@ class NamespaceWorker:
         self._watcher: Watcher | None = None
         self._learner: Learner | None = None
         self._problem = ""  # why there is no store
-        self.has_looked = False  # before that, having nothing means nothing
+        self.has_looked = False  # before that, an empty offer does not mean an empty namespace
         self._threads = [threading.Thread(target=self._watch, name=f"watch-{namespace}", daemon=True)]
         if learns:
             self._threads.append(threading.Thread(target=self._learn, name=f"learn-{namespace}", daemon=True))
@@ -98,14 +98,14 @@ class NamespaceWorker:
 
     @property
     def is_empty(self) -> bool:
-        """Whether somebody looked and found no snapshot, not even one to refuse; never so of one that learns."""
+        """Whether the store was asked and has no snapshot, not even a bad one; never of a namespace that learns."""
         watcher = self._watcher
         if watcher is None or self._learns or not self.has_looked:
             return False
         return watcher.served is None and (watcher.current is None or not watcher.current.version)
 
     def offer(self) -> Offer:
-        """What is to be held of it now."""
+        """The snapshots that readers are to hold now."""
         served, learner = self.served, self._learner
         return Offer(served.part if served else None, learner.delta if learner else None)
 
@@ -122,7 +122,7 @@ class NamespaceWorker:
             learning_problem=self._learner.problem if self._learner is not None else "",
         )
 
-    # -- the threads ---------------------------------------------------------------------------------------------
+    # -- threads -------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -144,7 +144,7 @@ class NamespaceWorker:
                 self._pause(store)
 
     def _pause(self, store: Store) -> None:
-        """Until the store may have news, or it is time to poll."""
+        """Wait until the store may have changed, or it is time to poll."""
         try:
             heard = store.wait(self._context.poll)
         except StoreError:
@@ -174,13 +174,13 @@ class NamespaceWorker:
         return self.served
 
     def _opened(self, stack: contextlib.ExitStack) -> Store | None:
-        """The store, as soon as it can be opened; None when it is over before that."""
+        """The store, as soon as it can be opened; None if the worker is stopped before that."""
         while not self._stopped.is_set():
             try:
                 store = self._context.open_store(self.namespace)
             except Exception as error:
                 self._problem = str(error)
-                logger.warning("namespace %r: the store does not open: %s", self.namespace, error)
+                logger.warning("namespace %r: the store cannot be opened: %s", self.namespace, error)
                 self._stopped.wait(self._context.poll)
             else:
                 stack.callback(store.close)
@@ -188,7 +188,7 @@ class NamespaceWorker:
         return None
 
     def _guard(self, step: Callable[[], bool | None]) -> bool:
-        """One step; a bug in it costs this step, not the thread."""
+        """Run one step; an unexpected error in it costs this step, not the thread."""
         try:
             return bool(step())
         except Exception:

@@ -1,4 +1,4 @@
-"""The library of a process that drafts: indexes of the snapshots that the service offers, swapped between two drafts.
+"""The library of a drafting process: indexes of the snapshots that the service offers, swapped between two drafts.
 
 A draft reads one dictionary and gets a tuple; everything else happens in a thread of the reader: asking the service,
 bringing files to this node, opening them. The new indexes take the place of the old in one assignment, so
@@ -24,10 +24,10 @@ from retrieval_store.snapshots.snapshot_index import open_snapshot
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 1.0  # a question waits so long for an answer at most; also how long a new namespace may go unnoticed
+POLL_S = 1.0  # longest wait for an answer, and so the longest that a new namespace goes unnoticed
 BACKOFF_S, BACKOFF_MOST_S = 0.5, 10.0  # pause after a question that failed, doubling
 REFUSED_S = 10.0  # pause before an offer that could not be taken over is tried again
-RETIRED_S = 5.0  # an index is let go by the reader's own thread, when no draft can be using it any more
+RETIRED_S = 5.0  # a replaced index is closed after this, by the reader's own thread, when no draft can use it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +48,9 @@ class Reader:
 
     Args:
         source: the service; used by the reader's thread only.
-        shared: name of the namespace that is everybody's.
+        shared: name of the namespace whose text is visible to all others.
         tokenizer_hash: of the target; other snapshots are refused.
-        fixed: indexes that are everybody's for good, asked last.
+        fixed: indexes for all namespaces and for good, asked last.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Reader:
         self._tokenizer_hash = tokenizer_hash
         self._fixed = tuple(fixed)
         self._poll = poll
-        self._common: tuple[Index, ...] = self._fixed  # of everybody
+        self._common: tuple[Index, ...] = self._fixed  # for every namespace
         self._views: dict[str, tuple[Index, ...]] = {SHARED: self._common, shared: self._common}
         self._interest = Interest()
         self._held: dict[str, _Pair] = {}
@@ -75,7 +75,7 @@ class Reader:
         self._since = time.monotonic()
         self.n_swaps = 0
 
-    # -- for whoever drafts --------------------------------------------------------------------------------------
+    # -- drafting ------------------------------------------------------------------------------------------------
 
     def of(self, namespace: str) -> Sequence[Index]:
         """See ``Library.of``."""
@@ -84,11 +84,11 @@ class Reader:
             self._interest.note(namespace)
         return self._common if view is None else view
 
-    # -- for whoever reports -------------------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------------------------
 
     @property
     def status(self) -> Status:
-        """The service's last word."""
+        """The service's state as of its last answer."""
         return self._status
 
     @property
@@ -106,7 +106,7 @@ class Reader:
         base, delta = self._held.get(namespace, _NOTHING)
         return (base.part.version if base else "", delta.part.version if delta else "")
 
-    # -- the thread ----------------------------------------------------------------------------------------------
+    # -- thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to follow the service."""
@@ -115,7 +115,7 @@ class Reader:
             self._thread.start()
 
     def stop(self) -> None:
-        """Follow no longer; what is held stays usable."""
+        """End the thread; indexes that drafts hold stay usable."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(self._poll + 1.0)
@@ -133,31 +133,31 @@ class Reader:
                 self._stopped.wait(pause_after(failures, BACKOFF_S, BACKOFF_MOST_S))
 
     def follow(self, timeout: float) -> None:
-        """One question to the service, and what its answer asks for.
+        """Ask the service once, and fetch and open what it offers.
 
         Raises:
             Exception: whatever the source raises when the service is away.
         """
-        self._let_go()
+        self._close_retired()
         live = {name for name, pair in self._held.items() if any(pair)}
         names = [self._shared, *self._interest.names(live)]
         answer = self._source.changes({name: self.versions(name) for name in names}, timeout)
         self._status, self._heard_at = answer.status, time.monotonic()
         self._interest.learn(names, answer.empty)
-        n_swaps = self.n_swaps
+        swaps_before = self.n_swaps
         for name, offer in answer.offers.items():
             if name in names and self._take(name, offer):
                 self._show(names)  # at once: the next one may have to come from another node
-        if self.n_swaps > n_swaps or self._held.keys() != set(names):
+        if self.n_swaps > swaps_before or self._held.keys() != set(names):
             self._show(names)
             self._sweep()
         elif answer.offers:
-            self._stopped.wait(self._poll)  # none could be had, and the service will offer them again at once
+            self._stopped.wait(self._poll)  # none could be opened, and the service would offer them again at once
         for held in self._all():
             held.folder.touch([held.part.version])
 
     def _take(self, name: str, offer: Offer) -> bool:
-        """Open what is offered; whether anything is another one now."""
+        """Open what is offered; returns whether base or delta changed."""
         old_base, old_delta = self._held.get(name, _NOTHING)
         base = old_base if offer.base is None else self._opened(name, offer.base, old_base)
         delta = None if offer.delta is None else self._opened(name, offer.delta, old_delta)
@@ -172,7 +172,7 @@ class Reader:
         return True
 
     def _opened(self, name: str, part: Part, old: Held | None) -> Held | None:
-        """``part``, open and warm; ``old`` if it cannot be had now."""
+        """``part``, open and in memory; ``old`` if it cannot be fetched or opened now."""
         if old is not None and old.part.version == part.version:
             return old
         if time.monotonic() < self._refused.get((name, part.version), 0.0):
@@ -183,7 +183,7 @@ class Reader:
             # Nothing to warm: the service has just read the files on this node, or we have just written them.
             index = open_snapshot(place, self._tokenizer_hash)
         except Exception as error:
-            logger.warning("namespace %r: version %s is not taken over: %s", name, part.version, error)
+            logger.warning("namespace %r: version %s cannot be opened: %s", name, part.version, error)
             self._refused = {key: at for key, at in self._refused.items() if at > time.monotonic()}
             self._refused[name, part.version] = time.monotonic() + REFUSED_S
             return old
@@ -195,7 +195,7 @@ class Reader:
         return chunk
 
     def _show(self, names: list[str]) -> None:
-        """Let drafts see what is held."""
+        """Let drafts see the indexes that are held, and drop namespaces not in ``names``."""
         gone = [pair for name, pair in self._held.items() if name not in names]
         self._held = {name: self._held.get(name, _NOTHING) for name in names}
         now = time.monotonic()
@@ -205,8 +205,8 @@ class Reader:
         self._common = common
         self._views = views | {SHARED: common, self._shared: common}
 
-    def _let_go(self) -> None:
-        """Forget indexes that no draft can be using; here, because unmapping a large one takes milliseconds."""
+    def _close_retired(self) -> None:
+        """Close indexes that no draft can use; in this thread, because unmapping a large one takes milliseconds."""
         now = time.monotonic()
         self._retired = [entry for entry in self._retired if now - entry[0] < RETIRED_S]
 
@@ -214,7 +214,7 @@ class Reader:
         return [held for pair in self._held.values() for held in pair if held is not None]
 
     def _sweep(self) -> None:
-        """Remove snapshots from this node that nobody uses any more; the service's process may be on another one."""
+        """Remove unused snapshots from this node; the service, which sweeps its own, may run on another one."""
         used: dict[SnapshotFolder, set[str]] = {folder: set() for folder in self._folders.values()}
         for held in self._all():
             used[held.folder].add(held.part.version)

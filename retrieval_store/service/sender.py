@@ -1,4 +1,4 @@
-"""Outputs on their way from the router to the service: handed over in no time, sent by a thread, lost when too many."""
+"""Outputs on their way from the router to the service: queued at once, sent by a thread, dropped when too many."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GATHER_S = 0.2  # outputs of so long travel together
 
 
 class Sender:
-    """Sends what was put in; ``put`` may be called from any thread.
+    """Sends the outputs that are ``put``, from any thread.
 
     Args:
         source: the service; used by the sender's thread only.
@@ -41,14 +41,10 @@ class Sender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no longer."""
+        """End the thread; outputs that wait are not sent."""
         self._stopped = True
         self._some.set()
         self._thread.join(5.0)
-
-    def learns(self, namespace: str) -> bool:
-        """Whether outputs of a namespace are taken."""
-        return namespace in self._pending
 
     def put(self, namespace: str, tokens: Sequence[int]) -> None:
         """Take an output; returns at once and raises nothing."""
@@ -73,4 +69,4 @@ class Sender:
             self._lost += self._source.learn(namespace, texts)
         except Exception as error:
             self._lost += len(texts)
-            logger.warning("%d outputs of namespace %r are lost to learning: %s", len(texts), namespace, error)
+            logger.warning("%d outputs of namespace %r are not learnt: %s", len(texts), namespace, error)

@@ -1,7 +1,7 @@
-"""The retrieval service without Ray: the namespaces that somebody asked for, what is offered of each, and its figures.
+"""The retrieval service without Ray: the namespaces that readers ask for, the offer of each, and the figures.
 
-Namespaces come and go with those who ask for them; the shared one and those that learn stay. Everything slow happens in
-other threads; every method here but ``start`` returns at once.
+The shared namespace and those that learn are always watched; others from the first question on, until another name
+needs the room. Everything slow happens in other threads; every method here but ``start`` returns at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from retrieval_store.snapshots.snapshot import is_file_name
 
 logger = logging.getLogger(__name__)
 
-MOST = 64  # namespaces watched, besides those that stay
-IDLE_S = 60.0  # a namespace with text that nobody has asked for for so long gives way to another; one without, at once
-SWEEP_S = 3600.0  # between two looks for folders of namespaces that nobody has asked for for long
+MOST = 64  # namespaces watched, besides those that are watched always
+IDLE_S = 60.0  # a namespace with text makes room for another after so long without a question; one without, at once
+SWEEP_S = 3600.0  # between two sweeps of folders of namespaces without questions for long
 
 
 class RetrievalService:
@@ -29,12 +29,12 @@ class RetrievalService:
 
     Args:
         context: what all namespaces share.
-        shared: the namespace that is everybody's.
+        shared: the namespace whose text is visible to all others.
         live: namespaces that learn.
         changed: called from any thread when an offer has changed.
 
     Raises:
-        ValueError: a namespace has a name that none may have.
+        ValueError: a namespace has a name that ``manifest_feed.NAMESPACE`` does not allow.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class RetrievalService:
     ) -> None:
         self._context = context
         self._live = frozenset(live)
-        self._staying = frozenset({shared, *self._live})
-        for name in self._staying:
+        self._permanent = frozenset({shared, *self._live})
+        for name in self._permanent:
             if not is_namespace(name):
-                raise ValueError(f"{name!r} is no name of a namespace")
+                raise ValueError(f"{name!r} is not a valid namespace: 1 to 128 of A-Za-z0-9._- are, without '.' first")
         self._changed = changed
         self._lock = Lock()
         self._workers: dict[str, NamespaceWorker] = {}
@@ -56,11 +56,11 @@ class RetrievalService:
         self._gone = [0] * 5  # counts of namespaces that were dropped, in the order of ``_counts``
 
     def start(self) -> None:
-        """Begin to watch the namespaces that stay."""
-        self._context.cache.sweep(self._staying)
+        """Begin to watch the shared namespace and those that learn."""
+        self._context.cache.sweep(self._permanent)
         self._sweeper.start()
         with self._lock:
-            for name in sorted(self._staying):
+            for name in sorted(self._permanent):
                 self._add(name)
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class RetrievalService:
         """A chunk of a file of a snapshot that is offered.
 
         Raises:
-            LookupError: it is not offered (any more), or has no such file.
+            LookupError: the version is not offered now, or has no such file.
             OSError: it cannot be read.
         """
         worker = self._workers.get(namespace)
@@ -107,7 +107,7 @@ class RetrievalService:
         raise LookupError(f"{file} of version {version} of namespace {namespace!r} is not offered")
 
     def learn(self, namespace: str, texts: Sequence[Sequence[int]]) -> int:
-        """Take outputs of a namespace; how many were not taken, because it does not learn or has no store yet."""
+        """Take outputs of a namespace; returns how many were refused: it does not learn, or its store is not open."""
         worker = self._workers.get(namespace)
         learner = worker.learner if worker is not None else None
         if learner is None:
@@ -144,14 +144,14 @@ class RetrievalService:
         return None
 
     def _has_room(self, name: str, now: float) -> bool:
-        """Whether ``name`` may be watched too; one without text gives way at once, else one that nobody asks for."""
-        coming = [other for other in self._workers if other not in self._staying]
-        if len(coming) < MOST:
+        """Whether ``name`` may be watched too, if need be in place of a namespace without text, or else an idle one."""
+        temporary = [other for other in self._workers if other not in self._permanent]
+        if len(temporary) < MOST:
             return True
         if name in self._empty:
             return False
-        empty = [other for other in coming if self._workers[other].is_empty]
-        oldest = min(empty or coming, key=lambda other: self._asked[other])
+        empty = [other for other in temporary if self._workers[other].is_empty]
+        oldest = min(empty or temporary, key=lambda other: self._asked[other])
         if empty:
             self._empty.add(oldest)
         elif now - self._asked[oldest] < IDLE_S:

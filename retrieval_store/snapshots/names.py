@@ -1,4 +1,4 @@
-"""How namespaces and versions are written in keys and paths; what comes in from outside is checked here."""
+"""How namespaces and versions are written in keys and paths; names from outside are checked here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def segment(namespace: str) -> str:
     """``namespace`` as part of a key or path: one to one, printable, and never a folder's ``.`` or ``..``.
 
     Raises:
-        ValueError: it is too long, or no text that can be encoded.
+        ValueError: it is too long, or not valid Unicode.
     """
     if namespace == SHARED:
         return SHARED_SEGMENT

@@ -1,8 +1,7 @@
-"""What a snapshot is: an immutable folder of files, and a manifest that says what they are and what they must hash to.
+"""The format of a snapshot: an immutable folder of files, and a manifest with their sizes and hashes.
 
-Knows files and hashes, not what is in the files (``retrieval_store.snapshots.snapshot_index``) nor where snapshots come
-from (``retrieval_store.stores``). A version is a hash of the contents: the same text for the same tokenizer is the same
-version, whoever builds it.
+``retrieval_store.snapshots.snapshot_index`` reads the files, ``retrieval_store.stores`` keeps snapshots. A version is a
+hash of the contents: the same text for the same tokenizer has the same version, on whatever machine it is built.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What whoever builds a snapshot says about it."""
+    """What the builder of a snapshot says about it."""
 
     tokenizer_hash: str  # app.inputs.cache.tokenizer_hash
     vocab_size: int

@@ -1,4 +1,4 @@
-"""What every store of snapshots does, wherever it keeps them.
+"""The interface of a store of snapshots, and its settings.
 
 A store is opened for one namespace. It holds immutable versions, one ``current`` pointer that moves by compare-and-set,
 the history of that pointer, and a log of live texts. Calls block; a store belongs to one thread unless it says
@@ -162,8 +162,8 @@ class Store(Protocol):
     def wait(self, timeout: float) -> bool:
         """Sleep until ``current`` may have moved or a text was appended, ``timeout`` seconds at most.
 
-        A hint: True means look, False that nothing was heard. Poll as well. Raises nothing: a store that is away is
-        silent, and True is said when it can be heard (again). May be called in another thread than the rest.
+        A hint: True means look, False that nothing was heard. Poll as well. Raises nothing: while the store is away the
+        answer is False, and once it is back True. May be called in another thread than the other methods.
         """
 
     def append(self, texts: Sequence[Sequence[int]], limit: int) -> None:
@@ -176,7 +176,7 @@ class Store(Protocol):
     def entries(self, after: str = "", limit: int = 1000) -> list[LiveText]:
         """Entries behind the one with id ``after`` ("": from the beginning), oldest first, ``limit`` at most.
 
-        An entry that does not decode has no tokens, so that whoever reads on gets past it; the log names the first.
+        An entry that does not decode has no tokens, so that readers get past it; a warning names the first of them.
 
         Raises:
             StoreError: ``after`` is no id; the message names it.
@@ -186,4 +186,4 @@ class Store(Protocol):
         """Forget entries up to and including the one with this id."""
 
     def close(self) -> None:
-        """Let go of connections and threads; harmless twice."""
+        """Close connections and end threads; harmless twice."""

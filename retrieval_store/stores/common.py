@@ -1,7 +1,7 @@
-"""What all stores do in the same way: verify before anything counts, move ``current``, fetch.
+"""The part that all stores share: verify before a snapshot counts, move ``current``, fetch.
 
-Knows the order of things; a subclass knows where bytes are and makes single steps atomic. A *place* is where one
-snapshot lies, a version or an upload in progress; only subclasses read it.
+``CommonStore`` has the order of the steps; a subclass knows where bytes are and makes single steps atomic. A *place* is
+the location of one snapshot, a version or an upload in progress; only the subclass can read it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CommonStore(ABC):
         """For messages."""
         return f"namespace {self.namespace!r} of {self.url}"
 
-    # -- what a subclass brings
+    # -- steps of the subclass
 
     @abstractmethod
     def _place(self, version: str) -> str:
@@ -98,11 +98,11 @@ class CommonStore(ABC):
         """Replace ``old`` by ``new`` at once: its version stays, that of ``old`` expires, the history grows.
 
         Raises:
-            ConflictError: ``current`` is not ``old`` any more.
+            ConflictError: ``current`` has moved since ``old`` was read.
             UnknownVersionError: the version of ``new`` is gone.
         """
 
-    # -- what they have in common
+    # -- the same for all
 
     def publish(self, folder: Path) -> str:
         """See ``Store.publish``."""
@@ -159,7 +159,7 @@ class CommonStore(ABC):
             except (UnknownVersionError, SnapshotError):
                 continue
             return new.current
-        raise UnknownVersionError(f"{self.where} has no version before {old.version or 'the first'} to go back to")
+        raise UnknownVersionError(f"{self.where} has no sound version before {old.version or 'the first'}")
 
     def retire(self, version: str) -> None:
         """See ``Store.retire``."""
@@ -241,14 +241,16 @@ class CommonStore(ABC):
         return f"{version} in {self.where}"
 
     def _lost(self) -> StoreUnavailableError:
-        return StoreUnavailableError(f"{self.where} lost what was uploaded so far (a restart?): publish again")
+        return StoreUnavailableError(f"{self.where} lost the unfinished upload, perhaps by a restart: publish again")
 
     def _unknown(self, version: str) -> UnknownVersionError:
-        return UnknownVersionError(f"{self.where} has no version {version} (any more)")
+        return UnknownVersionError(f"{self.where} has no version {version}: it was never published, or it expired")
 
     def _conflict(self, expected: int, found: int | None) -> ConflictError:
-        now = "another one" if found is None else f"revision {found}"
-        return ConflictError(f"{self.where}: current was to move from revision {expected}, but is at {now}; look again")
+        now = "moved meanwhile" if found is None else f"is at revision {found}"
+        return ConflictError(
+            f"{self.where}: current was expected at revision {expected}, but {now}; read it and try again"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.where})"

@@ -99,7 +99,7 @@ class DirectoryStore(CommonStore):
                     raise self._unknown(Path(place).name) from None
 
     def _deliver(self, place: str, name: str, entry: FileEntry, path: Path) -> None:
-        # A link costs nothing, and stays when the store lets go of the version.
+        # A link costs nothing, and stays when the store removes the version.
         try:
             os.link(Path(place) / name, path)
         except OSError:  # another file system, or gone

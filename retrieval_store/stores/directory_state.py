@@ -1,4 +1,4 @@
-"""What a directory store knows beside its files: one JSON file, replaced atomically, changed under a lock.
+"""The state of a directory store: one JSON file, replaced atomically, changed under a lock.
 
 Safe between processes and threads of one machine (``flock``).
 """
@@ -37,7 +37,7 @@ class DirectoryState(msgspec.Struct):
 
 
 def read_state(folder: Path, where: str) -> DirectoryState:
-    """What is so now; a folder that is not there is empty.
+    """The state now; a missing folder is an empty store.
 
     Raises:
         StoreError: the file does not decode.
@@ -52,13 +52,13 @@ def read_state(folder: Path, where: str) -> DirectoryState:
         raise StoreError(f"{where}: {STATE} does not decode: {error}") from error
     names = [*state.versions, *state.pointer.before, *filter(None, [state.pointer.version])]
     if not all(is_version(name) for name in names):
-        raise StoreError(f"{where}: {STATE} names versions that cannot be")
+        raise StoreError(f"{where}: {STATE} names versions that are not 16 hexadecimal digits")
     return state
 
 
 @contextmanager
 def changing(folder: Path, where: str) -> Iterator[DirectoryState]:
-    """The state, locked; what the caller made of it is written unless an error is raised."""
+    """The state, locked; written with the caller's changes unless an error is raised."""
     private_folder(folder)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -13,7 +13,7 @@ from retrieval_store.errors import StoreError
 
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
 _LARGEST = 2**31 - 1  # ids are int32 everywhere else
-_NAMED: set[str] = set()  # logs of which the first entry that is no text was named
+_NAMED: set[str] = set()  # logs whose first undecodable entry was named in a warning
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ def encode_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def decode_tokens(raw: bytes, entry: str, where: str) -> Sequence[int]:
-    """See ``encode_tokens``; what is no text has no tokens, and the first such entry of a log is named in a warning."""
+    """See ``encode_tokens``; an entry that does not decode has no tokens; a warning names the first of a log."""
     ids = np.frombuffer(raw, "<u4") if len(raw) % 4 == 0 else None
     if ids is None or (ids.size and ids.max() > _LARGEST):
         if where not in _NAMED:
             _NAMED.add(where)
             logger.warning(
-                "%s: entry %s of the log is no text, and passed over like any other such entry", where, entry
+                "%s: entry %s of the log does not decode; it and others like it are passed over", where, entry
             )
         return []
     tokens: list[int] = ids.tolist()

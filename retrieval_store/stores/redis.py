@@ -1,7 +1,7 @@
 """Snapshots in Redis 6.2 or later: a server, a primary behind Sentinel, or a Cluster.
 
-Knows which commands mean what; ``redis_keys`` says where things are, ``redis_layout`` what happens at once. Everything
-that comes back is checked: others may write to the same Redis.
+The commands; ``redis_layout`` has the keys and scripts. Every answer is checked: other programs may write to the same
+Redis.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class RedisClient:
         return make()
 
     def close(self) -> None:
-        """Let go of all connections; the next call connects again."""
+        """Close all connections; the next call connects again."""
         with self._lock:
             client, sentinel, self._client, self._sentinel = self._client, self._sentinel, None, None
         with suppress(redis.RedisError, RedisClusterException, OSError):

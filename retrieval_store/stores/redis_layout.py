@@ -1,4 +1,8 @@
-"""Names of a namespace's keys in Redis. They share a hash tag, so that scripts and a Cluster find them on one node."""
+"""A namespace in Redis: the names of its keys, and the Lua scripts for what must happen at once.
+
+The keys share a hash tag, so that a Cluster keeps them on one node. Answers can get lost and calls be repeated, so
+every script but ``APPEND`` may run twice.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ class RedisKeys:
 
     @property
     def versions(self) -> str:
-        """Sorted set: versions in order of publication; what expired is dropped when somebody looks."""
+        """Sorted set: versions in order of publication; those that expired are dropped by the next reader."""
         return f"{self._base}:versions"
 
     @property
@@ -117,7 +121,7 @@ redis.call('PUBLISH', ARGV[9], 'moved')
 return 1
 """
 
-# KEYS versions, version; ARGV name of the version. Empty: it expired, and is not listed any more
+# KEYS versions, version; ARGV name of the version. Empty: it expired, and is now unlisted
 DESCRIBE = """
 local manifest = redis.call('HGET', KEYS[2], 'manifest')
 if manifest then return {manifest, redis.call('PTTL', KEYS[2])} end

@@ -22,7 +22,6 @@ FORMS = {
     "sentinel": "redis[s]+sentinel://[USER@]HOST[:PORT][,HOST[:PORT]..]/SERVICE[/DB]",
     "cluster": "redis[s]+cluster://[USER@]HOST[:PORT][,HOST[:PORT]..]",
 }
-SCHEMES = tuple(f"{base}{'+' if kind else ''}{kind}" for base in ("redis", "rediss") for kind in FORMS)
 _PORTS = {"": 6379, "sentinel": 26379, "cluster": 6379}
 _URL = re.compile(
     r"(?P<scheme>rediss?)(\+(?P<kind>\w+))?://((?P<user>[^/?#]*)@)?(?P<hosts>[^/?#@]*)(?P<path>[^?#@]*)(\?(?P<query>.*))?"

@@ -91,11 +91,6 @@ class Drafter:
         place = torch.device(device)
         return cls(load_shard(path, whole_range(spec), dtype=kind, device=place, n_positions=positions(info)), info)
 
-    @property
-    def n_sequences(self) -> int:
-        """Sequences that have begun and not ended."""
-        return len(self._cached)
-
     def begin(self, view: RequestView) -> None:
         """Learn of a sequence; it owns no block yet."""
         seq = view.request_id
@@ -109,7 +104,7 @@ class Drafter:
             self._stage.admit(Step(0, [], ends=[seq]))
 
     def cached(self, seq: int) -> Cached:
-        """What the cache holds of a sequence; whoever drafts keeps it up to date."""
+        """What the cache holds of a sequence; the caller that drafts keeps it up to date."""
         return self._cached[seq]
 
     def reserve(self, view: RequestView, n_tokens: int) -> bool:

@@ -231,7 +231,7 @@ def test_who_may_not_write_says_so_once_tries_seldom_and_learns_from_others(
         assert learns.problem == "cannot add outputs to the log: the user lacks a right: NOPERM"
     assert learns.delta is not None
     assert learns.delta.tokens == 8
-    assert (len(tries), learns.n_pending, learns.n_dropped) == (1, 1, 0)
+    assert (len(tries), len(learns._pending), learns.n_dropped) == (1, 1, 0)
     assert len([record for record in caplog.records if "NOPERM" in record.message]) == 1
 
 
@@ -261,7 +261,7 @@ def test_texts_that_no_log_takes_are_counted_as_lost(where: str, tmp_path: Path)
     learns = _learner(open_store(where, SHARED), tmp_path / "cache")
     learns.learn([[-1, 5, 6], ONE])
     learns.step()
-    assert (learns.n_texts, learns.n_dropped, learns.n_pending) == (0, 2, 0)
+    assert (learns.n_texts, learns.n_dropped, len(learns._pending)) == (0, 2, 0)
     assert "-1" in learns.problem
     learns.learn([TWO])
     eventually(learns.step)
