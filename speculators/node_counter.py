@@ -1,7 +1,7 @@
-"""Counts the nodes that branches will occupy in the composed tree; knows tokens and nothing else.
+"""Counts the nodes that branches will occupy in the composed tree.
 
-The composer merges shared prefixes (METHODS.md, section 0), so the sum of branch lengths overstates what a draft costs.
-A drafter that wants to fill its budget exactly counts the way the composer does.
+The composer (``engine.composer``) merges shared prefixes, so the sum of branch lengths overstates what a draft costs. A
+speculator that wants to fill its budget exactly counts the way the composer does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The speculator pool: request views and the speculators that draft for them, behind one call per step.
 
-Plain and synchronous; whoever hosts it (the offline loop, an actor) serialises the calls. It knows nothing of where
-the target runs.
+Plain and synchronous: the host (the offline loop, the router, an actor) makes one call at a time. The pool does not
+know where the target runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SpeculatorPool:
         self._options = options or SpeculatorOptions()
         self._extra = extra
         self._speculators: dict[str, FaultIsolated] = {}  # method -> its speculator
-        self._live: dict[int, tuple[RequestView, FaultIsolated]] = {}  # request id -> its view and who drafts for it
+        self._live: dict[int, tuple[RequestView, FaultIsolated]] = {}  # request id -> its view and its speculator
         if self._options.retrieval is not None:
             self._options.retrieval()  # now: a corpus takes seconds, and no request should wait for it
 

@@ -1,4 +1,4 @@
-"""What requests of one namespace leave to the next ones; never to those of another."""
+"""State that requests of one namespace pass on to later ones, and never to requests of another namespace."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-MOST = 64  # namespaces remembered; a tenant that nobody has served for so many others begins anew
+MOST = 64  # namespaces kept; one that was unused while so many others were used begins anew
 
 
 class TenantState(OrderedDict[str, T]):
-    """Namespace -> what was learnt there, the most recently used ones only, so that memory is bounded."""
+    """Namespace -> what was learnt there; only the most recently used namespaces, so that memory is bounded."""
 
     def of(self, namespace: str, make: Callable[[], T]) -> T:
-        """What the namespace left; made anew if it left nothing."""
+        """The state of the namespace; made anew if there is none."""
         if namespace not in self:
             self.keep(namespace, make())
         self.move_to_end(namespace)
         return self[namespace]
 
     def keep(self, namespace: str, value: T) -> None:
-        """Replace what the namespace left; the one that was not used for longest gives way."""
+        """Replace the state of the namespace; beyond ``MOST``, drop the namespace unused for longest."""
         self[namespace] = value
         self.move_to_end(namespace)
         while len(self) > MOST:

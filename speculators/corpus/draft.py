@@ -1,7 +1,4 @@
-"""What corpora say next as one tree: continuations of several matches, merged, with estimates.
-
-It knows trees and counts; where continuations come from is its caller's business.
-"""
+"""Continuations of several matches, in one corpus or several, merged into one draft tree with estimates."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Drafting from a library: the machine that ``rest`` and ``spectra-retrieval`` share.
+"""Drafting from a library of texts: what ``rest`` and ``spectra-retrieval`` share.
 
 The longest suffix of the context that occurs is looked up, its continuations are counted with all their prefixes, and
-the most frequent prefixes are the draft, a tree. A request may be allowed several indexes (its tenant's, everybody's):
-each is asked, and what they have is merged, the longest match first, the more specific index first among equals.
+the most frequent prefixes are the draft, a tree. A request may be allowed several indexes (its namespace's and the
+shared): each is asked, and what they have is merged, the longest match first, the more specific index first among
+equals.
 
 Which indexes there are is asked anew for every draft: they are replaced while requests run. No text is kept here beyond
 ``UnigramCache``, which keeps it per index, so what one namespace may see reaches no other.
@@ -42,7 +43,7 @@ class LookupConfig:
     suffix_min: int = 1  # tokens; the last one
     samples: int = 200  # occurrences counted per query, spread evenly over all of them
     draft_tokens: int = 10  # tokens of a continuation
-    fill: bool = True  # shorter matches, and what follows the last token alone, where the longest leaves budget
+    fill: bool = True  # where the longest match leaves budget: shorter ones, and what follows the last token alone
     prior: float = 6.0  # doubt in a share, in occurrences for each matching token; 0: shares as they are
 
     def __post_init__(self) -> None:
@@ -93,13 +94,13 @@ class LibraryDrafter:
         return draft.branches(self.name)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Nothing to learn: a corpus is what it is."""
+        """Nothing to learn: indexes do not change."""
 
     def end(self, view: RequestView) -> None:
         """Nothing to drop."""
 
     def _longest_first(self, indexes: Sequence[Index], context: IntArray, budget: int) -> Iterator[Continuations]:
-        """What the indexes have, in the order in which it is merged; what nobody has room for is not looked up."""
+        """What the indexes have, in the order in which it is merged; the caller stops when the budget is spent."""
         config = self._config
         limits = self._limits(config.suffix_max, config.suffix_min, budget)
         every = [index.query(context, limits) for index in indexes]

@@ -1,4 +1,4 @@
-"""REST: what a corpus says next (He et al. 2023; METHODS.md, sections 4 and 9).
+"""REST: what followed the same words in a corpus (He et al. 2023, arXiv 2311.08252).
 
 As published (``RestConfig.paper``) suffixes of 16 down to 2 tokens count and the first length with a hit provides the
 whole draft. Ours differs in two ways. A long match has few occurrences, often one, and leaves most of the budget
@@ -7,7 +7,7 @@ combinations choose nodes by are not plain shares: ``count / total`` is trusted 
 and the fewer tokens matched (on real answers, one occurrence behind two matching tokens is right one time in three,
 behind eight two times in three), and what fills up only gets what the longer match leaves.
 
-The corpus is a library that somebody else fills (``retrieval_store``): with unrefined text for this method.
+The corpus is a ``Library`` (``retrieval_store``): for this method of unrefined text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small model with its own paged KV cache: the part of ``draft-model`` that knows tensors.
 
-It is one pipeline stage of the engine (``engine.stage.stage``) without its verification: loaded by the engine's loader,
-fed with the engine's step messages. What the cache of a sequence holds is remembered here, token by token behind the
+One pipeline stage of the engine (``engine.stage.stage``) without its verification: loaded by the engine's loader, fed
+with the engine's step messages. What the cache of a sequence holds is remembered here, token by token behind the
 context, so that a rejected draft is rolled back by comparing (``sync``) and written over by the next forward.
 """
 

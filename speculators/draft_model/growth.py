@@ -1,12 +1,13 @@
 """How a draft grows, one drafter forward per depth: as a chain, or as a tree that widens where the drafter is unsure.
 
-Both say what they want scored next (``rows``, ``asks``) and take what was chosen there (``take``); whoever drives them
-batches many of them into one forward.
+Both say what to score next (``rows``, ``asks``) and take what was chosen there (``take``); the caller batches many of
+them into one forward.
 
-The tree is that of EAGLE-2 (Li et al. 2024, section 4), built on a model's own probabilities: at every depth the most
-probable new nodes are expanded, and in the end the nodes most probable on the whole are kept. The probability of a node
-is the product of the scores on its path, so a kept node's ancestors are kept as well. Every forward scores the expanded
-part of the tree anew: the cache holds committed text only, so nothing has to be rolled back.
+The tree is that of EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4), built on a model's own probabilities: at
+every depth the most probable new nodes are expanded, and in the end the nodes most probable on the whole are kept. The
+probability of a node is the product of the scores on its path, so a kept node's ancestors are kept as well. Every
+forward scores the expanded part of the tree anew: the cache holds committed text only, so nothing has to be rolled
+back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speculative sampling with a small model (paper 004; Leviathan et al. 2023; Chen et al. 2023; METHODS.md, section 6).
+"""Speculative sampling with a small model (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 
 A small model of the same vocabulary drafts ``draft_tokens`` tokens, one forward per depth for all requests together.
 Under coupled sampling it draws with the noise that the target will draw with, so that acceptance hardly falls with the
@@ -127,7 +127,9 @@ class DraftModel:
         """
         n = self.drafter.info.spec.vocab_size
         if n != view.vocab_size:
-            raise ConfigError(f"--draft-model has {n} token ids, the target {view.vocab_size}: not one tokenizer")
+            raise ConfigError(
+                f"--draft-model has {n} token ids, the target {view.vocab_size}: both must use the same tokenizer"
+            )
         self.drafter.begin(view)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
@@ -162,7 +164,7 @@ class DraftModel:
             self._drafter.end(view.request_id)
 
     def _start(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Growth | None]:
-        """What grows for every request; those whose cache lags far behind share ``prefill_chunk`` tokens of reading."""
+        """A draft per request; requests whose cache lags far behind share ``prefill_chunk`` tokens of reading."""
         drafts: list[Growth | None] = []
         room = self._config.prefill_chunk
         for view, budget in zip(views, budgets, strict=True):
@@ -179,7 +181,7 @@ class DraftModel:
         return drafts
 
     def _finish(self, growing: list[Growth]) -> None:
-        """One forward per depth, until nothing grows any more."""
+        """One forward per depth, until all drafts are finished."""
         from speculators.draft_model.choice import choose, draft_randomness
 
         randomness = self._randomness or draft_randomness

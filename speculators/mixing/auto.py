@@ -7,7 +7,7 @@ nodes in that order adds expected tokens; it also adds time, by the step times m
     expected tokens per second = (B + sum of path probabilities) / (step(B, B + nodes) + drafting)
 
 where ``B`` counts the requests (each commits one token anyway). With nothing to gain nothing is drafted, and a request
-that gains nothing is not even asked for a while: twice as long after every failure, so that text nobody can predict
+that gains nothing is not even asked for a while: twice as long after every failure, so that unpredictable text
 costs nearly nothing. On a GPU at batch 1 nodes are nearly free and trees grow to the limit; on a CPU, or in a full
 batch, only likely nodes pay. docs/methods/auto.md shows the curves.
 """
@@ -34,7 +34,7 @@ from speculators.tenant_state import TenantState
 SMOOTHING = 0.2  # of the newest measurement of what drafting costs
 FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
 FIRST_DRAFTING = 2e-4  # seconds per request and step, before any was measured
-SURPRISE = 4.0  # drafting that takes so many times longer than usual was a pause of the process, or a first time
+SURPRISE = 4.0  # times the usual drafting time that count at most: longer ones are pauses of the process, or compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class AutoConfig:
 
 @dataclass(slots=True)
 class _RequestStatistics:
-    """How one request is doing."""
+    """Statistics of one request."""
 
     shared: DepthCalibration  # of its namespace
     calibration: DepthCalibration = field(default_factory=DepthCalibration)
-    pause: int = 0  # steps it is still left alone
+    pause: int = 0  # steps until the sources are asked again
     next_pause: float = FIRST_PAUSE  # after the next failure
     claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
     lately: float = 64.0  # nodes that paid, following rises at once and falls slowly
@@ -132,7 +132,7 @@ class Auto:
         asked = [i for i, view in enumerate(views) if budgets[i] > 0 and self._is_due(view)]
         if not asked:
             return drafts
-        every = self._gather([views[i] for i in asked], [self._wanted(views[i], budgets[i]) for i in asked])
+        every = self._gather([views[i] for i in asked], [self._nodes_to_ask(views[i], budgets[i]) for i in asked])
         ranked: dict[int, _Draft] = {}
         for i, branches in zip(asked, every, strict=True):
             if any(branch.q is not None or branch.probe for branch in branches):
@@ -154,9 +154,8 @@ class Auto:
             for calibration in (stats.shared, stats.calibration):
                 calibration.add(claimed, hits)
         stats.claims = []
-        rests = (
-            stats.pause > 0 and outcome.prompt_top_ids is None
-        )  # nobody will be asked next: who can catch up, does so
+        # A paused request is not asked next: a source that can catch up later skips this outcome.
+        rests = stats.pause > 0 and outcome.prompt_top_ids is None
         for part in self._parts:
             if not (rests and part.catches_up):
                 part.observe(view, outcome)
@@ -209,8 +208,8 @@ class Auto:
         stats.pause -= 1
         return False
 
-    def _wanted(self, view: RequestView, budget: int) -> int:
-        """Nodes to ask for: finding candidates takes time too, most of it for those that will not pay."""
+    def _nodes_to_ask(self, view: RequestView, budget: int) -> int:
+        """Nodes to ask for: finding candidates takes time too, most of it for unlikely ones."""
         return min(budget, int(2.0 * self._statistics[view.request_id].lately) + self._config.reserve)
 
     def _gather(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
@@ -240,7 +239,7 @@ class Auto:
         return _Draft(branch, [reach[node] for node in order], order)
 
     def _merged(self, branches: Sequence[Branch]) -> Branch | None:
-        """One branch with estimates; None if nobody proposed anything."""
+        """One branch with estimates; None if no source proposed anything."""
         if not branches:
             return None
         only = branches[0]
@@ -259,7 +258,7 @@ class Auto:
         return max(self._config.longest_pause, min(self._drafting / (self._config.overhead * per_request), 32.0))
 
     def _take(self, view: RequestView, draft: _Draft, count: int, batch: int) -> list[Branch]:
-        """The first ``count`` candidates as a branch; without any the request is left alone for a while."""
+        """The first ``count`` candidates as a branch; without any, the request's drafting pauses."""
         stats = self._statistics[view.request_id]
         stats.lately = max(float(count), stats.lately + 0.25 * (count - stats.lately))
         if count == 0:

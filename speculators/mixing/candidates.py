@@ -69,7 +69,7 @@ class Candidates:
         return reach
 
     def claims_of(self, tree: TokenTree) -> list[Mapping[str, float | None]]:
-        """The claims for every node of a tree composed from these candidates; none for what came otherwise."""
+        """The claims for every node of a tree composed from these candidates; none for nodes that came otherwise."""
         nodes: list[int | None] = []
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             above = ROOT if parent == ROOT else nodes[parent]

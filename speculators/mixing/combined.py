@@ -1,13 +1,13 @@
 """Several methods as one: ``a+b+c``, in one tree.
 
 Every part drafts as if the whole budget were its own; shared prefixes merge; then the nodes with the highest estimated
-path probability are kept, whoever proposed them. Estimates are the parts' own claims, calibrated by what came true
+path probability are kept, of whichever part. Estimates are the parts' own claims, calibrated by what came true
 (``speculators.mixing.estimates``). Probes are worth something only later and claim nothing: they get a share of the
 budget.
 
-``mode="priority"`` spends the budget in the order of the names instead. So does, for one step, a draft that was sampled
-from a distribution of its own: choosing among its draws by score would spoil the test they are made for (METHODS.md,
-section 3).
+``mode="priority"`` spends the budget in the order of the names instead. So does every step with a draft that was
+sampled from a distribution ``q`` of its own: the acceptance test ``min(1, p / q)`` holds for draws, not for a choice
+among them by score.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class CombinationConfig:
 
     mode: Literal["score", "priority"] = "score"
     probe_share: float = 0.25  # of the budget, for probes of parts that have any
-    weights: Mapping[str, float] = field(default_factory=dict)  # source -> factor on its estimates; 1 by default
-    limits: Mapping[str, int] = field(default_factory=dict)  # part -> nodes it may propose per step; the budget
+    weights: Mapping[str, float] = field(default_factory=dict)  # source -> factor on its estimates; 1 if absent
+    limits: Mapping[str, int] = field(default_factory=dict)  # part -> nodes it may propose per step; else the budget
 
     def __post_init__(self) -> None:
         if self.mode not in ("score", "priority"):

@@ -1,4 +1,4 @@
-"""Keeps one failing speculator from hurting anything but its own drafts."""
+"""Fault isolation: a speculator that fails loses its own drafts and harms nothing else."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 class FaultIsolated:
-    """A speculator behind a fence.
+    """A speculator whose exceptions stay inside.
 
-    The first exception a request meets is logged with the method's name; from then on that method drafts nothing for
-    the request and observes nothing. Drafts are a help, never a duty: decoding goes on without them.
+    The first exception for a request is logged with the method's name; from then on the method drafts and observes
+    nothing for that request, which decodes without drafts.
     """
 
     def __init__(self, inner: Speculator) -> None:
@@ -22,12 +22,12 @@ class FaultIsolated:
         self._batch = inner if isinstance(inner, BatchSpeculator) else None
         self.name = inner.name
         self.needs = inner.needs
-        self.catches_up: bool = getattr(inner, "catches_up", False)  # may be spared outcomes: it reads the context
+        self.catches_up: bool = getattr(inner, "catches_up", False)  # it may miss outcomes: it reads the context
         self._failed: set[int] = set()  # request ids
 
     def begin(self, view: RequestView) -> None:
         """Forwarded; a failure switches the method off for this request."""
-        self._attempt(view, lambda: self._inner.begin(view))
+        self._isolate(view, lambda: self._inner.begin(view))
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Forwarded; nothing for a request the method failed on."""
@@ -45,11 +45,11 @@ class FaultIsolated:
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded; nothing for a request the method failed on."""
         if view.request_id not in self._failed:
-            self._attempt(view, lambda: self._inner.observe(view, outcome))
+            self._isolate(view, lambda: self._inner.observe(view, outcome))
 
     def end(self, view: RequestView) -> None:
         """Forwarded also after a failure: the state must go."""
-        self._attempt(view, lambda: self._inner.end(view))
+        self._isolate(view, lambda: self._inner.end(view))
         self._failed.discard(view.request_id)
 
     def _together(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]] | None:
@@ -64,10 +64,10 @@ class FaultIsolated:
 
     def _alone(self, view: RequestView, budget: int) -> list[Branch]:
         drafts: list[Branch] = []
-        self._attempt(view, lambda: drafts.extend(self._inner.propose(view, budget)))
+        self._isolate(view, lambda: drafts.extend(self._inner.propose(view, budget)))
         return drafts
 
-    def _attempt(self, view: RequestView, action: Callable[[], object]) -> None:
+    def _isolate(self, view: RequestView, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception:

@@ -1,4 +1,4 @@
-"""Adaptive n-gram parallel decoding (METHODS.md, section 4: ANPD; Ou et al. 2024, arXiv 2404.08698).
+"""Adaptive n-gram parallel decoding, ANPD (Ou et al. 2024, arXiv 2404.08698).
 
 The published method keeps one count table per order 2..N of the request's own text, updated with every accepted token,
 and drafts ``K`` tokens one by one: each is the most frequent successor of the longest context (``N - 1`` tokens down to

@@ -1,8 +1,9 @@
-"""SPECTRA-CORE's n-gram storage: a forward and a backward dictionary (METHODS.md, section 1; paper 000, Algorithm 1).
+"""N-gram storage: the forward and the backward dictionary of SPECTRA-CORE (SPECTRA, Le et al., 2025, Algorithm 1).
 
-Both hold Python ints and tuples only; looking up changes nothing. Both are bounded by *two generations*: what is learnt
-goes to the young one; when that has reached half of the bound it becomes the old one, and the old one, which holds what
-was learnt least recently, is dropped whole. That costs no bookkeeping per entry, which an exact LRU list would.
+Lookahead keeps its n-grams in the forward one. Both hold Python ints and tuples only; looking up changes nothing. Both
+are bounded by *two generations*: what is learnt goes to the young one; when that has reached half of the bound it
+becomes the old one, and the old one, which holds what was learnt least recently, is dropped whole. That costs no
+bookkeeping per entry, which an exact LRU list would.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lookahead decoding (METHODS.md, sections 4 and 9; Fu et al. 2024, arXiv 2402.02057).
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057).
 
 A two-dimensional window generates n-grams in the same forward that verifies guesses
 (``speculators.ngrams.lookahead_window`` says how it becomes a token tree and where it equals the original). The n-grams
@@ -71,7 +71,7 @@ class _State:
         rng = Random(f"{config.seed}/{view.request.params.seed}")
         self.window = LookaheadWindow(rng.choices(prompt, k=config.window + config.level - 3), config.level)
         self.pool = ForwardDictionary(config.guesses, config.max_keys, drop_prefixes=False)
-        self.n_learnt = len(view.context)  # tokens of the context that need not be learnt any more
+        self.n_learnt = len(view.context)  # tokens of the context that are learnt
 
 
 class Lookahead:
@@ -115,7 +115,7 @@ class Lookahead:
         self._states.pop(view.request_id, None)
 
     def _window_nodes(self, state: _State, budget: int) -> int:
-        """Nodes that guesses must leave alone: whole columns only, at most the whole window."""
+        """Nodes that guesses must leave to the window: whole columns only, at most the whole window."""
         counter = NodeCounter()
         share = int(budget * self._config.window_share)
         for path in state.window.paths:

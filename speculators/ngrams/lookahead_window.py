@@ -1,4 +1,4 @@
-"""The lookahead window (METHODS.md, sections 4 and 9; Fu et al. 2024, arXiv 2402.02057, section 3 and Algorithm 2).
+"""The lookahead window (Fu et al. 2024, arXiv 2402.02057, section 3 and Algorithm 2).
 
 The window is two-dimensional: ``W`` columns are positions of the future, ``N - 1`` rows are the last Jacobi iterations,
 the oldest first. A forward continues every column by one token; each then holds ``N`` tokens: an n-gram.

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (METHODS.md, section 4: PLD, LLMA): what followed the same words before.
+"""Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding): what followed the same words before.
 
 The last ``n`` tokens are searched in the context, from ``ngram_max`` down to ``ngram_min``; the tokens behind an
 earlier occurrence are the draft. Two earlier occurrences of one n-gram differ in *recency* (where they are) and in

@@ -1,4 +1,4 @@
-"""Suffix decoding (SuffixDecoding, Oliaro et al. 2024; METHODS.md, section 8): what followed the longest match.
+"""Suffix decoding (SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975): what followed the longest match.
 
 As published: a tree of all suffixes, up to a depth, of the request's own text (and, by option, of earlier outputs). The
 longest suffix of the context that occurs in it is followed; from there a draft grows best first by the product of
@@ -132,8 +132,8 @@ class SuffixDecoding:
     def _drafts(self, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
         """Drafts for the lengths of match that some occurrence reaches and no longer one does.
 
-        No draft is worth more than the tokens it may have or the text has left: those that promise most come first,
-        and what cannot be better than they turned out is left out.
+        No draft is worth more than the tokens it may have or the text has left: lengths that promise most come first,
+        and a length that promises less than the best draft so far is left out.
         """
         config = self._config
         if len(self._starts) < len(text):

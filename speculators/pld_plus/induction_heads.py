@@ -1,4 +1,4 @@
-"""Which attention heads copy: the heads that PLD+ (a) reads, found by counting (paper 003, section 4.2.1).
+"""Which attention heads copy: the heads that PLD+ (a) reads, found by counting (arXiv 2412.01447, section 4.2.1).
 
 An *induction head* finds an earlier occurrence of what is being written and looks at the token that came next. For
 every generated token that occurs in the context before it, take the occurrence with the longest matching suffix: there
@@ -63,7 +63,7 @@ class HeadCounter:
 
     def __init__(self, n_layers: int, n_heads: int) -> None:
         self.needs = Needs(heads=tuple((layer, head) for layer in range(n_layers) for head in range(n_heads)))
-        self.n_tokens = 0  # counted: those that occur in the context before
+        self.n_tokens = 0  # generated tokens that occur in the context before them
         self.hits: npt.NDArray[np.int64] = np.zeros((n_layers, n_heads), np.int64)
         self.looked = np.zeros((n_layers, n_heads))  # sum of the attention paid to the source
 
@@ -75,7 +75,7 @@ class HeadCounter:
         return []
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Count who looked where the token came from."""
+        """Count the heads that looked where the token came from."""
         attention = None if outcome.artefacts is None else outcome.artefacts.attention
         if attention is None or len(outcome.tokens) != 1:
             return
@@ -108,7 +108,7 @@ def copied_from(context: IntArray) -> int | None:
 
 
 def best_heads(counter: HeadCounter, keep: int) -> list[HeadScore]:
-    """At most ``keep`` heads with the most hits, best first; among equals whoever looked there more.
+    """At most ``keep`` heads with the most hits, best first; among equals the head that looked there more.
 
     Heads that never hit are left out, unless none did: a model without induction heads still gets some.
     """
@@ -138,8 +138,8 @@ def read_heads(path: Path, model: str, n_layers: int, n_heads: int) -> HeadsFile
     """The heads file at ``path``, checked against the model that is to use it.
 
     Raises:
-        ConfigError: it cannot be read, is no heads file, is of another version or model, or names heads the model has
-            not; the message names the file.
+        ConfigError: it cannot be read, is no heads file, is of another version or model, or names heads that the
+            model lacks; the message names the file.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=HeadsFile)
@@ -168,4 +168,4 @@ def _wrong(found: HeadsFile, model: str, n_layers: int, n_heads: int) -> str:
     if len(set(found.pairs)) < len(found.heads):
         return "names a head twice"
     outside = [one for one in found.pairs if not (0 <= one[0] < n_layers and 0 <= one[1] < n_heads)]
-    return f"names head {outside[0]}, which the model has not" if outside else ""
+    return f"names head {outside[0]}, which the model does not have" if outside else ""

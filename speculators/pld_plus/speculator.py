@@ -1,4 +1,4 @@
-"""PLD+ (paper 003; METHODS.md, section 5): prompt lookup that asks the target which earlier occurrence it means.
+"""PLD+ (arXiv 2412.01447): prompt lookup that asks the target which earlier occurrence it means.
 
 Prompt lookup knows words only: of several earlier occurrences of the last token it takes the one with the longest
 matching n-gram. PLD+ ranks all of them, ``P = {j : x[j] = x[t-1], 1 <= j < t-1}`` (equation 1), by what the target has
@@ -125,17 +125,17 @@ class _PldPlus(ABC):
 
     @abstractmethod
     def _rank(self, request_id: int, found: _Positions, length: int) -> tuple[_Positions, FloatArray]:
-        """Those of the occurrences ``found`` that can be judged, and how much the target means each.
+        """The occurrences of ``found`` whose states are known, and how much the target means each.
 
         Args:
-            request_id: whose.
+            request_id: of the request.
             found: ascending positions of the last token's earlier occurrences, ``[n]``.
             length: tokens of the context.
         """
 
 
 def _scores(first: float, n: int) -> list[float]:
-    """Chances of ``n`` tokens of a span: the first one's, and the better the more of them were copied before."""
+    """Chances of ``n`` tokens of a span: the first one's, rising with the number of tokens copied before."""
     scores = []
     for _ in range(n):
         scores.append(first)

@@ -1,8 +1,8 @@
-"""SPECTRA-CORE's candidate pool (METHODS.md, section 1, steps 4, 6 and 8; paper 000, Algorithm 1, lines 25-34 and 43).
+"""SPECTRA-CORE's candidate pool (SPECTRA, Le et al., 2025, Algorithm 1, lines 25-34 and 43).
 
 ``W`` rows of tokens that the target continues by one token each, every step, as probe branches: a stream of n-grams the
 target itself considers likely, most of them about tokens nothing is known about yet. A row holds the ``N - 1`` tokens
-that go into the forward; the ``N``-th of the papers exists only while a step is being observed.
+that go into the forward; the paper's ``N``-th exists only while a step is being observed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from speculators.node_counter import NodeCounter
 
 
 class CandidatePool:
-    """The rows of one request and whose turn it is.
+    """The rows of one request, and which of them come next.
 
     When not all rows fit into a step they take turns: a step probes consecutive rows from the cursor on. A row that
     was not probed, or whose probe the composer dropped, stays as it is.
@@ -72,7 +72,7 @@ class CandidatePool:
         return ngrams
 
     def _predict(self, best: Sequence[int], is_key: Callable[[int], bool]) -> int:
-        """The target's best token, mostly among those that are no key yet; the best of all if every one is."""
+        """The target's best token; with probability ``1 - tau_refine`` its best that is no key yet, if there is one."""
         if self._rng.random() > self._tau_refine:
             for token in best:
                 if not is_key(token):

@@ -1,9 +1,9 @@
-"""SPECTRA-CORE: training-free internal speculation (METHODS.md, section 1; paper 000, 4.2.1 and Algorithm 1).
+"""SPECTRA-CORE: training-free internal speculation (SPECTRA, Le et al., 2025, section 4.2.1 and Algorithm 1).
 
 Guesses come from two n-gram dictionaries; the n-grams come from a candidate pool that the target extends in the same
 forward (probe branches), and, by option, from the prompt and the accepted output. All state belongs to one request.
 
-Nodes: the papers' setting needs up to ``G * (N - 1) + W * (N - 1)`` = 120 of them. With less, guesses get their share
+Nodes: the published setting needs up to ``G * (N - 1) + W * (N - 1)`` = 120 of them. With less, guesses get their share
 first, probes what is left, and pool rows take turns.
 """
 
@@ -38,23 +38,23 @@ class SpectraCoreConfig:
     pool_rows: int = 15  # W
     max_guesses: int = 15  # G, chains per step
     per_key: int = 15  # sequences kept per key of S_fwd
-    tau_refine: float = 1.0  # probability of taking the argmax although it is a key of S_fwd; the papers: 0.1
+    tau_refine: float = 1.0  # probability of taking the argmax although it is a key of S_fwd; the paper: 0.1
     seed: int = 0  # combined with the request's seed
     probe_top_k: int = 32  # ids read back per probe
     guess_order: Literal["backward-first", "paper"] = "backward-first"
     guess_reserve: int = 0  # of max_guesses, left free for retrieval guesses of another source
     probe_share: float = 0.4  # of the budget, kept free of guesses: 6 probes of 4 nodes at budget 64
-    backward_tokens: int = 10  # longest backward guess; 0 is N, as in the papers
-    learn_from_prompt: bool = True  # also learn the prompt's n-grams; the papers do not
-    learn_from_output: bool = True  # also learn the accepted output's n-grams; the papers do not
+    backward_tokens: int = 10  # longest backward guess; 0 is N, as in the paper
+    learn_from_prompt: bool = True  # also learn the prompt's n-grams; the paper does not
+    learn_from_output: bool = True  # also learn the accepted output's n-grams; the paper does not
     prompt_window: int = 8192  # last tokens of a long prompt that are learnt from, about 2.5 us each
-    drop_prefixes: bool = True  # S_fwd keeps no sequence that begins a longer, newer one; the papers keep both
+    drop_prefixes: bool = True  # S_fwd keeps no sequence that begins a longer, newer one; the paper keeps both
     max_forward_keys: int = 4096
     max_backward_keys: int = 32768
-    use_forward: bool = True  # ablation (paper 000, table 2): S_fwd
+    use_forward: bool = True  # ablation (the paper's table 2): S_fwd
     use_backward: bool = True  # ablation: S_bwd
     use_sub_ngrams: bool = True  # ablation: n-grams shorter than N
-    label_dictionaries: bool = False  # count guesses by dictionary (paper 000, figure 3), not as the method's
+    label_dictionaries: bool = False  # count guesses by dictionary (the paper's figure 3), not as the method's
 
     def __post_init__(self) -> None:
         least = {"ngram": 2, "pool_rows": 1, "max_guesses": 1, "per_key": 1, "probe_top_k": 1}
@@ -93,7 +93,7 @@ class _State:
         self.forward = ForwardDictionary(config.per_key, config.max_forward_keys, config.drop_prefixes)
         self.backward = BackwardDictionary(config.max_backward_keys)
         self.pool = CandidatePool(prompt, config.pool_rows, config.ngram - 1, config.tau_refine, rng)
-        self.n_learnt = len(view.context)  # tokens of the context that need not be learnt any more
+        self.n_learnt = len(view.context)  # tokens of the context that are learnt
 
 
 class SpectraCore:
@@ -120,7 +120,7 @@ class SpectraCore:
         return guesses + self.probes(view, counter, budget)
 
     def guesses(self, view: RequestView, labelled: bool) -> list[Branch]:
-        """Steps 1 to 3: the backward guess and the forward guesses in the configured order, whole chains.
+        """The backward guess and the forward guesses in the configured order, whole chains.
 
         ``labelled``: their sources are ``FORWARD`` and ``BACKWARD``, not the method's name.
         """
@@ -135,7 +135,7 @@ class SpectraCore:
         return both[:n_guesses]
 
     def probes(self, view: RequestView, counter: NodeCounter, budget: int) -> list[Branch]:
-        """Step 4: the pool rows whose turn it is, as many as fit; they are expected back in the step's outcome."""
+        """The pool rows whose turn it is, as many as fit; the step's outcome brings the target's answers."""
         rows = self._states[view.request_id].pool.choose(counter, budget)
         return [Branch(row, self.name, None, True) for row in rows]
 
@@ -157,7 +157,7 @@ class SpectraCore:
         self._states.pop(view.request_id, None)
 
     def _learn_ngram(self, state: _State, ngram: Tokens) -> None:
-        """Step 7 for one pool row ``ngram`` ``[N]``; without sub-n-grams only the whole of it."""
+        """Learn one pool row ``ngram`` ``[N]`` and its sub-n-grams; without ``use_sub_ngrams`` only the whole of it."""
         config = self._config
         last = len(ngram) - 1
         if config.use_forward:

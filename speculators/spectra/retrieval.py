@@ -1,8 +1,8 @@
-"""SPECTRA-RETRIEVAL: text that the target itself finds likely (METHODS.md, section 2; paper 000, 4.2.2).
+"""SPECTRA-RETRIEVAL: text that the target itself finds likely (SPECTRA, Le et al., 2025, section 4.2.2).
 
 Asked like ``rest``, with suffixes of 8 tokens down to 1. What makes the method is the corpus: texts of low perplexity
-under the target, chosen offline (``spectra corpus build``). The papers do not print how many continuations they take,
-nor their length; ``SpectraRetrievalConfig.paper`` takes REST's.
+under the target, chosen offline (``spectra corpus build``). The paper does not print how many continuations it
+takes, nor their length; ``SpectraRetrievalConfig.paper`` takes REST's.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""SPECTRA: internal and external guesses in one tree (METHODS.md, sections 1 and 2; paper 000, Algorithm 1, line 16).
+"""SPECTRA: internal and external guesses in one tree (SPECTRA, Le et al., 2025, Algorithm 1, line 16).
 
 The core's dictionaries guess, a library of texts guesses (``speculators.spectra.retrieval``), the core's probes go
 along. Guesses of both kinds share the nodes that the core's own guesses may take; probes get theirs as without
 retrieval. Where nothing is retrieved the draft is the core's to the letter.
 
 Three ways of sharing. ``priority`` takes internal guesses first and retrieval fills what they leave, sure of a small
-reserve. ``score`` keeps the nodes with the highest path probability, whoever proposed them: estimates are retrieval's
-own shares and, for the core, how often each dictionary was right at each depth; all of them calibrated by what came
+reserve. ``score`` keeps the nodes with the highest path probability of both: estimates are retrieval's own
+shares and, for the core, how often each dictionary was right at each depth; all of them calibrated by what came
 true. ``paper`` appends retrieval's guesses as chains and cuts the list at ``G``, with no reserve, as published.
 docs/methods/spectra.md has the figures: ``score`` accepts about as much as ``priority`` and takes longer.
 """

@@ -1,4 +1,4 @@
-"""Learning from what the target made of a tree: successors, recent tokens, and whom to trust. Compiled."""
+"""Learning from the target's answers behind a tree: successors, recent tokens, trust in each table. Compiled."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ tree, where a path may go on with either. Three things are ours:
 * successors are kept for contexts of several lengths, not for the last token alone, and mixed
   (``speculators.successors.mix``) instead of backed off;
 * the tree is grown by path probability (``speculators.successors.growth``), so budgets of any size are well spent;
-* where the target will draw by coupled noise, candidates are weighed with that noise (METHODS.md, section 3): the
-  drafter knows the seed, and may use it, because the text depends on it alone whatever is drafted.
+* where the target will draw by coupled noise (``argmax(log p + Gumbel(seed, position))``), candidates are weighed with
+  that noise: the text depends on the seed alone, whatever is drafted, so the speculator may use the seed too.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _State:
 def compile_kernels() -> None:
     """Compile what drafting needs, or read it from the cache: some ten seconds on a machine that has never done it.
 
-    Whoever must not stall in its first request calls this before.
+    A process that must not stall in its first request calls this before.
     """
     speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
     view = RequestView.of(0, Request([1, 2, 1, 2], SamplingParams(temperature=1.0)), 8)
@@ -139,7 +139,7 @@ class Successors:
         self._growth = make_growth(64)
         self._scratch: tuple[IntArray, ...] = ()
 
-    catches_up = True  # an outcome it was spared costs knowledge, not correctness: the context tells it the tokens
+    catches_up = True  # an outcome it missed costs knowledge, not correctness: it reads the tokens from the context
 
     def begin(self, view: RequestView) -> None:
         """Count the prompt's n-grams."""
@@ -171,7 +171,7 @@ class Successors:
         ]
 
     def _catch_up(self, state: _State, view: RequestView) -> None:
-        """Count tokens that were committed while nobody asked for a draft."""
+        """Count tokens that were committed while no draft was asked for."""
         context = view.context.view
         if state.n_learnt < len(context):
             learn_text(state.model.text, context, state.n_learnt)
@@ -205,7 +205,7 @@ class Successors:
         self._states.pop(view.request_id, None)
 
     def _proposers(self, text_share: FloatArray) -> list[tuple[str, ...]] | None:
-        """Who proposed each node, who gave it more probability first."""
+        """The sources of each node, the one that gave it more probability first."""
         if len(self.sources) == 1:
             return None
         only = {0: (TARGET,), 1: (TARGET, TEXT), 2: (TEXT, TARGET), 3: (TEXT,)}

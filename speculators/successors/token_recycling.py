@@ -1,4 +1,4 @@
-"""Token Recycling as published (Luo et al. 2024; METHODS.md, section 8): the target's own leftovers as drafts.
+"""Token Recycling as published (Luo et al. 2024, arXiv 2408.08696): the target's own leftovers as drafts.
 
 A matrix holds the most recent best successors of every token: every scored node, accepted or not, overwrites the row of
 its token with the ids the target ranked highest behind it. A draft is a fixed tree, shaped by rank, read off the matrix

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from tests.retrieval_store.stores.folders import FILES, contents, make_snapshot
 
 from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.snapshots.cache import UNFINISHED_S, SnapshotFolder
 from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest
+from retrieval_store.snapshots.snapshot_writer import FILES
+from tests.support.retrieval_service import build
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
     """The folder of a snapshot."""
-    make_snapshot(tmp_path / "built", 1)
-    return tmp_path / "built"
+    return build([[5, 6, 7, 8, 9]], tmp_path)
 
 
 def _version(folder: Path) -> str:
     return read_manifest(folder).version
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def copy(source: Path, into: Path) -> None:
@@ -50,19 +55,22 @@ def test_a_version_is_brought_once_however_many_ask_at_once(built: Path, tmp_pat
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [_version(built)]
 
 
-def _killed(source: Path, cache: Path, version: str) -> None:
-    def bring(into: Path) -> None:
-        (into / FILES[0]).write_bytes(b"half")
-        os.kill(os.getpid(), 9)
+KILLED = """
+import os, sys
+from pathlib import Path
+from retrieval_store.snapshots.cache import SnapshotFolder
 
-    SnapshotFolder(cache).fetch(version, bring)
+def bring(into):
+    (into / "text.bin").write_bytes(b"half")
+    os.kill(os.getpid(), 9)
+
+SnapshotFolder(Path(sys.argv[1])).fetch(sys.argv[2], bring)
+"""
 
 
 def test_a_process_killed_while_it_brings_frees_the_lock_and_its_half_is_swept(built: Path, tmp_path: Path) -> None:
     version, cache = _version(built), tmp_path / "cache"
-    process = multiprocessing.get_context("spawn").Process(target=_killed, args=(built, cache, version))
-    process.start()
-    process.join()
+    assert subprocess.run([sys.executable, "-c", KILLED, cache, version], check=False).returncode == -9
     (left,) = cache.iterdir()
     folder = SnapshotFolder(cache)
     assert not folder.has(version)
