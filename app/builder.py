@@ -7,12 +7,20 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from app.composition import (
+    check_served_drafter,
+    checked,
+    pipeline_options,
+    placement,
+    retrieval_options,
+    router_options,
+    served_speculators,
+    target_options,
+)
+from app.config.errors import config_of
 from app.config.serve import ServeConfig
+from app.inputs.models import target_name
 from app.serving.edge import EdgeOptions, make_edge
-from app.serving.retrieval_service import retrieval_options
-from app.speculation.drafter import check_served_drafter
-from app.speculation.heads import serve_speculators
-from app.speculation.step_costs import router_options
 from app.version import VERSION
 from deployments.ingress.deployment import Ingress
 from deployments.retrieval.deployment import RetrievalDeployment
@@ -29,31 +37,46 @@ def target_names(n: int) -> list[str]:
     return ["Target", *(f"Target-{i}" for i in range(2, n + 1))]
 
 
-def build_app(args: ServeConfig) -> Application:
-    """The application. ``serve run app.builder:build_app model=... method=...`` and a RayService's ``args`` work."""
-    check_served_drafter(args)
+def build_app(args: ServeConfig | dict[str, Any]) -> Application:
+    """The application of a configuration, or of the plain keys that Ray hands over.
+
+    ``serve run app.builder:build_app model=... method=...`` and a RayService's ``args`` work.
+
+    Raises:
+        ConfigError: a key or value is wrong, or a model, drafter or library is not there.
+        UnknownMethodError: the method is unknown or not available yet.
+        UnsupportedModelError: a model cannot be run.
+    """
+    config = checked(args if isinstance(args, ServeConfig) else config_of(args))
+    check_served_drafter(config)
+    target, pipeline = target_options(config), pipeline_options(config)
     common: dict[str, Any] = {
         "max_ongoing_requests": UNLIMITED,
         "health_check_period_s": 1.0,
         "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": args.grace,
+        "graceful_shutdown_timeout_s": config.grace,
         "ray_actor_options": {"num_cpus": CPUS},
     }
     # Three unanswered health checks, and Serve replaces a replica that hangs; by default they take 90 seconds.
     nimble = common | {"health_check_timeout_s": HUNG_S}
-    placed = replica_placement(args.pipeline(), args.target().stages, CPUS)
+    placed = replica_placement(pipeline, target.stages, CPUS)
     targets = [
         # A deployment each, not a replica: so a lane can name the pipeline that it wants to reach.
-        serve.deployment(TargetDeployment, name=name, **nimble, **placed).bind(args.target(), args.pipeline())
-        for name in target_names(args.replicas)
+        serve.deployment(TargetDeployment, name=name, **nimble, **placed).bind(target, pipeline)
+        for name in target_names(config.replicas)
     ]
-    served = retrieval_options(args)
+    served = retrieval_options(config)
     # Readers always have a question open: there is nothing to wait for at shutdown.
     brief = common | {"graceful_shutdown_timeout_s": 0.1}
     retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **brief).bind(served)
     router = serve.deployment(RouterDeployment, name="Router", **nimble).bind(
-        targets, router_options(args), serve_speculators(args), args.placement(), retrieval=retrieval, retrieved=served
+        targets,
+        router_options(config),
+        served_speculators(config),
+        placement(config),
+        retrieval=retrieval,
+        retrieved=served,
     )
-    edge = EdgeOptions(args.model_path, VERSION, args.default_max_tokens, int(args.max_body_mib * 2**20))
-    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=args.ingress_replicas, **nimble)
-    return ingress.bind(router, make_edge, edge, args.router_patience)
+    edge = EdgeOptions(target_name(config.model), VERSION, config.default_max_tokens, int(config.max_body_mib * 2**20))
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=config.ingress_replicas, **nimble)
+    return ingress.bind(router, make_edge, edge, config.router_patience)

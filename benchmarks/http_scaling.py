@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from app.config.simulation import profile_at
 from app.demo.paths import DEMO_TARGET
+from app.inputs.simulation import profile_at
 from benchmarks.http_speed import at_concurrency
 from benchmarks.pipeline_scheduling.measurement import router_on
 from benchmarks.pipeline_scheduling.requests import made_up

@@ -18,9 +18,10 @@ from app.bench.records import Record, RecordFile, Setting, fingerprint
 from app.bench.runs import Bench, Plan
 from app.inputs.cache import model_hash
 from app.inputs.libraries import LibraryAt
+from app.inputs.models import model_path
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
-from app.offline.setup import load_target, model_path, sampling, speculator_options
+from app.offline.setup import load_target, sampling, speculator_options
 from app.reporting.progress import bar
 from app.version import VERSION
 from engine.target.local import LocalTarget, resolve_dtype

@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from app.inputs.cache import model_hash
-    from app.offline.setup import load_target, model_path
+    from app.inputs.models import model_path
+    from app.offline.setup import load_target
     from app.speculation.heads import encoded, find, longest_prompt
     from speculators.pld_plus.induction_heads import write_heads
 

@@ -5,86 +5,84 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from app.config.errors import config_of
+from app.config.fields import GROUPS, MethodFields
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
-from retrieval_store.stores.open import shown
 
 DESCRIPTION = """\
 Start the server on this machine and print "Ready: URL" once a request would succeed. Ctrl-C or SIGTERM stops it.
-Every flag below is also a key of build_app's arguments in a Ray Serve config file.
+Every flag from --model on is also a key of build_app's arguments in a Ray Serve config file.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra serve``."""
     parser.description = DESCRIPTION
-    parser.add_argument("--host", default="127.0.0.1", help="interface to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    parser.add_argument("--ray-address", help="join a running Ray cluster ('auto') instead of starting one")
-    for name, info in ServeConfig.model_fields.items():
-        _add_flag(parser, name, info)
+    server = parser.add_argument_group("server", "Where it listens and runs.")
+    server.add_argument("--host", default="127.0.0.1", help="interface to listen on (default: 127.0.0.1)")
+    server.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
+    server.add_argument(
+        "--ray-address", metavar="TEXT", help="join a running Ray cluster ('auto') instead of starting one"
+    )
+    for fields in GROUPS:
+        group = parser.add_argument_group(fields.TITLE, fields.__doc__)
+        for name, info in fields.model_fields.items():
+            _add_flag(group, name, info)
     parser.set_defaults(run=run)
 
 
-def _add_flag(parser: argparse.ArgumentParser, name: str, info: FieldInfo) -> None:
+def _add_flag(group: Any, name: str, info: FieldInfo) -> None:
     default = "{}" if info.default_factory is not None else info.default
+    default = str(default).lower() if isinstance(default, bool) else default
     suffix = "" if default is None else f" (default: {default})"
-    note = ", JSON object" if info.default_factory is not None else ""
-    parser.add_argument(
-        "--" + name.replace("_", "-"),
+    group.add_argument(
+        flag(name),
         default=argparse.SUPPRESS,
         metavar=_metavar(info.annotation),
-        help=f"{info.description}{note}{suffix}".replace("%", "%%"),
+        help=f"{info.description}{suffix}".replace("%", "%%"),
     )
 
 
 def _metavar(annotation: Any) -> str:
-    kinds = [annotation]
-    if get_origin(annotation) is types.UnionType or get_origin(annotation) is not None:
-        kinds = [kind for kind in get_args(annotation) if kind is not types.NoneType] or [annotation]
-    if get_origin(annotation) is Literal:
-        return "{" + ",".join(map(str, get_args(annotation))) + "}"
-    if get_origin(kinds[0]) is Literal:
-        return "{" + ",".join(map(str, get_args(kinds[0]))) + "}"
-    return {int: "N", float: "X", str: "TEXT", bool: "{true,false}"}.get(kinds[0], "JSON")
+    """The kind of value: of several kinds, the first."""
+    kind = annotation
+    while get_origin(kind) in (types.UnionType, Annotated):
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
+    return {int: "N", float: "X", str: "TEXT", bool: "{true,false}"}.get(kind, "JSON")
+
+
+def flag(field: str) -> str:
+    """The flag of a field."""
+    return "--" + field.replace("_", "-")
 
 
 def config_from(arguments: argparse.Namespace) -> ServeConfig:
-    """The configuration the flags describe.
+    """The configuration the flags describe; what it names has been looked at.
 
     Raises:
         ConfigError: names the flag, the value and what would be right.
+        UnknownMethodError: the method is unknown or not available yet.
     """
     given = {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}
-    for name, field in ServeConfig.model_fields.items():
-        if field.annotation != dict[str, Any]:
-            continue
-        if name in given:
-            given[name] = _json_object(name, given[name])
-    try:
-        return ServeConfig.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        flag = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
-        value = f" (given: {_shown(first['loc'][0], first['input'])!r})" if first["loc"] else ""
-        raise ConfigError(f"{flag}{first['msg']}{value}") from None
+    objects = {name: _json_object(name, given[name]) for name in given if name in MethodFields.model_fields}
+    config = config_of(given | objects, flag)
+    from app.composition import checked  # loads the methods, for which a wrong value does not wait
 
-
-def _shown(name: int | str, value: Any) -> Any:
-    """A value as it may be printed."""
-    return shown(value) if name == "retrieval" and isinstance(value, str) else value
+    return checked(config)
 
 
 def _json_object(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"--{name.replace('_', '-')} is {text!r}: not a JSON object ({error})") from None
+        raise ConfigError(f"{flag(name)} is {text!r}: not a JSON object ({error})") from None
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from app.config.split import stage_memory
-from app.demo.paths import DEMO, DEMO_TARGET
+from app.config.checks import stage_memory
 from app.inputs.cache import cache_folder
 from app.inputs.libraries import library_at
+from app.inputs.models import model_path
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.generator import Generator
 from app.speculation.drafter import offline_drafter
@@ -19,7 +19,6 @@ from app.speculation.step_costs import offline_costs
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.model.loader import load_spec
-from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
@@ -27,11 +26,6 @@ from engine.target.local import LocalTarget
 from engine.target.options import GIB, TargetOptions
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-
-
-def model_path(model: str) -> Path:
-    """Directory of a model as commands take it."""
-    return DEMO_TARGET if model == DEMO else resolve(model)
 
 
 def load_target(arguments: argparse.Namespace) -> LocalTarget:

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from app.composition import watched_store
 from app.config.serve import ServeConfig
 from app.serving.environment import check_port, folder_for_sockets, local_environment, serve_environment
 from app.serving.ray_session import controller_answers, end_ray, init_ray
@@ -100,31 +101,30 @@ class Server:
         """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
         pipeline = self.config.stages * max(self.config.stage_cpus, 0.001) + 0.1
         others = 2 + self.config.speculator_actors + self.config.ingress_replicas
-        others += self.config.watched_store is not None  # the retrieval service
+        others += watched_store(self.config) is not None  # the retrieval service
         return max(1, math.ceil(self.config.replicas * pipeline + 0.1 * others))
 
     def _check_model(self) -> None:
         """Fail here, with a clear message, not in a replica that Serve restarts three times."""
+        from app.composition import check_served_drafter, library, served_speculators, target_options
         from app.inputs.libraries import prepare
         from app.inputs.tokenizers import load_tokenizer
         from app.offline.setup import check_stages
-        from app.speculation.drafter import check_served_drafter
-        from app.speculation.heads import serve_speculators
         from engine.model.resolve import resolve
         from engine.model.tensors import check_files
         from engine.scheduling.request_validation import check_needs
         from engine.target.loading import describe_target, target_spec
         from speculators.registry import create
 
-        target = self.config.target()
+        target = target_options(self.config)
         path = resolve(target.model)
         spec = target_spec(target, path)
         check_stages(spec, target.stages)
         describe_target(target, path)
         if self._address is None and target.simulation is None:  # else other nodes read it
             check_files(path)
-        prepare(self.config.library)
-        check_needs(create(self.config.method, serve_speculators(self.config)).needs, spec)
+        prepare(library(self.config))
+        check_needs(create(self.config.method, served_speculators(self.config)).needs, spec)
         load_tokenizer(path)
         check_served_drafter(self.config)
 

@@ -6,18 +6,14 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from app.config.drafter_path import drafter_path
+from app.inputs.models import drafter_path
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.loader import load_spec
 from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
 from speculators.draft_model.speculator import DraftModelConfig
-
-if TYPE_CHECKING:
-    from app.config.serve import ServeConfig
 
 
 def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) -> DraftModelConfig:
@@ -40,18 +36,6 @@ def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) 
     )
     check_drafter(config, path, spec)
     return config
-
-
-def check_served_drafter(config: ServeConfig) -> None:
-    """The same check for a server.
-
-    Raises:
-        ConfigError: there is no such model, or it has another tokenizer than the target.
-        UnsupportedModelError: a model cannot be run.
-    """
-    if config.draft_model is not None:
-        path = resolve(config.model_path)
-        check_drafter(config.speculators().draft_model, path, load_spec(path))
 
 
 def check_drafter(config: DraftModelConfig, path: Path, spec: ModelSpec) -> None:

@@ -15,8 +15,6 @@ from app.inputs.tokenizers import load_tokenizer
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
 from engine.loop import Engine
-from engine.model.loader import load_spec
-from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -27,7 +25,6 @@ from speculators.pld_plus.speculator import paper_layer
 from speculators.pool import SpeculatorPool
 
 if TYPE_CHECKING:
-    from app.config.serve import ServeConfig
     from speculators.registry import SpeculatorOptions
 
 METHOD = "pld-plus-a"  # the one that needs heads
@@ -179,24 +176,3 @@ def offline_heads(arguments: argparse.Namespace, path: Path, target: LocalTarget
     if names_method(getattr(arguments, "methods", None) or arguments.method):
         return ensure_heads(path, spec, arguments.heads, lambda: target)
     return () if arguments.heads is None else known_heads(path, spec, arguments.heads)
-
-
-def serve_speculators(config: ServeConfig) -> SpeculatorOptions:
-    """Settings of the methods of a server, the model's part included; looks for heads if its own method needs them.
-
-    Raises:
-        ConfigError: the heads file is broken or of another model, or no heads can be found.
-        UnsupportedModelError: the model cannot be run.
-    """
-    options = config.speculators()
-    path = resolve(config.model_path)
-    spec = load_spec(path)
-    file = None if config.heads is None else Path(config.heads)
-    if options.pld_plus.heads:
-        return with_model(options, spec, ())
-    if names_method(config.method):
-        # One process and no pipeline: before the deployment there is nothing else.
-        heads = ensure_heads(path, spec, file, lambda: LocalTarget.load(replace(config.target(), stages=1), path))
-    else:
-        heads = known_heads(path, spec, file)
-    return with_model(options, spec, heads)

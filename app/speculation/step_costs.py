@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import platform
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.config.serve import ServeConfig
-from app.config.simulation import profile_at
 from app.inputs.cache import cache_folder, model_hash
 from app.version import VERSION
-from deployments.options import RouterOptions
-from engine.model.resolve import resolve
 from engine.step_cost import StepCosts, read_costs, write_costs
-from engine.target.local import LocalTarget
 from engine.target.step_timing import measure
+
+if TYPE_CHECKING:  # loads torch
+    from engine.target.local import LocalTarget
 
 AUTO = "auto"
 
@@ -51,14 +48,3 @@ def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget
         costs = measure(target)
         write_costs(file, costs)
     return costs
-
-
-def router_options(config: ServeConfig) -> RouterOptions:
-    """The router's options, with the place where the step times of this server's target are kept."""
-    path = resolve(config.model_path)
-    place = "served"
-    if config.simulate is not None:  # another profile has other times
-        place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
-    numbers = way(config.dtype, config.quantization)
-    file = costs_file(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
-    return replace(config.router(), cost_file=str(file))

@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from app.config.simulation import profile_at
+from app.inputs.simulation import profile_at
 from benchmarks.pipeline_scheduling.measurement import Asked, Rates, rates, router_on
 from benchmarks.pipeline_scheduling.plot import draw
 from benchmarks.pipeline_scheduling.requests import made_up, recorded, sampled

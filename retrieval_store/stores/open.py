@@ -16,7 +16,6 @@ from retrieval_store.snapshots.names import segment
 from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.memory import MemoryStore
-from retrieval_store.stores.redis import RedisStore
 from retrieval_store.stores.redis_url import FORMS, parse_redis_url, safe
 
 _ALMOST = re.compile(r"(rediss?(\+\w+)?):(?!//)", re.IGNORECASE)
@@ -44,6 +43,8 @@ def open_store(where: str | Path, namespace: str, options: StoreOptions | None =
     if scheme == "memory":
         return MemoryStore(_name(rest), namespace, options)
     if scheme.partition("+")[0] in ("redis", "rediss"):
+        from retrieval_store.stores.redis import RedisStore  # its client loads for half a second
+
         return RedisStore(parse_redis_url(str(where), os.environ), namespace, options)
     kinds = "redis://, rediss:// (also with +sentinel or +cluster), file:///FOLDER, memory://NAME or a folder"
     raise StoreAddressError(f"{safe(str(where))} is no store; there are {kinds}")

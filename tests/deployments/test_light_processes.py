@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from app.composition import pipeline_options, placement, router_options, speculator_options, target_options
 from app.config.serve import ServeConfig
 from deployments.pipeline.endpoints import Endpoints
 from engine.target.loading import describe_target
@@ -50,10 +51,13 @@ assert deployments.target.deployment.replica_placement(pipeline, target.stages, 
 """
 
 CONFIG = """
+from app.composition import checked, library, placement, router_options, speculator_options, target_options
 from app.config.serve import ServeConfig
 
 config = ServeConfig(model="demo", stages=2, layer_split="2,2", draft_model="demo", retrieval="builtin")
-assert config.target() and config.router() and config.speculators() and config.library and config.placement()
+config = checked(config)
+assert target_options(config) and router_options(config) and speculator_options(config) and library(config)
+assert placement(config)
 """
 
 
@@ -72,14 +76,14 @@ def config(tiny_checkpoint: Path) -> ServeConfig:
 
 
 def test_a_router_drafts_and_forms_steps_without_torch(config: ServeConfig) -> None:
-    info = describe_target(config.target(), Path(config.model_path))
+    info = describe_target(target_options(config), Path(config.model))
     endpoints = Endpoints("unix:/first", "unix:/last", b"secret", info)
-    given = (config.router(), config.speculators(), config.placement(), endpoints)
+    given = (router_options(config), speculator_options(config), placement(config), endpoints)
     assert loaded_by(ROUTER, given) == ""
 
 
 def test_a_target_replica_owns_its_stages_without_torch(config: ServeConfig) -> None:
-    assert loaded_by(TARGET, (config.target(), config.pipeline())) == ""
+    assert loaded_by(TARGET, (target_options(config), pipeline_options(config))) == ""
 
 
 def test_the_configuration_is_read_without_torch() -> None:
@@ -87,7 +91,5 @@ def test_the_configuration_is_read_without_torch() -> None:
 
 
 def test_the_model_of_a_stage_does_load_torch(config: ServeConfig) -> None:
-    code = (
-        f"from pathlib import Path\nfrom engine.model.loader import load_spec\nload_spec(Path({config.model_path!r}))\n"
-    )
+    code = f"from pathlib import Path\nfrom engine.model.loader import load_spec\nload_spec(Path({config.model!r}))\n"
     assert loaded_by(code) == "accelerate safetensors torch transformers"

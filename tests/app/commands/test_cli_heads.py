@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from app.cli import main
 from app.commands.heads import draw
+from app.composition import served_speculators
 from app.config.serve import ServeConfig
 from app.inputs.cache import cache_folder, model_hash
 from app.serving.server import Server
 from app.speculation import heads
-from app.speculation.heads import names_method, serve_speculators
+from app.speculation.heads import names_method
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Needs
 from speculators.pld_plus.induction_heads import read_heads
@@ -128,7 +129,7 @@ def test_without_a_file_heads_are_found_once_and_cached(
     assert f"{cached} is not a heads file" in said
     monkeypatch.setattr(heads, "find", None)
     assert spectra(*flags)[0] == 0
-    assert serve_speculators(ServeConfig(model=str(tiny_checkpoint), method="pld")).pld_plus.heads
+    assert served_speculators(ServeConfig(model=str(tiny_checkpoint), method="pld")).pld_plus.heads
 
 
 def test_methods_that_need_no_heads_look_for_none(spectra: Run, own_cache: Path) -> None:
@@ -162,28 +163,28 @@ def test_another_models_heads_are_refused_by_name(
         assert (status, printed) == (2, "")
         assert f"{heads_file} belongs to another model" in said
     with pytest.raises(ConfigError, match="belongs to another model"):
-        serve_speculators(ServeConfig(model=str(other), heads=str(heads_file)))
+        served_speculators(ServeConfig(model=str(other), heads=str(heads_file)))
 
 
 def test_a_server_knows_heads_only_if_it_was_told_or_needs_them(heads_file: Path, tiny_checkpoint: Path) -> None:
     model = str(tiny_checkpoint)
-    pool = SpeculatorPool(serve_speculators(ServeConfig(model=model, method="pld")))
+    pool = SpeculatorPool(served_speculators(ServeConfig(model=model, method="pld")))
     with pytest.raises(UnknownMethodError, match="--heads FILE") as caught:
         pool.needs("pld-plus-a")
     assert caught.value.param == "method"
     assert pool.needs("pld-plus-h") == Needs(hidden_layer=1, hidden_dims=128)
     told = ServeConfig(model=model, method="pld", heads=str(heads_file), pld_plus={"draft_tokens": 9, "layer": 2})
-    pool = SpeculatorPool(serve_speculators(told))
+    pool = SpeculatorPool(served_speculators(told))
     assert pool.needs("pld-plus-a").heads == read_heads(heads_file, model_hash(tiny_checkpoint), 4, 4).pairs
     assert pool.needs("pld-plus-h").hidden_layer == 2
     written = ServeConfig(model=model, pld_plus={"heads": [[0, 1], [3, 3]]})
-    assert SpeculatorPool(serve_speculators(written)).needs("pld-plus-a").heads == ((0, 1), (3, 3))
+    assert SpeculatorPool(served_speculators(written)).needs("pld-plus-a").heads == ((0, 1), (3, 3))
 
 
 @pytest.mark.usefixtures("few_prompts")
 def test_a_server_whose_method_needs_heads_finds_them_before_it_starts(tiny_checkpoint: Path, own_cache: Path) -> None:
     config = ServeConfig(model=str(tiny_checkpoint), method="pld+pld-plus-a", stages=2)
-    assert serve_speculators(config).pld_plus.heads == serve_speculators(config).pld_plus.heads != ()
+    assert served_speculators(config).pld_plus.heads == served_speculators(config).pld_plus.heads != ()
     assert len(list((own_cache / "heads").iterdir())) == 1
 
 

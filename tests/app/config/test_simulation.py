@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from app.commands.serve import config_from
+from app.composition import router_options, speculator_options, target_options
 from app.config.serve import ServeConfig
+from app.demo.paths import DEMO_TARGET
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
-from app.speculation.step_costs import router_options
 from engine.errors import ConfigError
 from engine.simulated.profile import PROFILES, PipelineProfile
 
@@ -26,15 +27,15 @@ def _config(**flags: Any) -> ServeConfig:
 def test_the_stages_come_from_the_profile_unless_they_are_given() -> None:
     assert _config(simulate="70b-h100x8").stages == 8
     assert _config(simulate="70b-h100x8", stages="2").stages == 2
-    simulation = _config(simulate="flat10").target().simulation
+    simulation = target_options(_config(simulate="flat10")).simulation
     assert simulation is not None
     assert simulation.profile is PROFILES["flat10"]
-    assert _config(stages="2").target().simulation is None
+    assert target_options(_config(stages="2")).simulation is None
 
 
 def test_auto_chooses_from_methods_of_text_alone() -> None:
-    assert _config(simulate="flat10").speculators().auto.sources == ("suffix",)
-    chosen = _config(simulate="flat10", auto='{"sources": ["pld"], "longest_pause": 2}').speculators().auto
+    assert speculator_options(_config(simulate="flat10")).auto.sources == ("suffix",)
+    chosen = speculator_options(_config(simulate="flat10", auto='{"sources": ["pld"], "longest_pause": 2}')).auto
     assert (chosen.sources, chosen.longest_pause) == (("pld",), 2)
 
 
@@ -48,7 +49,7 @@ def test_a_profile_of_ones_own_is_a_json_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text('{"base_s": 0.02, "stages": 3, "link_bytes_per_s": 1.25e9}')
     config = _config(simulate=str(file))
-    simulation = config.target().simulation
+    simulation = target_options(config).simulation
     assert config.stages == 3
     assert simulation is not None
     assert simulation.profile == PipelineProfile(0.02, 3, link_bytes_per_s=1.25e9)
@@ -57,10 +58,10 @@ def test_a_profile_of_ones_own_is_a_json_file(tmp_path: Path) -> None:
 def test_recorded_answers_become_tokens_of_the_model(tmp_path: Path) -> None:
     logs = tmp_path / "logs.jsonl"
     logs.write_text(json.dumps({"prompt": "Why?", "answer": "Because it is."}) + "\n")
-    simulation = _config(simulate="flat10", simulate_answers=str(logs)).target().simulation
+    simulation = target_options(_config(simulate="flat10", simulate_answers=str(logs))).simulation
     assert simulation is not None
     [(prompt, answer)] = msgspec.msgpack.decode(simulation.recordings)
-    tokenizer = load_tokenizer(Path(ServeConfig().model_path))
+    tokenizer = load_tokenizer(DEMO_TARGET)
     assert prompt == encode_chat(tokenizer, [{"role": "user", "content": "Why?"}])
     assert tokenizer.decode(answer[:-1]) == "Because it is."
     assert answer[-1] == tokenizer.eos_token_id
@@ -70,8 +71,8 @@ def test_recorded_answers_become_tokens_of_the_model(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         ({"simulate": "flat11"}, r"--simulate is 'flat11': neither a profile \(70b-h100x2, .*flat10\) nor a JSON file"),
-        ({"simulate_answers": "a.jsonl"}, "simulate_answers goes with simulate"),
-        ({"simulate": "flat10", "device": "cuda", "stage_gpus": 1}, "simulate needs no device, but device is cuda"),
+        ({"simulate_answers": "a.jsonl"}, "--simulate-answers goes with simulate"),
+        ({"simulate": "flat10", "device": "cuda", "stage_gpus": 1}, "simulate needs no device, but --device is cuda"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags: dict[str, Any], said: str) -> None:
@@ -94,4 +95,4 @@ def test_logs_without_an_answer_are_refused_by_flag(tmp_path: Path) -> None:
     logs = tmp_path / "logs.jsonl"
     logs.write_text('{"prompt": "Why?"}\n')
     with pytest.raises(ConfigError, match="--simulate-answers"):
-        _config(simulate="flat10", simulate_answers=str(logs)).target()
+        target_options(_config(simulate="flat10", simulate_answers=str(logs)))

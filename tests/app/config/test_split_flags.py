@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli import main
+from app.composition import target_options
 from app.config.serve import ServeConfig
 from app.speculation.step_costs import way
 from engine.target.options import GIB
@@ -31,11 +32,11 @@ def test_what_cannot_be_right_is_named(given: dict[str, Any], told: str) -> None
 
 
 def test_flags_reach_the_target() -> None:
-    target = ServeConfig(stages=2, layer_split="3,5", stage_memory_gib="2,1.5", quantization="int8").target()
+    target = target_options(ServeConfig(stages=2, layer_split="3,5", stage_memory_gib="2,1.5", quantization="int8"))
     assert (target.split, target.stage_memory, target.quantization) == ("3,5", (2 * GIB, 3 * GIB // 2), "int8")
     assert target.cost_folder
-    assert ServeConfig(stage_memory_gib=3).target().stage_memory == (3 * GIB,)
-    plain = ServeConfig().target()
+    assert target_options(ServeConfig(stage_memory_gib=3)).stage_memory == (3 * GIB,)
+    plain = target_options(ServeConfig())
     assert (plain.split, plain.stage_memory, plain.quantization) == ("auto", (), None)
 
 

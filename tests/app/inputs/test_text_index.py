@@ -23,6 +23,7 @@ import torch
 
 from app.cli import main
 from app.commands.serve import config_from
+from app.composition import library, speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.inputs import builtin_corpus, libraries
@@ -176,7 +177,7 @@ def test_a_conversation_that_the_template_refuses_is_named() -> None:
 
 def test_a_server_makes_the_index_when_its_speculators_are_made(corpus: Path) -> None:
     config = ServeConfig(method="rest", retrieval=str(corpus), rest={"fill": False})
-    options = pickle.loads(pickle.dumps(config.speculators()))
+    options = pickle.loads(pickle.dumps(speculator_options(config)))
     assert options.rest == RestConfig(fill=False)
     assert SpeculatorPool(options).needs("pld+rest").probe_top_k == 0
 
@@ -419,8 +420,8 @@ def test_a_damaged_or_half_built_snapshot_is_built_again(small_builtin: None, ti
     ("given", "where"), [({}, "builtin"), ({"retrieval": "none"}, None), ({"model": "elsewhere"}, None)], ids=str
 )
 def test_only_the_demo_model_has_it_by_default(given: dict[str, Any], where: str | None) -> None:
-    library = ServeConfig(**given).library
-    assert (library and library.where) == where
+    found = library(ServeConfig(**given))
+    assert (found and found.where) == where
 
 
 @pytest.mark.parametrize(
@@ -433,7 +434,7 @@ def test_only_the_demo_model_has_it_by_default(given: dict[str, Any], where: str
     ],
 )
 def test_auto_leaves_texts_alone_that_nobody_asked_for(given, drafts):
-    assert ServeConfig(**given).speculators().auto.retrieval is drafts
+    assert speculator_options(ServeConfig(**given)).auto.retrieval is drafts
 
 
 def test_a_server_without_a_place_for_it_starts_without(
@@ -443,24 +444,24 @@ def test_a_server_without_a_place_for_it_starts_without(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     config = ServeConfig()
     with caplog.at_level(logging.WARNING):
-        prepare(config.library)
-        pool = SpeculatorPool(config.speculators())
+        prepare(library(config))
+        pool = SpeculatorPool(speculator_options(config))
     assert "retrieval from builtin is left out" in caplog.text
     assert pool.needs("spectra") is not None
     with pytest.raises(ConfigError, match=r"--retrieval builtin: .*file"):
-        prepare(ServeConfig(retrieval="builtin").library)
+        prepare(library(ServeConfig(retrieval="builtin")))
 
 
 def test_a_server_builds_it_before_it_starts_and_leaves_text_and_stores_alone(
     small_builtin: None, corpus: Path, tmp_path: Path, snapshot: Path
 ) -> None:
-    prepare(ServeConfig().library)
+    prepare(library(ServeConfig()))
     assert list(snapshot_folder().glob("builtin-*/manifest.json"))
     (corpus / "bad.jsonl").write_text('{"no": "form"}')
-    prepare(ServeConfig(retrieval=str(corpus)).library)  # is read by replicas
-    prepare(ServeConfig(retrieval="redis://127.0.0.1:1").library)  # may come up later
+    prepare(library(ServeConfig(retrieval=str(corpus))))  # is read by replicas
+    prepare(library(ServeConfig(retrieval="redis://127.0.0.1:1")))  # may come up later
     with pytest.raises(ConfigError, match=r"--retrieval .*tokenizer"):
-        prepare(ServeConfig(retrieval=str(snapshot)).library)
+        prepare(library(ServeConfig(retrieval=str(snapshot))))
 
 
 def test_a_server_of_the_demo_model_builds_it_among_its_checks(small_builtin: None, capsys: Any) -> None:

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from app.cli import main
 from app.commands.serve import config_from
+from app.composition import check_served_drafter, placement, speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_DRAFTER, DEMO_TARGET
-from app.speculation.drafter import check_served_drafter
 from deployments.options import SpeculatorPlacement
 from engine.errors import ConfigError, UnknownMethodError, UnsupportedModelError
 from speculators.pool import SpeculatorPool
@@ -106,7 +106,7 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(other_tokeni
     config = config_from(
         Namespace(draft_model="demo", drafter='{"draft_tokens": 3, "tree_nodes": 9}', dtype="bfloat16")
     )
-    settings = config.speculators().draft_model
+    settings = speculator_options(config).draft_model
     assert (settings.draft_tokens, settings.tree_nodes, settings.dtype) == (3, 9, "bfloat16")
     assert settings.path == str(DEMO_DRAFTER.resolve())
     check_served_drafter(config)
@@ -115,7 +115,7 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(other_tokeni
         check_served_drafter(ServeConfig(draft_model=str(other_tokenizer)))
     with pytest.raises(UnsupportedModelError, match="--draft-model"):
         check_served_drafter(ServeConfig(draft_model=str(tmp_path)))
-    with pytest.raises(ConfigError, match="draft_model says which"):
+    with pytest.raises(ConfigError, match="--drafter has no setting 'path'; draft_model says"):
         config_from(Namespace(drafter='{"path": "somewhere"}'))
     with pytest.raises(ConfigError, match="draft-model: draft_tokens must be"):
         config_from(Namespace(drafter='{"draft_tokens": 0}'))
@@ -127,15 +127,15 @@ def test_on_a_gpu_a_server_needs_actors_that_have_one() -> None:
         with pytest.raises(ValidationError, match="speculator_actors of at least 1 and speculator_gpus"):
             ServeConfig.model_validate(given | more)
     config = ServeConfig.model_validate(given | {"speculator_actors": 1, "speculator_gpus": 0.2})
-    assert config.placement() == SpeculatorPlacement(1, 2.0, 0.2)
-    assert config.speculators().draft_model.device == "cuda"
+    assert placement(config) == SpeculatorPlacement(1, 2.0, 0.2)
+    assert speculator_options(config).draft_model.device == "cuda"
     on_cpu = ServeConfig.model_validate(given | {"drafter": {"device": "cpu"}})
-    assert on_cpu.speculators().draft_model.device == "cpu"
+    assert speculator_options(on_cpu).draft_model.device == "cpu"
 
 
 def test_a_request_for_it_on_a_server_without_one_is_the_clients_error() -> None:
     """An ``UnknownMethodError`` is a 400 at the edge, whatever method it is about."""
-    pool = SpeculatorPool(ServeConfig().speculators())
+    pool = SpeculatorPool(speculator_options(ServeConfig()))
     with pytest.raises(UnknownMethodError, match="--draft-model DIR") as caught:
         pool.needs("pld+draft-model")
     assert caught.value.param == "method"

@@ -16,11 +16,13 @@ from pydantic import ValidationError
 
 from app.cli import main, parser
 from app.commands.serve import config_from
+from app.composition import router_options, speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.speculation import step_costs
-from app.speculation.step_costs import costs_file, offline_costs, router_options
+from app.speculation.step_costs import costs_file, offline_costs
 from engine.errors import ConfigError
+from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts, read_costs
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
@@ -198,7 +200,11 @@ def test_a_server_tells_its_router_where_step_times_are_kept(tiny_checkpoint: Pa
     config = ServeConfig(model=str(tiny_checkpoint), name="tiny", stages=2, max_nodes=9)
     options = router_options(config)
     assert Path(options.cost_file).is_relative_to(cache / "spectra-serve")
-    assert (options.model, options.max_nodes, options.scheduler) == ("tiny", 9, config.router().scheduler)
+    assert (options.model, options.max_nodes, options.scheduler) == (
+        "tiny",
+        9,
+        SchedulerOptions(64, 256, 2048, 512, 2, 0.1, True),
+    )
     files = {options.cost_file}
     for change in ({"stages": 1}, {"kv_gib": 1.0}, {"threads": 2}, {"dtype": "bfloat16"}, {"model": "demo"}):
         files.add(router_options(config.model_copy(update=change)).cost_file)
@@ -256,9 +262,12 @@ def flag(section: str) -> str:
 def test_settings_reach_their_method_by_key_and_by_flag(section: str) -> None:
     given, wanted = SETTINGS[section]
     plain = ("--retrieval", "none")  # the built-in texts are no source of auto
-    assert getattr(ServeConfig.model_validate({section: given, "retrieval": "none"}).speculators(), section) == wanted
-    assert getattr(served(flag(section), json.dumps(given), *plain).speculators(), section) == wanted
-    assert getattr(served(*plain).speculators(), section) == type(wanted)()
+    assert (
+        getattr(speculator_options(ServeConfig.model_validate({section: given, "retrieval": "none"})), section)
+        == wanted
+    )
+    assert getattr(speculator_options(served(flag(section), json.dumps(given), *plain)), section) == wanted
+    assert getattr(speculator_options(served(*plain)), section) == type(wanted)()
 
 
 @pytest.mark.parametrize("section", SETTINGS)
@@ -266,7 +275,7 @@ def test_settings_that_do_not_exist_are_refused_by_name(section: str) -> None:
     says = f"{section} has no setting 'frobnicate'; it has "
     with pytest.raises(ValidationError, match=says):
         ServeConfig.model_validate({section: {"frobnicate": 1}})
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=says.replace(section, flag(section))):
         served(flag(section), '{"frobnicate": 1}')
 
 

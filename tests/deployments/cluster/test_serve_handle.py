@@ -119,8 +119,8 @@ def test_values_may_come_as_strings_as_serve_run_hands_them_over() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--stages", "0"], "--stages: Input should be greater than or equal to 1 (given: '0')"),
-        (["--dtype", "int8"], "--dtype: Input should be 'float32', 'bfloat16' or 'float16' (given: 'int8')"),
+        (["--stages", "0"], "--stages is 0; it must be at least 1"),
+        (["--dtype", "int8"], "--dtype is int8; it must be float32, bfloat16 or float16"),
         (["--kv-gib", "much"], "--kv-gib"),
         (["--pld", "{"], "--pld is '{': not a JSON object"),
         (["--pld", "[1]"], "--pld"),

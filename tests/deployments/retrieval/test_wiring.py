@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 
+from app.composition import retrieval_options, speculator_options
 from app.config.serve import ServeConfig
-from app.serving.retrieval_service import retrieval_options
 from deployments.retrieval.metrics import RetrievalMetrics
 from deployments.router.draft_client import InlineDraftClient
 from engine.errors import ConfigError
@@ -126,7 +126,7 @@ def test_there_is_a_service_where_there_is_a_store_or_somebody_learns(
     config = ServeConfig.model_validate({"model": str(tiny_checkpoint), **given})
     options = retrieval_options(config)
     assert (None if options is None else (options.store, options.live)) == (None if store is None else (store, live))
-    assert (config.speculators().retrieval is None) == (store is None)
+    assert (speculator_options(config).retrieval is None) == (store is None)
 
 
 @pytest.mark.parametrize(

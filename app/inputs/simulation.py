@@ -1,10 +1,9 @@
-"""``spectra serve --simulate``: from flags to what simulated stages are told."""
+"""``spectra serve --simulate``: profiles by name or file, and recorded answers as tokens."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from app.inputs.recordings import encode, read_logs
 from app.inputs.tokenizers import load_tokenizer
@@ -12,8 +11,6 @@ from engine.errors import ConfigError
 from engine.model.resolve import resolve
 from engine.simulated.answers import pack_recordings
 from engine.simulated.profile import PROFILES, PipelineProfile, Simulation, profile_of
-
-TEXT_SOURCES = ["suffix"]  # what auto chooses from on a simulated target unless told otherwise
 
 
 def profile_at(name: str) -> PipelineProfile:
@@ -51,13 +48,3 @@ def simulation_of(profile: str, answers: str | None, model: str) -> Simulation:
     flag = "--simulate-answers"
     turns = encode(load_tokenizer(resolve(model)), read_logs([Path(answers).expanduser()], None, flag), flag)
     return Simulation(profile_at(profile), pack_recordings((turn.prompt, turn.answer) for turn in turns))
-
-
-def simulated_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """A configuration's fields, with those that follow from ``simulate`` unless they are given."""
-    name = given.get("simulate")
-    if not isinstance(name, str):
-        return given
-    auto = given.get("auto")
-    sources = {"sources": TEXT_SOURCES} if auto is None or isinstance(auto, dict) else {}
-    return {"stages": profile_at(name).stages, **given, "auto": sources | auto if isinstance(auto, dict) else sources}

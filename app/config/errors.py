@@ -1,0 +1,70 @@
+"""A wrong configuration in a sentence: which field, which value, what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from app.config.serve import ServeConfig
+from engine.errors import ConfigError
+from retrieval_store.stores.open import shown
+
+RIGHT: Mapping[str, str] = {
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a JSON object",
+    "list_type": "a list",
+    "string_type": "text",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+}
+"""Pydantic's type of error -> what would be right, with the names of the error's context."""
+_NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
+FORMS = {
+    "device": "cpu, cuda or cuda:N",
+    "retrieval_namespace": "1 to 128 letters, digits, '.', '_' and '-', no '.' first",
+}
+
+
+def config_of(given: Mapping[str, Any], name: Callable[[str], str] = str) -> ServeConfig:
+    """The configuration that ``given`` describes.
+
+    Args:
+        given: fields and values, of which strings are parsed.
+        name: what users call a field: a key, or a flag.
+
+    Raises:
+        ConfigError: the first field that is wrong, its value and what would be right; shows no password.
+    """
+    try:
+        return ServeConfig.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error.errors(include_url=False)[0], name)) from None
+
+
+def _sentence(error: ErrorDetails, name: Callable[[str], str]) -> str:
+    context = error.get("ctx", {})
+    if not error["loc"]:  # of several fields; the message names them
+        return _NAMED.sub(lambda field: name(field[0]), str(context.get("error", error["msg"])))
+    field, value = str(error["loc"][0]), error["input"]
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(field, ServeConfig.model_fields, 1)
+        return f"{name(field)} is unknown{f'; {name(near[0])} is meant?' if near else ''}"
+    said = shown(value) if field == "retrieval" and isinstance(value, str) else value
+    right = FORMS.get(field) or RIGHT.get(error["type"], "").format(**context).replace("'", "")
+    if not right:
+        return f"{name(field)} is {said!r}: {error['msg']}"
+    return f"{name(field)} is {said or repr(said)}; it must be {right}"

@@ -1,0 +1,63 @@
+"""Settings of the methods: keys and values of a configuration become the dataclasses that the methods read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from speculators.corpus.rest import RestConfig
+from speculators.draft_model.speculator import DraftModelConfig
+from speculators.mixing.auto import AutoConfig
+from speculators.mixing.combined import CombinationConfig
+from speculators.ngrams.anpd import AnpdConfig
+from speculators.ngrams.lookahead import LookaheadConfig
+from speculators.ngrams.pld import PldConfig
+from speculators.ngrams.suffix import SuffixConfig
+from speculators.pld_plus.speculator import PldPlusConfig
+from speculators.spectra.core import SpectraCoreConfig
+from speculators.spectra.retrieval import SpectraRetrievalConfig
+from speculators.spectra.speculator import SpectraConfig
+from speculators.successors.speculator import SuccessorConfig
+from speculators.successors.token_recycling import TokenRecyclingConfig
+
+SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        "drafter": DraftModelConfig,
+        "anpd": AnpdConfig,
+        "lookahead": LookaheadConfig,
+        "pld": PldConfig,
+        "pld_plus": PldPlusConfig,
+        "rest": RestConfig,
+        "spectra": SpectraConfig,
+        "spectra_core": SpectraCoreConfig,
+        "spectra_retrieval": SpectraRetrievalConfig,
+        "suffix": SuffixConfig,
+        "token_recycling": TokenRecyclingConfig,
+        "successors": SuccessorConfig,
+        "combination": CombinationConfig,
+        "auto": AutoConfig,
+    }
+)
+"""Field of ``ServeConfig`` -> the settings it gives."""
+
+
+def method_settings(section: str, given: Mapping[str, Any]) -> Any:
+    """The settings of ``section``, an instance of its class in ``SECTIONS``.
+
+    Raises:
+        ValueError: a setting is unknown or has a wrong value; the message names section and setting.
+        ConfigError: likewise, where the class itself checks the value.
+    """
+    kind = SECTIONS[section]
+    known = {field.name for field in fields(kind)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ValueError(f"{section} has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{section}: {error}") from None

@@ -1,0 +1,28 @@
+"""Models as users name them: ``demo``, a directory, or a hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.demo.paths import DEMO, DEMO_DRAFTER, DEMO_TARGET
+from engine.model.resolve import resolve
+
+
+def target_name(model: str) -> str:
+    """What the loader takes for a target: the demo model's directory, or ``model`` itself."""
+    return str(DEMO_TARGET) if model == DEMO else model
+
+
+def model_path(model: str) -> Path:
+    """Directory of a target, downloaded if it is on the hub.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    return resolve(target_name(model))
+
+
+def drafter_path(model: str) -> str:
+    """What the loader takes for a drafter: the demo drafter's directory, an absolute directory, or a hub id."""
+    path = DEMO_DRAFTER if model == DEMO else Path(model).expanduser()
+    return str(path.resolve()) if path.is_dir() else model
