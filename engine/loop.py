@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.events import RequestStats, StepEvent, TokenLogprob
 from engine.protocol import DraftPool, Needs
 from engine.request import Request
-from engine.scheduling.drafting import AUTOREGRESSIVE, apply_drafts, take_turn
+from engine.scheduling.drafting import AUTOREGRESSIVE, apply_drafts, start_round
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
 from engine.target.info import Target
@@ -77,14 +77,14 @@ class Engine:
         self._next_step += 1
         result = self.target.step(step)
         sequences = [self._sequences[work.seq] for work in step.work]
-        progress = self.scheduler.commit(step, result, sequences)
-        turn = take_turn(progress, self.scheduler)
-        for sequence in turn.finished:
+        commits = self.scheduler.commit(step, result, sequences)
+        draft_round = start_round(commits, self.scheduler)
+        for sequence in draft_round.finished:
             self._sequences.pop(sequence.seq, None)
             self.pool.end(sequence.seq)
-        if not turn.is_empty:
-            apply_drafts(turn, self.pool.advance(turn.outcomes, turn.budgets), self.scheduler)
-        return [(p.sequence.seq, p.event) for p in progress if p.event is not None]
+        if not draft_round.is_empty:
+            apply_drafts(draft_round, self.pool.advance(draft_round.outcomes, draft_round.budgets), self.scheduler)
+        return [(p.sequence.seq, p.event) for p in commits if p.event is not None]
 
     def run(self, requests: Items[Request], batch_size: int) -> Iterator[tuple[int, Completion]]:
         """Complete requests, ``batch_size`` at a time; yields (index, completion) as they finish."""

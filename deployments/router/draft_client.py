@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
 from engine.protocol import Branch, DraftPool, Needs
-from engine.scheduling.drafting import Turn
+from engine.scheduling.drafting import DraftRound
 from engine.scheduling.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class DraftClient(Protocol):
     def begin(self, sequence: Sequence) -> None:
         """Begin an admitted request."""
 
-    def draft(self, turn: Turn) -> Drafts | Awaitable[Drafts]:
+    def draft(self, draft_round: DraftRound) -> Drafts | Awaitable[Drafts]:
         """Let speculators learn from a step's outcomes and draft; returns drafts, or an awaitable of them."""
 
     def end(self, sequence: Sequence) -> None:
@@ -53,9 +53,9 @@ class InlineDraftClient:
         """Begin an admitted request."""
         self._pool.begin(sequence.seq, sequence.request, self._vocab_size)
 
-    def draft(self, turn: Turn) -> Drafts:
+    def draft(self, draft_round: DraftRound) -> Drafts:
         """Learn and draft in this call."""
-        return self._pool.advance(turn.outcomes, turn.budgets)
+        return self._pool.advance(draft_round.outcomes, draft_round.budgets)
 
     def end(self, sequence: Sequence) -> None:
         """Drop the state of a request."""
@@ -106,17 +106,20 @@ class ActorDraftClient:
         actor = self._actors[self._actor_of(sequence.seq)]
         actor.begin.remote(sequence.seq, sequence.request_so_far, self._vocab_size)
 
-    async def draft(self, turn: Turn) -> Drafts:
+    async def draft(self, draft_round: DraftRound) -> Drafts:
         """Learn and draft with one call per actor, all at the same time."""
-        outcomes = [(seq, outcome) for seq, outcome in turn.outcomes if seq in self._known]
-        for sequence in turn.drafting:
+        outcomes = [(seq, outcome) for seq, outcome in draft_round.outcomes if seq in self._known]
+        for sequence in draft_round.drafting:
             is_live = sequence.seq in self._live  # False: cancelled since the step came back
             if is_live and sequence.seq not in self._known and self._actor_of(sequence.seq) not in self._overdue:
                 self._begin(sequence)
+        wanted = [(seq, n) for seq, n in draft_round.budgets.items() if seq in self._known]
         calls = []
         for actor in range(len(self._actors)):
             learnt = [(seq, outcome) for seq, outcome in outcomes if self._actor_of(seq) == actor]
-            budgets = {seq: n for seq, n in turn.budgets.items() if seq in self._known and self._actor_of(seq) == actor}
+            budgets = {
+                seq: n for seq, n in draft_round.budgets.items() if seq in self._known and self._actor_of(seq) == actor
+            }
             if learnt or budgets:
                 calls.append(self._advance(actor, learnt, budgets))
         drafts: dict[int, Items[Branch]] = {}

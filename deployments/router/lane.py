@@ -16,7 +16,7 @@ from deployments.router.lane_connection import LaneConnection, TargetClient
 from deployments.router.poison_requests import MAX_LOSSES, Losses, PoisonRequests
 from deployments.router.service_rate import ServiceRate
 from engine.errors import TargetLostError
-from engine.scheduling.commit import Progress
+from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 class LaneObserver(Protocol):
     """What a lane tells its router."""
 
-    def draft(self, lane: Lane, progress: list[Progress]) -> None:
+    def draft(self, lane: Lane, commits: list[Commit]) -> None:
         """A step was committed: speculators may learn from it and draft."""
 
-    def publish(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
+    def publish(self, lane: Lane, result: StepResult, commits: list[Commit]) -> None:
         """A step was committed and the next one sent: streams may have their events."""
 
     def fail(self, sequence: Sequence, error: str) -> None:
@@ -169,22 +169,22 @@ class Lane:
             self.dispatch()
             return
         try:
-            progress = self.scheduler.commit(step, result, sequences)
-            for p in progress:
+            commits = self.scheduler.commit(step, result, sequences)
+            for p in commits:
                 self.poison_requests.answered(p.sequence)
-            self._observer.draft(self, progress)
+            self._observer.draft(self, commits)
         except Exception:
             self._fail(sequences, "the result of the step could not be committed")
             raise
         self.dispatch()
-        self._measure(step, progress, now)
-        self._observer.publish(self, result, progress)
+        self._measure(step, commits, now)
+        self._observer.publish(self, result, commits)
 
-    def _measure(self, step: Step, progress: list[Progress], now: float) -> None:
+    def _measure(self, step: Step, commits: list[Commit], now: float) -> None:
         if self._lost_at is not None:
             self._observer.recovered(self, now - self._lost_at)
             self._lost_at = None
-        for work, p in zip(step.work, progress, strict=True):
+        for work, p in zip(step.work, commits, strict=True):
             n_written = 0 if p.event is None else len(p.event.token_ids)
             self.service_rate.answered(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
             if p.sequence.state is State.FINISHED:

@@ -30,8 +30,8 @@ from engine.errors import OverloadedError, RequestError, SpectraError, StepFaile
 from engine.events import LENGTH, STOP, StepEvent
 from engine.protocol import Needs
 from engine.request import Request
-from engine.scheduling.commit import Progress
-from engine.scheduling.drafting import AUTOREGRESSIVE, Turn, apply_drafts, take_turn
+from engine.scheduling.commit import Commit
+from engine.scheduling.drafting import AUTOREGRESSIVE, DraftRound, apply_drafts, start_round
 from engine.scheduling.sequence import Sequence
 from engine.step import StepResult
 from engine.step_cost import StepCosts
@@ -202,23 +202,23 @@ class Router:
 
     # -- events of lanes (``LaneObserver``) ----------------------------------------------------------------------
 
-    def draft(self, lane: Lane, progress: list[Progress]) -> None:
+    def draft(self, lane: Lane, commits: list[Commit]) -> None:
         """Let speculators learn from a step and draft; inline clients do so in this call, others in a task."""
-        turn = take_turn(progress, lane.scheduler)
-        if turn.is_empty:
+        draft_round = start_round(commits, lane.scheduler)
+        if draft_round.is_empty:
             return
-        drafts = self._draft_client.draft(turn)
+        drafts = self._draft_client.draft(draft_round)
         if not inspect.isawaitable(drafts):
-            self._apply(lane, turn, drafts)
+            self._apply(lane, draft_round, drafts)
             return
-        task = asyncio.get_running_loop().create_task(self._finish_draft(lane, turn, drafts))
+        task = asyncio.get_running_loop().create_task(self._finish_draft(lane, draft_round, drafts))
         self._drafting.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._drafting.discard)
 
-    def publish(self, lane: Lane, result: StepResult, progress: list[Progress]) -> None:
+    def publish(self, lane: Lane, result: StepResult, commits: list[Commit]) -> None:
         """Hand a step's events to their streams."""
         self._metrics.count_step(lane.target.name, result)
-        self._sessions.deliver(progress)
+        self._sessions.deliver(commits)
 
     def fail(self, sequence: Sequence, error: str) -> None:
         """Let the stream of a sequence raise StepFailedError."""
@@ -240,24 +240,26 @@ class Router:
 
     # -- drafting ------------------------------------------------------------------------------------------------
 
-    async def _finish_draft(self, lane: Lane, turn: Turn, drafts: Awaitable[Drafts]) -> None:
+    async def _finish_draft(self, lane: Lane, draft_round: DraftRound, drafts: Awaitable[Drafts]) -> None:
         """Apply drafts that come later; when drafting fails, apply none, so that the sequences go on."""
         try:
             arrived = await drafts
         except Exception:
-            logger.exception("drafting failed; %d sequences go on without drafts", len(turn.drafting))
+            logger.exception("drafting failed; %d sequences go on without drafts", len(draft_round.drafting))
             arrived = {}
-        self._apply(lane, turn, arrived)
+        self._apply(lane, draft_round, arrived)
         lane.dispatch()
 
-    def _apply(self, lane: Lane, turn: Turn, drafts: Drafts) -> None:
+    def _apply(self, lane: Lane, draft_round: DraftRound, drafts: Drafts) -> None:
         # A sequence that has moved meanwhile has another scheduler, which will have it drafted anew.
-        turn = replace(turn, drafting=[sequence for sequence in turn.drafting if self._is_in(sequence, lane)])
+        draft_round = replace(
+            draft_round, drafting=[sequence for sequence in draft_round.drafting if self._is_in(sequence, lane)]
+        )
         try:
-            apply_drafts(turn, drafts, lane.scheduler)
+            apply_drafts(draft_round, drafts, lane.scheduler)
         except Exception:
-            logger.exception("a draft is not a tree; %d sequences go on without drafts", len(turn.drafting))
-            apply_drafts(turn, {}, lane.scheduler)
+            logger.exception("a draft is not a tree; %d sequences go on without drafts", len(draft_round.drafting))
+            apply_drafts(draft_round, {}, lane.scheduler)
 
     def _is_in(self, sequence: Sequence, lane: Lane) -> bool:
         session = self._sessions.find(sequence.seq)

@@ -11,7 +11,7 @@ from deployments.router.lane import Lane
 from deployments.router.metrics import RouterMetrics
 from engine.errors import SpectraError
 from engine.events import StepEvent
-from engine.scheduling.commit import Progress
+from engine.scheduling.commit import Commit
 from engine.scheduling.sequence import Sequence
 
 
@@ -54,10 +54,10 @@ class Sessions:
         if not session.is_over:
             self._metrics.count_abort()
 
-    def deliver(self, progress: Iterable[Progress]) -> None:
+    def deliver(self, commits: Iterable[Commit]) -> None:
         """Put a step's events into the mailboxes."""
         now = time.perf_counter()
-        for p in progress:
+        for p in commits:
             session = self._live.get(p.sequence.seq)
             if session is None or p.event is None:
                 continue

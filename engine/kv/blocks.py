@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocksError
-from engine.kv.cached_prefixes import KeptTexts
+from engine.kv.cached_prefixes import CachedPrefixes
 
 
 class BlockAllocator:
@@ -23,7 +23,7 @@ class BlockAllocator:
         kept: what free blocks still hold; is told which are taken, the least useful first.
     """
 
-    def __init__(self, n_blocks: int, block_size: int, kept: KeptTexts | None = None) -> None:
+    def __init__(self, n_blocks: int, block_size: int, kept: CachedPrefixes | None = None) -> None:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self._free = np.ones(n_blocks, dtype=np.bool_)

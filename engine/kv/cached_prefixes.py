@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.kv.prompt_top_ids import PromptRows
+from engine.kv.prompt_top_ids import PromptTopIds
 
 STRIDE = 256  # tokens compared at once
 
 
 @dataclass(slots=True, eq=False)
-class KeptText:
+class CachedPrefix:
     """Tokens from the beginning of a text, whose rows lie in ``blocks``."""
 
     namespace: str  # tenant; what one wrote is never looked up for another
     tokens: list[int]
     blocks: list[int]
-    rows: PromptRows  # what was read back behind these tokens, if anything
+    rows: PromptTopIds  # what was read back behind these tokens, if anything
 
 
 def common(a: Sequence[int], b: Sequence[int], limit: int) -> int:
@@ -37,7 +37,7 @@ def common(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     return min(n, limit)
 
 
-class KeptTexts:
+class CachedPrefixes:
     """All of one cache, the least recently used first to go.
 
     Args:
@@ -48,15 +48,15 @@ class KeptTexts:
     def __init__(self, n_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.mask = np.zeros(n_blocks, dtype=np.bool_)  # blocks that hold something
-        self._by_block: dict[int, KeptText] = {}
-        self._by_start: dict[tuple[str, tuple[int, ...]], dict[KeptText, None]] = {}
-        self._all: dict[KeptText, None] = {}  # in order of their last use
+        self._by_block: dict[int, CachedPrefix] = {}
+        self._by_start: dict[tuple[str, tuple[int, ...]], dict[CachedPrefix, None]] = {}
+        self._all: dict[CachedPrefix, None] = {}  # in order of their last use
 
     def __len__(self) -> int:
         """Texts."""
         return len(self._all)
 
-    def keep(self, text: KeptText) -> None:
+    def keep(self, text: CachedPrefix) -> None:
         """The blocks of a text have just become free."""
         if len(text.tokens) < self.block_size:
             return
@@ -65,11 +65,11 @@ class KeptTexts:
         self._by_start.setdefault(self._start(text.namespace, text.tokens), {})[text] = None
         self._all[text] = None
 
-    def starting_as(self, namespace: str, tokens: list[int]) -> list[KeptText]:
+    def sharing_first_block(self, namespace: str, tokens: list[int]) -> list[CachedPrefix]:
         """Those of a namespace that share at least a block with a text."""
         return [*self._by_start.get(self._start(namespace, tokens), ())]
 
-    def use(self, text: KeptText) -> None:
+    def use(self, text: CachedPrefix) -> None:
         """A text was of use: the others go first."""
         del self._all[text]
         self._all[text] = None
@@ -91,7 +91,7 @@ class KeptTexts:
         self._by_start.clear()
         self._all.clear()
 
-    def _cut(self, text: KeptText, n_blocks: int) -> None:
+    def _cut(self, text: CachedPrefix, n_blocks: int) -> None:
         start = self._start(text.namespace, text.tokens)
         for block in text.blocks[n_blocks:]:
             self.mask[block] = False

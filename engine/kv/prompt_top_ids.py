@@ -10,7 +10,7 @@ from engine.protocol import Needs
 from engine.tree import FloatArray, IntArray
 
 
-class PromptRows:
+class PromptTopIds:
     """Rows of ids, best first, and of their log-probabilities if somebody wanted them."""
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class PromptRows:
             return 0
         return self.n
 
-    def copy(self, n: int, needs: Needs) -> PromptRows:
+    def copy(self, n: int, needs: Needs) -> PromptTopIds:
         """The first ``n`` positions, as somebody needs them; ``n_for`` says whether it has them."""
-        made = PromptRows()
+        made = PromptTopIds()
         if needs.prompt_top_k and n:
             ids, logprobs = self.part(0, n)
             assert ids is not None

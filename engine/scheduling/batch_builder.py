@@ -6,22 +6,22 @@ from engine.scheduling.chunk_budget import ChunkBudget
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.micro_batches import MicroBatches
 from engine.scheduling.options import SchedulerOptions
-from engine.scheduling.running_set import Residents
+from engine.scheduling.running_set import RunningSet
 from engine.scheduling.sequence import Sequence, State
 from engine.step import SequenceStart, Step, Work
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 
 
-class StepFormer:
-    """Takes from the queue and from the residents.
+class BatchBuilder:
+    """Takes from the queue and from the running.
 
     Args:
         info: of the target.
         options: limits.
         costs: the target's step times; None: not measured.
         waiting: the queue.
-        residents: sequences that own blocks.
+        running: sequences that own blocks.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class StepFormer:
         options: SchedulerOptions,
         costs: StepCosts | None,
         waiting: FairQueue,
-        residents: Residents,
+        running: RunningSet,
     ) -> None:
         self._info = info
         self._options = options
         self._waiting = waiting
-        self._residents = residents
+        self._running = running
         self._batches = MicroBatches(options.n_micro_batches, options.max_sequences, costs)
         self._chunks = ChunkBudget(options.prefill_chunk, info.block_size, options.max_stall, costs)
 
@@ -46,7 +46,7 @@ class StepFormer:
         one: a smaller one would be missed by the next.
         """
         n_stages = self._options.n_micro_batches
-        ready = self._residents.ready()
+        ready = self._running.ready()
         size = self._micro_batch()
         if n_in_flight > n_stages or (n_in_flight == n_stages and len(ready) < size):
             return None
@@ -54,13 +54,13 @@ class StepFormer:
         starts: list[SequenceStart] = []
         rows = self._add_trees(ready, size, work, step_id)
         self._add_chunks(work, starts, rows)
-        if not work and (n_in_flight or not self._residents.has_ends):
+        if not work and (n_in_flight or not self._running.has_ends):
             return None  # what the target should forget goes with the next step that has work
-        return Step(step_id, work, starts, self._residents.take_ends())
+        return Step(step_id, work, starts, self._running.take_ends())
 
     def _micro_batch(self) -> int:
         """Sequences that a step should have, of those that decode."""
-        decoding = self._residents.decoding()
+        decoding = self._running.decoding()
         rows = sum(1 + len(sequence.tree) for sequence in decoding) / max(1, len(decoding))
         return self._batches.size(len(decoding), min(rows, self._options.max_step_rows))
 
@@ -81,7 +81,7 @@ class StepFormer:
                 continue
             if sequence.state is not State.READY or (rows and rows + 1 + len(sequence.tree) > limit):
                 continue  # preempted for an earlier one, or left to the next step
-            blocks = self._residents.make_room(sequence)
+            blocks = self._running.make_room(sequence)
             if blocks is None:
                 continue
             rows += 1 + len(sequence.tree)
@@ -93,9 +93,7 @@ class StepFormer:
     def _tree_rows(self) -> int:
         """Rows of a step that trees may fill: some are left to prompts while there are any to read."""
         rows = self._options.max_step_rows
-        if self._residents.reading(self._depth()) or (
-            self._waiting and len(self._residents) < self._options.max_sequences
-        ):
+        if self._running.reading(self._depth()) or (self._waiting and len(self._running) < self._options.max_sequences):
             return rows - min(self._options.prefill_chunk, rows // 4)
         return rows
 
@@ -105,16 +103,16 @@ class StepFormer:
         They depend on each other only in order, and every stage takes steps in order: a prompt alone fills the
         pipeline. But a token would wait for each that is ahead of it: beside others that decode, it is one.
         """
-        return 1 if self._residents.is_any_decoding else self._options.n_micro_batches
+        return 1 if self._running.is_any_decoding else self._options.n_micro_batches
 
     def _add_chunks(self, work: list[Work], starts: list[SequenceStart], n_rows: int) -> None:
         """Prompt chunks of sequences that are being prefilled, then of waiting ones that fit, beside ``n_rows`` rows of
         trees."""
-        reading = self._residents.reading(self._depth())
+        reading = self._running.reading(self._depth())
         if not reading and self._waiting.peek() is None:
             return  # every step of every text comes here: what follows takes longer than all the rest
         context = max((sequence.n_sent for sequence in reading), default=0)
-        rows = self._chunks.rows(self._residents.is_any_decoding, n_rows, context)
+        rows = self._chunks.rows(self._running.is_any_decoding, n_rows, context)
         rows = min(rows, self._options.max_step_rows - n_rows)
         for sequence in reading:
             if rows > 0:
@@ -125,14 +123,14 @@ class StepFormer:
     def _newcomer(self) -> Sequence | None:
         """The next of the queue, if there is room for it: from now on it owns blocks."""
         sequence = self._waiting.peek()
-        if sequence is None or len(self._residents) >= self._options.max_sequences:
+        if sequence is None or len(self._running) >= self._options.max_sequences:
             return None
         # All of the text and a tree must fit now, or a newcomer would be preempted in the middle of its prompt.
         wanted = sequence.n_prefill + 1 + min(sequence.budget, self._info.block_size)
-        if self._residents.blocks.missing(sequence.seq, wanted) > self._residents.blocks.n_free:
+        if self._running.blocks.missing(sequence.seq, wanted) > self._running.blocks.n_free:
             return None
         self._waiting.pop()
-        self._residents.enter(sequence)
+        self._running.enter(sequence)
         return sequence
 
     def _add_chunk(self, sequence: Sequence, work: list[Work], starts: list[SequenceStart], rows: int) -> int:
@@ -140,7 +138,7 @@ class StepFormer:
         first = sequence.n_sent
         last = min(first + rows, sequence.n_prefill)
         # The first chunk takes the blocks of all: two half-read prompts could lock each other out of the rest.
-        blocks = self._residents.blocks.grow(sequence.seq, sequence.n_prefill)
+        blocks = self._running.blocks.grow(sequence.seq, sequence.n_prefill)
         if start is not None:
             starts.append(start)
             sequence.known = True
@@ -156,8 +154,8 @@ class StepFormer:
 
         Before it takes blocks: they may be the ones that hold that beginning.
         """
-        found = self._residents.prefixes.find(sequence, self._residents)
-        sequence.n_sent, sequence.rows = found.n, found.rows
+        found = self._running.prefixes.find(sequence, self._running)
+        sequence.n_sent, sequence.prompt_top_ids = found.n, found.top_ids
         if sequence.stats.n_preempted == 0:
             sequence.stats.n_cached = min(found.n, sequence.n_prompt)
         params = sequence.request.params

@@ -12,7 +12,7 @@ from engine.tree import EMPTY_TREE
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Commit:
     """What a step did to one sequence."""
 
     sequence: Sequence
@@ -20,24 +20,24 @@ class Progress:
     outcome: Outcome | None  # for its speculator; None when there is no news for it
 
 
-def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Progress:
+def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Commit:
     """Commit one work's answer: tokens, cache position, accepted path, statistics, state."""
     drafts = None
     if work.tree is None:
         sequence.n_cached = work.n_cached + len(work.tokens)
         if answer.prompt_top_ids is not None:
-            sequence.rows.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
+            sequence.prompt_top_ids.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
         news = _chunk_outcome(sequence, work, answer)
         sequence.state = State.DRAFTING if sequence.n_cached == sequence.n_prefill else State.PREFILLING
     else:
         news = _outcome(work, answer)
         sequence.n_cached += 1 + len(answer.accepted)
-        sequence.n_told = sequence.n_cached
+        sequence.n_observed = sequence.n_cached
         sequence.keep = [node + 1 for node in answer.accepted]
         sequence.state = State.DRAFTING
         drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
     sequence.tokens.extend(answer.tokens)
-    return Progress(sequence, _event(sequence, answer, drafts) if answer.tokens else None, news)
+    return Commit(sequence, _event(sequence, answer, drafts) if answer.tokens else None, news)
 
 
 def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
@@ -60,11 +60,11 @@ def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcom
     The chunks of a sequence that goes on behind tokens that somebody else emitted tell of these, too, and the first one
     of what was found in the cache.
     """
-    first, last = sequence.n_told, work.n_cached + len(work.tokens)
+    first, last = sequence.n_observed, work.n_cached + len(work.tokens)
     if first >= last and not answer.tokens:
         return None
-    sequence.n_told = max(first, last)
-    ids, logprobs = sequence.rows.part(first, last)
+    sequence.n_observed = max(first, last)
+    ids, logprobs = sequence.prompt_top_ids.part(first, last)
     return Outcome(
         tokens=answer.tokens,
         tree=EMPTY_TREE,

@@ -1,4 +1,4 @@
-"""The turn of the speculators: from a step's progress to what they learn and what they are asked for."""
+"""A round of drafting: what the speculators learn from a step's commits, and what they are asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.composer import compose
 from engine.protocol import Branch, Outcome
-from engine.scheduling.commit import Progress
+from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
 from engine.tree import EMPTY_TREE
@@ -17,7 +17,7 @@ AUTOREGRESSIVE = "autoregressive"
 
 
 @dataclass(slots=True)
-class Turn:
+class DraftRound:
     """One call of ``DraftPool.advance`` and the sequences it is about."""
 
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
@@ -31,26 +31,26 @@ class Turn:
         return not (self.outcomes or self.budgets)
 
 
-def take_turn(progress: Iterable[Progress], scheduler: Scheduler) -> Turn:
+def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
     """Sort a step's progress; sequences without a speculator are ready at once."""
-    turn = Turn()
-    for p in progress:
+    draft_round = DraftRound()
+    for p in commits:
         sequence = p.sequence
         if sequence.state is State.FINISHED:
-            turn.finished.append(sequence)
+            draft_round.finished.append(sequence)
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
         else:
             if p.outcome is not None:
-                turn.outcomes.append((sequence.seq, p.outcome))
+                draft_round.outcomes.append((sequence.seq, p.outcome))
             if sequence.state is State.DRAFTING:
-                turn.budgets[sequence.seq] = sequence.budget
-                turn.drafting.append(sequence)
-    return turn
+                draft_round.budgets[sequence.seq] = sequence.budget
+                draft_round.drafting.append(sequence)
+    return draft_round
 
 
-def apply_drafts(turn: Turn, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
+def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
     """Compose the drafts into trees; a sequence without a draft decodes without one."""
-    for sequence in turn.drafting:
-        tree = compose(drafts.get(sequence.seq, ()), turn.budgets[sequence.seq])
+    for sequence in draft_round.drafting:
+        tree = compose(drafts.get(sequence.seq, ()), draft_round.budgets[sequence.seq])
         scheduler.set_tree(sequence, tree)

@@ -10,21 +10,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.kv.blocks import BlockAllocator
-from engine.kv.cached_prefixes import KeptText, KeptTexts, common
-from engine.kv.prompt_top_ids import PromptRows
+from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common
+from engine.kv.prompt_top_ids import PromptTopIds
 from engine.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixMatch:
     """The beginning of a text in the cache."""
 
     n: int  # tokens
     blocks: list[int]  # that hold them, in text order
-    rows: PromptRows  # what its needs want behind them
+    rows: PromptTopIds  # what its needs want behind them
 
 
-class PrefixCache:
+class PrefixMatcher:
     """Knows what is kept.
 
     Args:
@@ -32,7 +32,7 @@ class PrefixCache:
         kept: what they were told of; None: nothing is kept and nothing found.
     """
 
-    def __init__(self, blocks: BlockAllocator, kept: KeptTexts | None) -> None:
+    def __init__(self, blocks: BlockAllocator, kept: CachedPrefixes | None) -> None:
         self._blocks = blocks
         self._kept = kept
 
@@ -48,23 +48,23 @@ class PrefixCache:
         if self._kept is not None:
             self._kept.clear()
 
-    def find(self, sequence: Sequence, live: Iterable[Sequence]) -> Found:
+    def find(self, sequence: Sequence, live: Iterable[Sequence]) -> PrefixMatch:
         """The longest beginning of a sequence's text; its last token is always read, for what follows from it."""
         needs = sequence.needs
         if self._kept is None or needs.hidden_layer is not None or needs.heads:
-            return Found(0, [], PromptRows())
+            return PrefixMatch(0, [], PromptTopIds())
         size = self._blocks.block_size
         best, n_best = None, size - 1
-        known = self._kept.starting_as(sequence.request.namespace, sequence.tokens)
+        known = self._kept.sharing_first_block(sequence.request.namespace, sequence.tokens)
         for text in [*known, *(self._text(other) for other in live if self._may_share(sequence, other))]:
             n = _shared(sequence, text, n_best)
             if n > n_best:
                 best, n_best = text, n
         if best is None:
-            return Found(0, [], PromptRows())
+            return PrefixMatch(0, [], PromptTopIds())
         if best in known:
             self._kept.use(best)
-        return Found(n_best, best.blocks[: -(-n_best // size)], best.rows.copy(n_best, needs))
+        return PrefixMatch(n_best, best.blocks[: -(-n_best // size)], best.top_ids.copy(n_best, needs))
 
     def _may_share(self, sequence: Sequence, other: Sequence) -> bool:
         size = self._blocks.block_size
@@ -75,16 +75,16 @@ class PrefixCache:
             and other.tokens[:size] == sequence.tokens[:size]
         )
 
-    def _text(self, sequence: Sequence) -> KeptText:
+    def _text(self, sequence: Sequence) -> CachedPrefix:
         n = sequence.n_stable
         blocks = self._blocks.table(sequence.seq)[: self._blocks.blocks_for(n)]
-        return KeptText(sequence.request.namespace, sequence.tokens[:n], blocks, sequence.rows)
+        return CachedPrefix(sequence.request.namespace, sequence.tokens[:n], blocks, sequence.prompt_top_ids)
 
 
-def _shared(sequence: Sequence, text: KeptText, n_best: int) -> int:
+def _shared(sequence: Sequence, text: CachedPrefix, n_best: int) -> int:
     """Tokens that a text could save, 0 when they are not more than ``n_best``."""
     limit = min(sequence.n_prefill - 1, len(text.tokens))
-    n_rows = text.rows.n_for(sequence.needs)
+    n_rows = text.top_ids.n_for(sequence.needs)
     limit = limit if n_rows is None else min(limit, n_rows)
     if limit <= n_best or text.tokens[n_best] != sequence.tokens[n_best]:
         return 0

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 from engine.errors import OutOfBlocksError
 from engine.kv.blocks import BlockAllocator
-from engine.scheduling.prefix_matcher import PrefixCache
+from engine.scheduling.prefix_matcher import PrefixMatcher
 from engine.scheduling.sequence import Sequence, State
 from engine.tree import EMPTY_TREE
 
 
-class Residents:
+class RunningSet:
     """In order of arrival within a priority.
 
     Args:
@@ -21,7 +21,7 @@ class Residents:
         evicted: is handed every sequence that had to give up its blocks; it will be prefilled again (recompute).
     """
 
-    def __init__(self, blocks: BlockAllocator, prefixes: PrefixCache, evicted: Callable[[Sequence], None]) -> None:
+    def __init__(self, blocks: BlockAllocator, prefixes: PrefixMatcher, evicted: Callable[[Sequence], None]) -> None:
         self.blocks = blocks
         self.prefixes = prefixes
         self._evicted = evicted

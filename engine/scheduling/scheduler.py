@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterable
 
 from engine.errors import OverloadedError
 from engine.kv.blocks import BlockAllocator
-from engine.kv.cached_prefixes import KeptTexts
-from engine.scheduling.batch_builder import StepFormer
-from engine.scheduling.commit import Progress, apply_answer
+from engine.kv.cached_prefixes import CachedPrefixes
+from engine.scheduling.batch_builder import BatchBuilder
+from engine.scheduling.commit import Commit, apply_answer
 from engine.scheduling.fair_queue import FairQueue, Line, work_of
 from engine.scheduling.options import SchedulerOptions
-from engine.scheduling.prefix_matcher import PrefixCache
+from engine.scheduling.prefix_matcher import PrefixMatcher
 from engine.scheduling.request_validation import check_prompt
-from engine.scheduling.running_set import Residents
+from engine.scheduling.running_set import RunningSet
 from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
@@ -42,11 +42,11 @@ class Scheduler:
     ) -> None:
         self.info = info
         self.options = options or SchedulerOptions()
-        kept = KeptTexts(info.n_blocks, info.block_size) if self.options.prefix_cache else None
+        kept = CachedPrefixes(info.n_blocks, info.block_size) if self.options.prefix_cache else None
         self.blocks = BlockAllocator(info.n_blocks, info.block_size, kept)
         self._waiting = FairQueue()
-        self._residents = Residents(self.blocks, PrefixCache(self.blocks, kept), self._waiting.push_front)
-        self._former = StepFormer(info, self.options, costs, self._waiting, self._residents)
+        self._running = RunningSet(self.blocks, PrefixMatcher(self.blocks, kept), self._waiting.push_front)
+        self._builder = BatchBuilder(info, self.options, costs, self._waiting, self._running)
         self._live: dict[int, Sequence] = {}
 
     # -- entering and leaving ------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class Scheduler:
     @property
     def n_running(self) -> int:
         """Sequences that own blocks."""
-        return len(self._residents)
+        return len(self._running)
 
     @property
     def sequences(self) -> Collection[Sequence]:
@@ -69,7 +69,7 @@ class Scheduler:
     @property
     def running(self) -> Iterable[Sequence]:
         """Those that own blocks; for reading at once."""
-        return self._residents
+        return self._running
 
     def line(self) -> Line:
         """The queue of this moment; tells any number of newcomers their places."""
@@ -86,7 +86,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any sequence is alive or the target has something to forget."""
-        return bool(self._live or self._residents.has_ends)
+        return bool(self._live or self._running.has_ends)
 
     def find(self, seq: int) -> Sequence:
         """A sequence that is not finished, by its number."""
@@ -143,16 +143,16 @@ class Scheduler:
         sequence.state = State.FINISHED
         sequence.tree = EMPTY_TREE
         self._live.pop(sequence.seq, None)
-        self._residents.leave(sequence)
+        self._running.leave(sequence)
 
     def lose_target(self) -> None:
         """The target's state is gone: every live sequence goes back to the queue and will be prefilled again."""
-        self._residents.forget_target()
-        for sequence in [*self._residents]:
+        self._running.forget_target()
+        for sequence in [*self._running]:
             if sequence.cancelled:
                 self._finish(sequence)
             else:
-                self._residents.evict(sequence)
+                self._running.evict(sequence)
 
     # -- forming a step ------------------------------------------------------------------------------------------
 
@@ -165,27 +165,27 @@ class Scheduler:
             step_id: the step's number, larger than all before.
             n_in_flight: steps sent and not answered.
         """
-        return self._former.next_step(step_id, n_in_flight)
+        return self._builder.next_step(step_id, n_in_flight)
 
     # -- a step's answer -----------------------------------------------------------------------------------------
 
-    def commit(self, step: Step, result: StepResult, sequences: Iterable[Sequence]) -> list[Progress]:
+    def commit(self, step: Step, result: StepResult, sequences: Iterable[Sequence]) -> list[Commit]:
         """Apply a step's answer; ``sequences`` are those of ``step.work``, in order."""
         return [
             self._commit_one(sequence, work, answer)
             for sequence, work, answer in zip(sequences, step.work, result.results, strict=True)
         ]
 
-    def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult) -> Progress:
+    def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult) -> Commit:
         sequence.in_flight -= 1
         if sequence.cancelled:
             if not sequence.in_flight:
                 self._finish(sequence)
-            return Progress(sequence, None, None)
-        progress = apply_answer(sequence, work, answer)
-        if progress.event is not None and progress.event.finish_reason is not None:
+            return Commit(sequence, None, None)
+        commit = apply_answer(sequence, work, answer)
+        if commit.event is not None and commit.event.finish_reason is not None:
             self._finish(sequence)
-        return progress
+        return commit
 
     def set_tree(self, sequence: Sequence, tree: TokenTree) -> None:
         """The speculator's draft is there: the sequence may join a step."""

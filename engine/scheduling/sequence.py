@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from engine.kv.prompt_top_ids import PromptRows
+from engine.kv.prompt_top_ids import PromptTopIds
 from engine.protocol import Needs
 from engine.request import Request
 from engine.scheduling.stats import StatsCounter
@@ -44,8 +44,8 @@ class Sequence:
     known: bool = False  # the target holds state of it
     last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
     passed_over: int = -1  # the last step that took another one of those it last shared a step with
-    n_told: int = 0  # positions whose outcome its speculator has seen
-    rows: PromptRows = field(default_factory=PromptRows)  # read back behind its text as far as that was read
+    n_observed: int = 0  # positions whose outcome its speculator has seen
+    rows: PromptTopIds = field(default_factory=PromptTopIds)  # read back behind its text as far as that was read
 
     @classmethod
     def of(cls, seq: int, request: Request, needs: Needs | None = None) -> Sequence:

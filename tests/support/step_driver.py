@@ -10,8 +10,8 @@ import numpy as np
 
 from engine.loop import Engine
 from engine.request import Request
-from engine.scheduling.commit import Progress
-from engine.scheduling.drafting import Turn, apply_drafts, take_turn
+from engine.scheduling.commit import Commit
+from engine.scheduling.drafting import DraftRound, apply_drafts, start_round
 from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult
 from engine.target.local import LocalTarget
@@ -26,7 +26,7 @@ class Driver:
         self._depth = depth
         self.told: dict[int, list[IntArray]] = {}  # sequence -> rows of its prompt that its speculator was told of
         self._in_flight: deque[tuple[Step, StepResult, list[Sequence]]] = deque()
-        self._turns: deque[Turn] = deque()  # drafts asked for
+        self._rounds: deque[DraftRound] = deque()  # drafts asked for
         self._n_steps = 0
         self.requests: list[Sequence] = []
         self.cancelled: set[int] = set()
@@ -75,12 +75,12 @@ class Driver:
         if result.error:
             self._fail(requests)
             return True
-        progress = self.engine.scheduler.commit(step, result, requests)
-        self._check_told(progress)
-        turn = take_turn(progress, self.engine.scheduler)
-        for request in turn.finished:
+        commits = self.engine.scheduler.commit(step, result, requests)
+        self._check_told(commits)
+        draft_round = start_round(commits, self.engine.scheduler)
+        for request in draft_round.finished:
             self.engine.pool.end(request.seq)
-        self._turns.append(turn)
+        self._rounds.append(draft_round)
         return True
 
     def _fail(self, requests: Items[Sequence]) -> None:
@@ -89,9 +89,9 @@ class Driver:
             self.engine.scheduler.fail(request)
             self.engine.pool.end(request.seq)
 
-    def _check_told(self, progress: Items[Progress]) -> None:
+    def _check_told(self, commits: Items[Commit]) -> None:
         """Outcomes of chunks tell of every position of a prompt once, in order."""
-        for p in progress:
+        for p in commits:
             if p.outcome is not None and p.outcome.prompt_top_ids is not None:
                 told = self.told.setdefault(p.sequence.seq, [])
                 assert p.outcome.prompt_start == sum(map(len, told))
@@ -103,10 +103,12 @@ class Driver:
         return np.concatenate(told) if told else np.zeros((0, 0), np.int32)
 
     def draft(self) -> bool:
-        if not self._turns:
+        if not self._rounds:
             return False
-        turn = self._turns.popleft()
-        apply_drafts(turn, self.engine.pool.advance(turn.outcomes, turn.budgets), self.engine.scheduler)
+        draft_round = self._rounds.popleft()
+        apply_drafts(
+            draft_round, self.engine.pool.advance(draft_round.outcomes, draft_round.budgets), self.engine.scheduler
+        )
         return True
 
     def tick(self, rng: random.Random) -> None:

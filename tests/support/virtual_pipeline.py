@@ -77,9 +77,9 @@ class VirtualPipeline:
         self.clock = sent.answered
         self.done.append(sent)
         answer = StepResult(sent.step.step_id, [self._answer(work) for work in sent.step.work], 0.0)
-        for progress in self.scheduler.commit(sent.step, answer, sent.requests):
-            if progress.sequence.state is State.DRAFTING:
-                self.scheduler.set_tree(progress.sequence, self.tree)
+        for commit in self.scheduler.commit(sent.step, answer, sent.requests):
+            if commit.sequence.state is State.DRAFTING:
+                self.scheduler.set_tree(commit.sequence, self.tree)
         self._send()
         return sent
 

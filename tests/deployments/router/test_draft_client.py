@@ -21,7 +21,7 @@ from deployments.router.speculator_actor import SpeculatorActor, start_speculato
 from engine.loop import Completion
 from engine.protocol import Branch, Outcome
 from engine.request import Request
-from engine.scheduling.drafting import Turn
+from engine.scheduling.drafting import DraftRound
 from engine.scheduling.sequence import Sequence
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
@@ -136,8 +136,8 @@ async def test_a_request_cancelled_between_its_step_and_its_draft_harms_no_other
     async with drafting() as (_, draft_client):
         draft_client.begin(stays)
         draft_client.begin(goes)
-        turn = Turn(budgets={0: 8, 2: 8}, drafting=[stays, goes])
-        drafts = draft_client.draft(turn)
+        draft_round = DraftRound(budgets={0: 8, 2: 8}, drafting=[stays, goes])
+        drafts = draft_client.draft(draft_round)
         draft_client.end(goes)
         assert set(await drafts) == {0}
         draft_client.end(stays)

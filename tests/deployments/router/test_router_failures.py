@@ -19,7 +19,7 @@ from engine.errors import RequestError, StepFailedError, TargetLostError
 from engine.loop import Completion
 from engine.protocol import Branch
 from engine.request import Request
-from engine.scheduling.drafting import Turn
+from engine.scheduling.drafting import DraftRound
 from engine.stage.activations import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, WorkResult
@@ -288,27 +288,27 @@ class RaisesLate(InlineDraftClient):
         await asyncio.sleep(0)
         raise ConnectionError("the drafter is gone")
 
-    def draft(self, turn: Turn) -> Drafts | Awaitable[Drafts]:
+    def draft(self, draft_round: DraftRound) -> Drafts | Awaitable[Drafts]:
         return self._fail()
 
 
 class DraftsNonsense(InlineDraftClient):
     """Drafts branches that are no trees."""
 
-    def draft(self, turn: Turn) -> Drafts | Awaitable[Drafts]:
-        return {seq: [Branch([5, 6], "nonsense", parents=[7, -3])] for seq in turn.budgets}
+    def draft(self, draft_round: DraftRound) -> Drafts | Awaitable[Drafts]:
+        return {seq: [Branch([5, 6], "nonsense", parents=[7, -3])] for seq in draft_round.budgets}
 
 
 class DraftsAtRandomTimes(InlineDraftClient):
     """Right drafts, but late, and in any order."""
 
-    async def _later(self, turn: Turn) -> Drafts:
-        drafts = super().draft(turn)
+    async def _later(self, draft_round: DraftRound) -> Drafts:
+        drafts = super().draft(draft_round)
         await asyncio.sleep(random.random() * 0.02)
         return drafts
 
-    def draft(self, turn: Turn) -> Drafts | Awaitable[Drafts]:
-        return self._later(turn)
+    def draft(self, draft_round: DraftRound) -> Drafts | Awaitable[Drafts]:
+        return self._later(draft_round)
 
 
 @pytest.mark.parametrize("kind", [RaisesLate, DraftsNonsense, DraftsAtRandomTimes])

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.errors import OutOfBlocksError
 from engine.kv.blocks import BlockAllocator
-from engine.kv.cached_prefixes import KeptText, KeptTexts, common
-from engine.kv.prompt_top_ids import PromptRows
+from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common
+from engine.kv.prompt_top_ids import PromptTopIds
 
 N_BLOCKS, BLOCK = 12, 4
 
@@ -19,7 +19,7 @@ class Cache(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = KeptTexts(N_BLOCKS, BLOCK)
+        self.kept = CachedPrefixes(N_BLOCKS, BLOCK)
         self.blocks = BlockAllocator(N_BLOCKS, BLOCK, self.kept)
         self.tokens: dict[int, list[int]] = {}
         self.cells = [-1] * (N_BLOCKS * BLOCK)
@@ -44,19 +44,19 @@ class Cache(RuleBasedStateMachine):
             return
         tokens, table = self.tokens.pop(seq), self.blocks.table(seq)
         self.blocks.release(seq)
-        self.kept.keep(KeptText("", tokens, table[: self.blocks.blocks_for(len(tokens))], PromptRows()))
+        self.kept.keep(CachedPrefix("", tokens, table[: self.blocks.blocks_for(len(tokens))], PromptTopIds()))
 
     @rule(start=st.integers(0, 2))
     def use(self, start: int) -> None:
-        for text in self.kept.starting_as("", [start] * BLOCK)[:1]:
+        for text in self.kept.sharing_first_block("", [start] * BLOCK)[:1]:
             self.kept.use(text)
 
     @invariant()
     def what_is_offered_is_there(self) -> None:
         self.blocks.check_integrity()
         for start in range(3):
-            assert self.kept.starting_as("other", [start] * BLOCK) == []
-            for text in self.kept.starting_as("", [start] * BLOCK):
+            assert self.kept.sharing_first_block("other", [start] * BLOCK) == []
+            for text in self.kept.sharing_first_block("", [start] * BLOCK):
                 cells = [self.cells[self._cell(text.blocks, slot)] for slot in range(len(text.tokens))]
                 assert cells == text.tokens
 
@@ -69,32 +69,32 @@ TestCache = Cache.TestCase
 TestCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def keep(blocks: BlockAllocator, kept: KeptTexts, seq: int, n_blocks: int) -> None:
+def keep(blocks: BlockAllocator, kept: CachedPrefixes, seq: int, n_blocks: int) -> None:
     blocks.grow(seq, n_blocks * BLOCK)
     table = blocks.table(seq)
     blocks.release(seq)
-    kept.keep(KeptText("", [seq] * (n_blocks * BLOCK), table, PromptRows()))
+    kept.keep(CachedPrefix("", [seq] * (n_blocks * BLOCK), table, PromptTopIds()))
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    kept = KeptTexts(N_BLOCKS, BLOCK)
+    kept = CachedPrefixes(N_BLOCKS, BLOCK)
     blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
     for seq in range(3):
         keep(blocks, kept, seq, 4)
     assert len(kept) == 3  # blocks that hold nothing were taken first
-    kept.use(kept.starting_as("", [0] * BLOCK)[0])
+    kept.use(kept.sharing_first_block("", [0] * BLOCK)[0])
     blocks.grow(7, 4 * BLOCK)
-    assert [len(kept.starting_as("", [seq] * BLOCK)) for seq in range(3)] == [1, 0, 1]
+    assert [len(kept.sharing_first_block("", [seq] * BLOCK)) for seq in range(3)] == [1, 0, 1]
     blocks.grow(8, 8 * BLOCK)
     assert len(kept) == 0
     blocks.check_integrity()
 
 
 def test_a_text_is_cut_where_its_first_block_was_taken() -> None:
-    kept = KeptTexts(N_BLOCKS, BLOCK)
+    kept = CachedPrefixes(N_BLOCKS, BLOCK)
     blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
     keep(blocks, kept, 1, 3)
-    (text,) = kept.starting_as("", [1] * BLOCK)
+    (text,) = kept.sharing_first_block("", [1] * BLOCK)
     kept.take(text.blocks[2])
     assert (len(text.blocks), len(text.tokens)) == (2, 2 * BLOCK)
     kept.take(text.blocks[0])
@@ -103,7 +103,7 @@ def test_a_text_is_cut_where_its_first_block_was_taken() -> None:
 
 
 def test_a_sequence_that_grows_takes_the_block_behind_it() -> None:
-    kept = KeptTexts(N_BLOCKS, BLOCK)
+    kept = CachedPrefixes(N_BLOCKS, BLOCK)
     blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
     blocks.grow(0, 4 * BLOCK)
     before = blocks.table(0)
