@@ -117,9 +117,7 @@ class ActorDraftClient:
         calls = []
         for actor in range(len(self._actors)):
             learnt = [(seq, outcome) for seq, outcome in outcomes if self._actor_of(seq) == actor]
-            budgets = {
-                seq: n for seq, n in draft_round.budgets.items() if seq in self._known and self._actor_of(seq) == actor
-            }
+            budgets = {seq: n for seq, n in wanted if self._actor_of(seq) == actor}
             if learnt or budgets:
                 calls.append(self._advance(actor, learnt, budgets))
         drafts: dict[int, Items[Branch]] = {}

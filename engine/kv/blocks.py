@@ -1,4 +1,4 @@
-"""Who owns which block of the KV cache. Knows block numbers, never tensors.
+"""The block allocator: which sequence owns which block of the KV cache. Knows block numbers, never tensors.
 
 The scheduler allocates, the stages only follow: new block numbers travel with a step, so every stage of a pipeline
 has the same tables. A table is a list of blocks in text order, paged as in vLLM; but blocks are handed out so that a
@@ -20,20 +20,20 @@ class BlockAllocator:
     Args:
         n_blocks: blocks in the cache.
         block_size: tokens per block.
-        kept: what free blocks still hold; is told which are taken, the least useful first.
+        cached: prefixes that free blocks still hold; the allocator reports which blocks it takes.
     """
 
-    def __init__(self, n_blocks: int, block_size: int, kept: CachedPrefixes | None = None) -> None:
+    def __init__(self, n_blocks: int, block_size: int, cached: CachedPrefixes | None = None) -> None:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self._free = np.ones(n_blocks, dtype=np.bool_)
         self._n_free = n_blocks
-        self._kept = kept
+        self._cached = cached
         self._tables: dict[int, list[int]] = {}
 
     @property
     def n_free(self) -> int:
-        """Blocks nobody owns."""
+        """Free blocks."""
         return self._n_free
 
     @property
@@ -71,8 +71,8 @@ class BlockAllocator:
         for n_wanted in range(missing, 0, -1):
             block = self._next_block(table, n_wanted)
             self._free[block] = False
-            if self._kept is not None:
-                self._kept.take(block)
+            if self._cached is not None:
+                self._cached.take(block)
             table.append(block)
             added.append(block)
         self._n_free -= missing
@@ -96,15 +96,15 @@ class BlockAllocator:
     def _roomiest_start(self, n_wanted: int) -> int:
         """Middle of the longest free run, or so far before it that ``n_wanted`` blocks follow.
 
-        Whoever owns the blocks before the run can go on growing then, too.
+        The owner of the blocks before the run can then go on growing, too.
         """
         start, end = _longest_run(self._free)
-        if self._kept is not None and len(self._kept):
+        if self._cached is not None and len(self._cached):
             wanted = min(n_wanted, end - start)
-            start, end = _longest_run(self._free & ~self._kept.mask)
+            start, end = _longest_run(self._free & ~self._cached.mask)
             while end - start < wanted:
-                self._kept.drop_oldest()
-                start, end = _longest_run(self._free & ~self._kept.mask)
+                self._cached.drop_oldest()
+                start, end = _longest_run(self._free & ~self._cached.mask)
         return start if start == 0 else max(start, min((start + end) // 2, end - n_wanted))
 
     def check_integrity(self) -> None:
@@ -113,9 +113,9 @@ class BlockAllocator:
         assert len(owned) == len(set(owned)), "a block has two owners"
         assert not self._free[owned].any(), "an owned block is marked free"
         assert int(self._free.sum()) == self._n_free == self.n_blocks - len(owned), "blocks leaked"
-        if self._kept is not None:
-            self._kept.check_integrity()
-            assert not self._kept.mask[owned].any(), "an owned block is kept for others"
+        if self._cached is not None:
+            self._cached.check_integrity()
+            assert not self._cached.mask[owned].any(), "an owned block is in a cached prefix"
 
 
 def _longest_run(free: NDArray[np.bool_]) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Texts whose keys and values are still in blocks that nobody owns: for newcomers, until the blocks are needed.
+"""Cached prefixes: texts whose keys and values are still in free blocks, for new sequences that begin alike.
 
-Knows block numbers and tokens, no tensors. A kept text owns nothing: its blocks are free, and whoever takes one cuts
-the text before it. So nothing has to be evicted to make room, and no block can leak.
+Knows block numbers and tokens, no tensors. A cached prefix owns nothing: its blocks are free, and taking one of them
+cuts the prefix before it. So nothing has to be evicted to make room, and no block can leak.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ STRIDE = 256  # tokens compared at once
 class CachedPrefix:
     """Tokens from the beginning of a text, whose rows lie in ``blocks``."""
 
-    namespace: str  # tenant; what one wrote is never looked up for another
+    namespace: str  # tenant; prefixes of one namespace are never offered to another
     tokens: list[int]
     blocks: list[int]
-    rows: PromptTopIds  # what was read back behind these tokens, if anything
+    top_ids: PromptTopIds  # what was read back behind these tokens, if anything
 
 
-def common(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     """Tokens at the beginning, at most ``limit``, that two texts share."""
     limit = min(limit, len(a), len(b))
     n = 0
@@ -38,7 +38,7 @@ def common(a: Sequence[int], b: Sequence[int], limit: int) -> int:
 
 
 class CachedPrefixes:
-    """All of one cache, the least recently used first to go.
+    """The cached prefixes of one KV cache; the least recently used one is dropped first.
 
     Args:
         n_blocks: blocks in the cache.
@@ -53,11 +53,11 @@ class CachedPrefixes:
         self._all: dict[CachedPrefix, None] = {}  # in order of their last use
 
     def __len__(self) -> int:
-        """Texts."""
+        """Cached prefixes."""
         return len(self._all)
 
     def keep(self, text: CachedPrefix) -> None:
-        """The blocks of a text have just become free."""
+        """Remember a prefix whose blocks have just become free."""
         if len(text.tokens) < self.block_size:
             return
         self.mask[text.blocks] = True
@@ -66,26 +66,26 @@ class CachedPrefixes:
         self._all[text] = None
 
     def sharing_first_block(self, namespace: str, tokens: list[int]) -> list[CachedPrefix]:
-        """Those of a namespace that share at least a block with a text."""
+        """The prefixes of a namespace whose first block holds the same tokens as that of ``tokens``."""
         return [*self._by_start.get(self._start(namespace, tokens), ())]
 
     def use(self, text: CachedPrefix) -> None:
-        """A text was of use: the others go first."""
+        """Mark a prefix as most recently used."""
         del self._all[text]
         self._all[text] = None
 
     def take(self, block: int) -> None:
-        """Somebody owns a block from now on: what it held is lost, and what came behind it."""
+        """A sequence owns ``block`` from now on: the prefix in it is cut before that block."""
         text = self._by_block.get(block)
         if text is not None:
             self._cut(text, text.blocks.index(block))
 
     def drop_oldest(self) -> None:
-        """Forget the text that was of no use for longest."""
+        """Forget the least recently used prefix."""
         self._cut(next(iter(self._all)), 0)
 
     def clear(self) -> None:
-        """Forget all: the target's state is gone."""
+        """Forget all prefixes: the target's state is gone."""
         self.mask[:] = False
         self._by_block.clear()
         self._by_start.clear()

@@ -1,4 +1,4 @@
-"""What was read back behind the tokens of a prompt: the target's best next ids. Grows chunk by chunk from the start."""
+"""Prompt top ids: the target's best next ids behind every token of a prompt. They grow chunk by chunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.tree import FloatArray, IntArray
 
 
 class PromptTopIds:
-    """Rows of ids, best first, and of their log-probabilities if somebody wanted them."""
+    """Rows of ids, best first, and of their log-probabilities if the speculator needs them."""
 
     def __init__(self) -> None:
         self.n = 0  # positions
@@ -30,7 +30,7 @@ class PromptTopIds:
         return _part(self._ids, first, last), _part(self._logprobs, first, last)
 
     def n_for(self, needs: Needs) -> int | None:
-        """Positions it could serve somebody with; None: as many as wanted, for nothing is needed."""
+        """Positions that satisfy ``needs``; None: no limit, because ``needs`` asks for no prompt top ids."""
         if not needs.prompt_top_k:
             return None
         if not self._ids or self._ids[0].shape[1] < needs.prompt_top_k or (needs.top_logprobs and not self._logprobs):
@@ -38,7 +38,7 @@ class PromptTopIds:
         return self.n
 
     def copy(self, n: int, needs: Needs) -> PromptTopIds:
-        """The first ``n`` positions, as somebody needs them; ``n_for`` says whether it has them."""
+        """The first ``n`` positions in the width of ``needs``; ``n`` must be at most ``n_for(needs)``."""
         made = PromptTopIds()
         if needs.prompt_top_k and n:
             ids, logprobs = self.part(0, n)

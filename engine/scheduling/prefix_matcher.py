@@ -1,7 +1,7 @@
-"""Finds the beginning of a newcomer's text in the cache: in what is kept of others, or in what others have there now.
+"""The prefix matcher: finds the longest prefix of a new sequence in the cached prefixes and in running sequences.
 
-Offered is only what the target has confirmed: rows behind the root of a tree may still have to be moved, chunks in
-flight may fail. The rows are copied (``SequenceStart``), before anything of the newcomer's first step is written.
+It offers only rows that the target has confirmed: rows behind the root of a tree may still have to be moved, and chunks
+in flight may fail. A stage copies the rows (``SequenceStart``) before it writes the first step of the new sequence.
 """
 
 from __future__ import annotations
@@ -10,52 +10,52 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.kv.blocks import BlockAllocator
-from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common
+from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common_prefix
 from engine.kv.prompt_top_ids import PromptTopIds
 from engine.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The beginning of a text in the cache."""
+    """A prefix that is in the cache."""
 
     n: int  # tokens
     blocks: list[int]  # that hold them, in text order
-    rows: PromptTopIds  # what its needs want behind them
+    top_ids: PromptTopIds  # behind these tokens, as the sequence's needs ask for them
 
 
 class PrefixMatcher:
-    """Knows what is kept.
+    """Looks up and remembers prefixes.
 
     Args:
-        blocks: of the cache; they tell which are taken.
-        kept: what they were told of; None: nothing is kept and nothing found.
+        blocks: of the cache; the allocator reports to ``cached`` which blocks are taken.
+        cached: prefixes in free blocks; None: prefix caching is off, and nothing is ever found.
     """
 
-    def __init__(self, blocks: BlockAllocator, kept: CachedPrefixes | None) -> None:
+    def __init__(self, blocks: BlockAllocator, cached: CachedPrefixes | None) -> None:
         self._blocks = blocks
-        self._kept = kept
+        self._cached = cached
 
     def keep(self, sequence: Sequence) -> None:
-        """A sequence that the target knows gives up its blocks."""
-        if self._kept is not None:
+        """Release the blocks of a sequence, and remember the prefix in them."""
+        if self._cached is not None:
             text = self._text(sequence)
             self._blocks.release(sequence.seq)
-            self._kept.keep(text)
+            self._cached.keep(text)
 
     def forget(self) -> None:
-        """The target's state is gone."""
-        if self._kept is not None:
-            self._kept.clear()
+        """Drop all prefixes: the target's state is gone."""
+        if self._cached is not None:
+            self._cached.clear()
 
     def find(self, sequence: Sequence, live: Iterable[Sequence]) -> PrefixMatch:
-        """The longest beginning of a sequence's text; its last token is always read, for what follows from it."""
+        """The longest prefix of a sequence's text, without its last token: that one is always forwarded."""
         needs = sequence.needs
-        if self._kept is None or needs.hidden_layer is not None or needs.heads:
+        if self._cached is None or needs.hidden_layer is not None or needs.heads:
             return PrefixMatch(0, [], PromptTopIds())
         size = self._blocks.block_size
         best, n_best = None, size - 1
-        known = self._kept.sharing_first_block(sequence.request.namespace, sequence.tokens)
+        known = self._cached.sharing_first_block(sequence.request.namespace, sequence.tokens)
         for text in [*known, *(self._text(other) for other in live if self._may_share(sequence, other))]:
             n = _shared(sequence, text, n_best)
             if n > n_best:
@@ -63,7 +63,7 @@ class PrefixMatcher:
         if best is None:
             return PrefixMatch(0, [], PromptTopIds())
         if best in known:
-            self._kept.use(best)
+            self._cached.use(best)
         return PrefixMatch(n_best, best.blocks[: -(-n_best // size)], best.top_ids.copy(n_best, needs))
 
     def _may_share(self, sequence: Sequence, other: Sequence) -> bool:
@@ -82,10 +82,10 @@ class PrefixMatcher:
 
 
 def _shared(sequence: Sequence, text: CachedPrefix, n_best: int) -> int:
-    """Tokens that a text could save, 0 when they are not more than ``n_best``."""
+    """Length of the common prefix of a sequence and a text; 0 when it is not longer than ``n_best``."""
     limit = min(sequence.n_prefill - 1, len(text.tokens))
     n_rows = text.top_ids.n_for(sequence.needs)
     limit = limit if n_rows is None else min(limit, n_rows)
     if limit <= n_best or text.tokens[n_best] != sequence.tokens[n_best]:
         return 0
-    return common(sequence.tokens, text.tokens, limit)
+    return common_prefix(sequence.tokens, text.tokens, limit)

@@ -42,10 +42,10 @@ class Scheduler:
     ) -> None:
         self.info = info
         self.options = options or SchedulerOptions()
-        kept = CachedPrefixes(info.n_blocks, info.block_size) if self.options.prefix_cache else None
-        self.blocks = BlockAllocator(info.n_blocks, info.block_size, kept)
+        cached = CachedPrefixes(info.n_blocks, info.block_size) if self.options.prefix_cache else None
+        self.blocks = BlockAllocator(info.n_blocks, info.block_size, cached)
         self._waiting = FairQueue()
-        self._running = RunningSet(self.blocks, PrefixMatcher(self.blocks, kept), self._waiting.push_front)
+        self._running = RunningSet(self.blocks, PrefixMatcher(self.blocks, cached), self._waiting.push_front)
         self._builder = BatchBuilder(info, self.options, costs, self._waiting, self._running)
         self._live: dict[int, Sequence] = {}
 

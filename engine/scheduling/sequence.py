@@ -1,4 +1,4 @@
-"""One request on its way through the scheduler."""
+"""A sequence: one request on its way through the scheduler."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class State(enum.Enum):
 
     WAITING = "waiting"  # in the queue, owns no blocks
     PREFILLING = "prefilling"  # part of its text is not in the cache yet
-    DRAFTING = "drafting"  # its speculator has the floor
+    DRAFTING = "drafting"  # waits for its speculator's draft
     READY = "ready"  # its tree awaits a step
     FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens, state and statistics of one request; changed by the scheduler only."""
+    """Tokens, state and statistics of one request; only the scheduler changes them."""
 
     seq: int
     request: Request
@@ -39,13 +39,13 @@ class Sequence:
     n_sent: int = 0  # tokens that chunks have been sent of, while it is prefilled
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
     tree: TokenTree = EMPTY_TREE
-    in_flight: int = 0  # steps it is in: chunks of its text, or one tree
+    in_flight: int = 0  # unanswered steps that it is in: chunks of its text, or one tree
     cancelled: bool = False
-    known: bool = False  # the target holds state of it
-    last_step: int = -1  # the last step its tree was in: whoever waited longest goes first
-    passed_over: int = -1  # the last step that took another one of those it last shared a step with
-    n_observed: int = 0  # positions whose outcome its speculator has seen
-    rows: PromptTopIds = field(default_factory=PromptTopIds)  # read back behind its text as far as that was read
+    known: bool = False  # the target holds state of this sequence
+    last_step: int = -1  # the last step that its tree was in: the smallest goes first
+    passed_over: int = -1  # the last step that had no room for it, but for a sequence with the same ``last_step``
+    n_observed: int = 0  # positions whose outcome its speculator has observed
+    prompt_top_ids: PromptTopIds = field(default_factory=PromptTopIds)  # as far as its text is in the cache
 
     @classmethod
     def of(cls, seq: int, request: Request, needs: Needs | None = None) -> Sequence:
@@ -80,8 +80,8 @@ class Sequence:
     def n_prefill(self) -> int:
         """Tokens a prefill must bring into the cache.
 
-        A fresh sequence draws its first token behind the whole prompt; one that was preempted, or began with tokens
-        that were emitted elsewhere, already knows its last token, which becomes the root of its next tree.
+        A fresh sequence draws its first token behind the whole prompt. A sequence that was preempted, or began with
+        emitted tokens, already knows its last token, which becomes the root of its next tree.
         """
         return self.n_prompt if self.n_output == 0 else len(self.tokens) - 1
 
@@ -102,5 +102,5 @@ class Sequence:
 
     @property
     def budget(self) -> int:
-        """Nodes its next tree may have; the last token of all needs no draft."""
+        """Nodes that its next tree may have; 0 when a single token is left to emit."""
         return self.max_nodes if self.max_new > 1 else 0

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.errors import OutOfBlocksError
 from engine.kv.blocks import BlockAllocator
-from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common
+from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common_prefix
 from engine.kv.prompt_top_ids import PromptTopIds
 
 N_BLOCKS, BLOCK = 12, 4
@@ -117,6 +117,6 @@ def test_a_sequence_that_grows_takes_the_block_behind_it() -> None:
 def test_common_beginnings_are_counted_to_the_token() -> None:
     text = list(range(1000))
     for n in (0, 1, 255, 256, 257, 511, 600):
-        assert common(text, [*text[:n], -1, *text[n + 1 :]], 900) == n
-        assert common(text, text[:n], 900) == n
-    assert common(text, text, 900) == 900
+        assert common_prefix(text, [*text[:n], -1, *text[n + 1 :]], 900) == n
+        assert common_prefix(text, text[:n], 900) == n
+    assert common_prefix(text, text, 900) == 900
