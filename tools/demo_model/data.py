@@ -1,6 +1,6 @@
 """The demo corpus: three domains that may be shipped, as documents, split by instruction.
 
-Knows where the text comes from and which of it may be used. Knows nothing of tokens or models.
+This module decides which text may be used; tokens are `tools.demo_model.packing`'s business.
 
 domain | source                                                         | licence
 -------|----------------------------------------------------------------|--------

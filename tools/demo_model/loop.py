@@ -1,6 +1,6 @@
 """The training loop: a time budget, packed batches, checkpoints that survive a kill.
 
-The schedule follows elapsed time, not steps, because the machine is shared: a run ends when it was told to.
+The schedule follows elapsed time, not steps: a run ends after its budget, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMOOTHING = 0.97
 
 @dataclass
 class Progress:
-    """What a run has used up so far."""
+    """What a run has used so far."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -83,7 +83,7 @@ class Run:
             f"loss {p.loss:.3f} step {p.steps} {p.tokens / 1e6:.2f}M tokens {p.tokens / p.seconds:.0f}/s",
             refresh=False,
         )
-        bar.update(p.seconds / 60 - bar.n)
+        bar.update(min(p.seconds / 60, bar.total) - bar.n)  # tqdm forgets a total that is exceeded
 
     def save(self) -> None:
         """Write the checkpoint; a kill meanwhile leaves the previous one whole."""

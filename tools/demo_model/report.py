@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from tools.demo_model.data import load_documents
 from tools.demo_model.evaluate import perplexities
 from tools.demo_model.packing import encode
-from tools.demo_model.repeats import is_loop
 
 PER_FILE = 12  # prompts, evenly spaced
 NEW_TOKENS = 128
+LOOP_GRAM, LOOP_TIMES = 8, 3  # a text loops when some 8-gram occurs three times
 CHAT_FILES = {"chat": "spec_bench.jsonl", "math": "gsm8k.jsonl"}
 RAW_FILES = {"code": "humaneval.jsonl"}
 SPEC_BENCH_CHAT = {"writing", "roleplay", "reasoning", "stem", "humanities", "extraction"}
@@ -64,6 +66,12 @@ def continuations(model: LlamaForCausalLM, prompts: list[torch.Tensor], decoding
         full = model.generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, **DECODINGS[decoding])
         outputs.append(full[0, ids.shape[1] :].tolist())
     return outputs
+
+
+def is_loop(ids: Sequence[int]) -> bool:
+    """Whether some 8-gram occurs at least three times."""
+    grams = (tuple(ids[i : i + LOOP_GRAM]) for i in range(len(ids) - LOOP_GRAM + 1))
+    return max(Counter(grams).values(), default=0) >= LOOP_TIMES
 
 
 def count_loops(

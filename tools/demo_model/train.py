@@ -3,10 +3,11 @@
   python -m tools.demo_model.train target  --corpus DIR --work DIR --minutes 60
   python -m tools.demo_model.train drafter --corpus DIR --work DIR --minutes 12
 
-The target comes first: it also trains the tokenizer, and the drafter is distilled from it. Each command writes a
-complete Hugging Face folder (bf16) under --out when its time is up, and prints held-out perplexities as its last
-line. --corpus holds chat_alpacaeval.jsonl and math_gsm8k_train.jsonl; the code comes from the running Python's
-standard library. --work receives checkpoints; a killed run goes on with --resume.
+The target comes first: its run also trains the tokenizer, and the drafter is distilled from it. When its time is up,
+each command writes a complete Hugging Face folder (bf16) under --out; the last line of stdout is one JSON document with
+held-out perplexities. --corpus holds chat_alpacaeval.jsonl and math_gsm8k_train.jsonl; the code comes from the standard
+library of the running Python. --work receives checkpoints; a killed run goes on with --resume. Two CPU cores need the
+minutes above. Afterwards `tools.demo_model.card` writes the model card.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """This run's command as the model card shows it: folders are the reader's own."""
+    """This run's command as the model card shows it, with DIR for the folders."""
     return f"python -m tools.demo_model.train {args.role} --corpus DIR --work DIR --minutes {args.minutes:g}"
 
 
 def tokenizer_for(role: str, out: Path, training: list[Document]) -> Tokenizer:
-    """The target's tokenizer is learnt here, the drafter takes the target's."""
+    """A new tokenizer for the target; the drafter takes the target's."""
     if role == "target":
         return train_tokenizer(document.text for document in training)
     return Tokenizer.from_file(str(out / "target" / "tokenizer.json"))
