@@ -24,7 +24,10 @@ from app.serving.ray_session import controller_answers, end_ray, init_ray
 from engine.errors import ConfigError
 
 READY_S = 600.0  # a large model may load for minutes
+CLOSE_S = 2.0  # for the router to end the streams that outlast the grace period
+FLUSH_S = 0.2  # for their last events to reach the clients
 APP_NAME = "spectra"
+ROUTER = "Router"  # name of the router's deployment, as in ``app.builder``
 
 
 class Server:
@@ -165,13 +168,16 @@ class Server:
             signal.signal(number, lambda *_: self._stop.set())
 
     def stop(self) -> None:
-        """Let running requests end, for the grace period at most; then take down what was started, and no more."""
+        """Let running requests end, for the grace period at most, and end the streams of the others with an error; then
+        take down what was started, and no more."""
         if self._has_ray:
             import ray
 
             if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
-                self._drain()
+                is_drained = self._drained(self.config.grace)
                 if controller_answers():
+                    if not is_drained:
+                        self._fail_streams()
                     self._undeploy()
             if self._address is None:
                 end_ray()
@@ -189,12 +195,35 @@ class Server:
             else:
                 serve.delete(APP_NAME)
 
-    def _drain(self) -> None:
-        """Wait for running requests: Serve takes the stages down first, and would break their streams off."""
-        deadline = time.monotonic() + self.config.grace
-        with contextlib.suppress(httpx.HTTPError, ValueError), httpx.Client(timeout=1.0) as client:
-            while time.monotonic() < deadline and client.get(f"{self._base}/health").json().get("sessions"):
+    def _drained(self, within: float) -> bool:
+        """Wait for running requests, at most ``within`` seconds; False: some still run. Serve would not wait for them:
+        it takes the stages down first, and breaks their streams off."""
+        deadline = time.monotonic() + within
+        with httpx.Client(timeout=1.0) as client:
+            while self._has_sessions(client):
+                if time.monotonic() > deadline:
+                    return False
                 time.sleep(0.05)
+        return True
+
+    def _has_sessions(self, client: httpx.Client) -> bool:
+        try:
+            return bool(client.get(f"{self._base}/health").json().get("sessions"))
+        except httpx.TimeoutException:
+            return True  # it may be too busy to answer
+        except (httpx.HTTPError, ValueError):
+            return False
+
+    def _fail_streams(self) -> None:
+        """Have the router end all streams with an error event, which clients tell from an answer that is complete."""
+        from ray import serve
+
+        with contextlib.suppress(Exception):  # on the way out: nothing may keep us here
+            router = serve.get_deployment_handle(ROUTER, APP_NAME)
+            router._init(_run_router_in_separate_loop=True)  # as no event loop runs here
+            router.close.remote().result(timeout_s=CLOSE_S)
+            self._drained(CLOSE_S)
+            time.sleep(FLUSH_S)
 
 
 def _why(application: Any) -> str:

@@ -110,6 +110,11 @@ class RouterDeployment:
         trouble = "; ".join(target.trouble for target in self._targets if target.trouble)
         return Health(ok=ready, reason="" if ready else trouble or "no pipeline is up", detail=detail)
 
+    async def close(self) -> None:
+        """Stop serving, when the whole application goes: running streams get an error instead of waiting for the next
+        router."""
+        await self._router.close()
+
     async def metrics(self) -> str:
         """Prometheus exposition text."""
         return self._router.metrics_text() + ("" if self._retrieval is None else self._retrieval.metrics_text())

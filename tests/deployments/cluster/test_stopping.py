@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.server_process import Server, Stream, running
+from tests.support.server_process import FLAGS, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 
@@ -39,6 +39,22 @@ def test_a_signal_to_all_processes_of_a_server_lets_the_running_stream_end_and_l
                 if number == signal.SIGTERM or os.getpgid(process.pid) == group:  # a terminal signals the group only
                     process.send_signal(number)
         assert len(stream.all_ids()) == 300
+        stopped_in_good_order(server, processes)
+
+
+def test_streams_that_outlast_the_grace_period_end_with_an_error_event(tiny_checkpoint: Path) -> None:
+    with running(tiny_checkpoint, (*FLAGS[:-1], "0.2")) as server:
+        streams = [Stream(server, max_tokens=900, ignore_eos=True, seed=seed) for seed in (4, 5)]
+        for stream in streams:
+            stream.until(5)
+        processes = server.processes()
+        server.process.send_signal(signal.SIGINT)
+        for stream in streams:
+            stream.join()
+            assert len(stream.token_ids) < 900
+            assert [error["code"] for error in stream.errors] == ["target_lost"]
+            assert "shutting down" in stream.errors[0]["message"]
+            assert stream.ended_with.startswith('data: {"error"')
         stopped_in_good_order(server, processes)
 
 
