@@ -104,7 +104,7 @@ def _document(raw: bytes, origin: str) -> Document:
     if messages is None and asked is not None and line.answer is not None:
         messages = [Message("user", asked), Message("assistant", line.answer)]
     if messages is None and line.text is None:
-        raise CorpusError(f'{origin} has none of the forms {MESSAGE_FORMS}, {{"text": ..}}')
+        raise CorpusError(f'{origin} is none of {MESSAGE_FORMS}, {{"text": ..}}')
     return Document(
         origin=origin,
         messages=messages or [],

@@ -212,7 +212,7 @@ def test_an_entry_that_is_no_text_does_not_hold_up_what_is_behind_it(
     place.alter_entries({1: b"12345", 2: b"\xff\xff\xff\xff"})
     for _ in range(2):
         assert [list(entry.tokens) for entry in store.entries()] == [[1, 2], [], [], [5]]
-    warned = [record.getMessage() for record in caplog.records if "is no text" in record.getMessage()]
+    warned = [record.getMessage() for record in caplog.records if "does not decode" in record.getMessage()]
     assert len(warned) == 1
     assert store.entries()[1].id in warned[0]
 
