@@ -117,7 +117,7 @@ def tokens_of(branches: Sequence[Branch]) -> list[int]:
 def check_integrity(model: DraftModel, live: int) -> None:
     drafter = model.drafter
     drafter.blocks.check_integrity()
-    assert drafter.n_sequences == live == drafter._stage.n_sequences
+    assert len(drafter._cached) == live == drafter._stage.n_sequences
     if not live:
         assert drafter.blocks.n_free == drafter.blocks.n_blocks
 
