@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI
 
 from app.api.errors import answer_for
-from app.api.http import Api, make_app
+from app.api.http import Api, create_app
 from app.api.parsing import validated
 from app.api.schemas import ChatCompletionRequest, CompletionRequest
 
@@ -26,7 +26,7 @@ class Edge:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.app: FastAPI = make_app(api)
+        self.app: FastAPI = create_app(api)
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""

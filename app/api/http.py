@@ -209,13 +209,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).response()
 
 
-def create_app(backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings | None = None) -> FastAPI:
-    """The ASGI application for one backend; make it in the process that runs it, for it cannot be pickled."""
-    return make_app(Api(backend, tokenizer, settings or Settings()))
-
-
-def make_app(api: Api) -> FastAPI:
-    """The ASGI application with the routes of ``api``."""
+def create_app(api: Api) -> FastAPI:
+    """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs."""
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _http_error)
     routes: list[tuple[str, str, Handler]] = [

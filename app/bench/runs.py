@@ -42,11 +42,6 @@ class Plan:
         """Turns of a question that are run."""
         return 1 if self.raw else len(self.questions[question].turns)
 
-    @property
-    def n_turns(self) -> int:
-        """Turns of one pass."""
-        return sum(map(self.turns, range(len(self.questions))))
-
     def units(self) -> list[range]:
         """Questions that a method answers in a row; few, so that all methods meet the same speed of the machine."""
         size = 1 if self.batch_size == 1 else UNIT_BATCHES * self.batch_size

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from transformers import PreTrainedTokenizerFast
 
-from app.api.http import create_app
+from app.api.http import Api, create_app
 from app.api.service import Settings
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
@@ -146,7 +146,7 @@ def backend(tokenizer: PreTrainedTokenizerFast) -> ScriptedBackend:
 
 @pytest.fixture
 def app(backend: ScriptedBackend, tokenizer: PreTrainedTokenizerFast) -> object:
-    return create_app(backend, tokenizer, Settings(version="9.9", default_max_tokens=200))
+    return create_app(Api(backend, tokenizer, Settings(version="9.9", default_max_tokens=200)))
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from app.api.http import create_app
+from app.api.http import Api, create_app
+from app.api.service import Settings
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -112,7 +113,7 @@ async def test_long_texts_are_tokenised_like_short_ones(client, backend) -> None
 
 async def test_a_tokenizers_own_truncation_never_cuts_a_prompt(backend) -> None:
     backend.tokenizer.backend_tokenizer.enable_truncation(4)
-    app = create_app(backend, backend.tokenizer)
+    app = create_app(Api(backend, backend.tokenizer, Settings()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
         assert (await post(client, "/tokenize", prompt="fox " * 20))["count"] > 20
 

@@ -10,7 +10,7 @@ import pytest
 from app.bench.figures import compare, loop_start, step_curve, steps_before
 from app.bench.records import Record, Setting
 from app.bench.report import document, few_turns, tables
-from app.reporting.summaries import Quartiles, quartiles
+from app.reporting.summaries import Quartiles
 
 LOOP = [5] * 12  # its first 8-gram occurs for the second time at 1
 
@@ -159,12 +159,6 @@ def test_an_output_of_one_token_has_no_decode_step() -> None:
     assert (pld.total.tokens_per_forward, pld.total.pre_loop, pld.total.mac_tp) == (None, None, None)
     assert pld.total.mic_tp == 1
     assert json.loads(json.dumps(document(compare(records), records)))["methods"]["pld"]["tokens_per_forward"] is None
-
-
-def test_spread_of_nothing_one_and_several() -> None:
-    assert quartiles([]) is None
-    assert quartiles([3.0]) == Quartiles(3, 3, 3)
-    assert quartiles([4.0, 0.0, 1.0, 3.0, 2.0]) == Quartiles(1, 2, 3)
 
 
 def test_the_step_curve_has_a_point_where_there_are_enough_steps() -> None:

@@ -16,7 +16,6 @@ from app.load.plots import plots, tokens_by_bin
 from app.load.records import Break, Record
 from app.load.report import write_records
 from app.load.settings import Slo, parse_slo
-from app.reporting.summaries import percentile, percentiles
 from engine.errors import ConfigError
 
 finite = st.floats(0, 1e6, allow_nan=False)
@@ -66,22 +65,6 @@ def test_goodput_counts_what_met_every_limit() -> None:
     records = [record(0), record(1, chunks=[12.5]), record(2, ended=15.0), record(3, outcome="timeout")]
     found = figures(records, Slo(ttft=1.0, e2e=4.0))
     assert (found.slo_met, found.goodput) == (1, 0.2)
-
-
-@given(st.lists(finite, min_size=1))
-def test_percentiles_are_values_that_occurred_in_order(values: list[float]) -> None:
-    found = percentiles(values)
-    assert found is not None
-    assert {found.p50, found.p90, found.p99, found.max} <= set(values)
-    assert min(values) <= found.p50 <= found.p90 <= found.p99 <= found.max == max(values)
-    assert min(values) <= found.mean <= found.max
-
-
-@given(st.lists(finite, min_size=1).map(sorted), st.integers(1, 99))
-def test_a_percentile_is_the_smallest_value_with_so_many_at_most_as_large(ranked: list[float], p: int) -> None:
-    value = percentile(ranked, p)
-    assert 100 * sum(x <= value for x in ranked) >= p * len(ranked)
-    assert 100 * sum(x < value for x in ranked) < p * len(ranked)
 
 
 @given(st.lists(st.tuples(finite, finite), max_size=20), st.floats(0.1, 1e6), st.floats(1, 10))
