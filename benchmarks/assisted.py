@@ -9,8 +9,8 @@ each committed is read from the streamer. Two figures for both sides:
   first forward may commit several tokens; ours commits one.
 
 Times are of a whole run, divided; *drafting* and *scoring* are medians per step, in ms. Texts are compared with Hugging
-Face's ``generate``; with --temperature both sides sample, and ours are compared with our own autoregressive ones. Last
-line: one JSON document.
+Face's ``generate``; with --temperature both sides sample, and ours are compared with our own autoregressive ones. Ten
+minutes with 36 prompts. The last line of stdout is one JSON document.
 
     python -m benchmarks.assisted --model DIR --draft-model DIR --prompts DIR [--temperature 0.8]
 """

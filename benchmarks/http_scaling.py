@@ -1,8 +1,8 @@
-"""What HTTP costs where a step takes long: streamed requests to ``spectra serve --simulate`` against the same router
-on the same stages without Ray and HTTP, same requests.
+"""What HTTP costs where a step takes long: requests to ``spectra serve --simulate`` against the same router without it.
 
-All requests of a run start together, so many as there are streams; tokens per second until the last has ended. Leave
-the machine alone while it runs. Last line: one JSON document.
+Both sides get the same streamed requests, on the same simulated stages; the other side has neither Ray nor HTTP. All
+requests of a run start together, one per stream; the figure is tokens per second until the last has ended. Two
+minutes; leave the machine alone meanwhile. The last line of stdout is one JSON document.
 
     python -m benchmarks.http_scaling [--profile flat10 --stages 2] [--methods autoregressive,suffix]
 """

@@ -5,7 +5,7 @@
 2. Autoregressive, not streamed: tokens per second at concurrency 16 against concurrency 1.
 3. Streamed at concurrency 16: tokens per second, and CPU seconds per event of ingress, router, proxy and stage.
 
-Leave the machine alone while it runs. Last line: one JSON document.
+Five minutes; leave the machine alone meanwhile. The last line of stdout is one JSON document.
 
     python -m benchmarks.http_speed --prompts DIR [--model DIR] [--methods autoregressive,spectra-core]
 """

@@ -1,4 +1,4 @@
-"""What it costs to cut a target into stages: a step through channels and stage processes against its bare forwards.
+"""What cutting a target into stages costs: a step through channels and stage processes against its bare forwards.
 
 Every stage is a real one in a process of its own, with one thread, as the server starts it, but without Ray. One stream
 sends the same step again and again: a root and so many nodes behind a prefix. Alternating with it, the same shards run
@@ -8,7 +8,8 @@ the same step one after the other in this process (forwards and verification, no
 
 Columns: `bare` is the sum of the bare forwards; `busy` what the stages say they were busy, which differs by what
 other processes do to caches and clocks; `step` from sending to result, as a router sees it; `overhead` step - bare.
-Last line: one JSON document. Leave the machine alone while it runs: everything here shares its cores.
+Two minutes; leave the machine alone meanwhile, since all processes share its cores. The last line of stdout is one JSON
+document.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ WARM_UP = 20  # steps of each kind
 def run_stage(
     options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo, address: str, wiring: tuple[Any, ...]
 ) -> None:
-    """A stage process: listens, learns who is behind it, serves until its parent goes."""
+    """A stage process: listens, learns the address of the next stage, serves until its parent ends."""
     parent: Connection
     parent, secret, transport = wiring
     torch.set_num_threads(1)

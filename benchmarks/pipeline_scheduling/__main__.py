@@ -1,14 +1,14 @@
-"""Scheduling alone: a real router on real stage loops whose forward is a sleep (profile flat10, issue 5).
+"""Scheduling alone: a real router on real stage loops whose forward is a sleep (profile flat10).
 
 1. For every number of stages and of streams: steps of single sequences per second against the ideal, min(streams /
    (P x 10 ms), 2 / 10 ms); the time of a step at one stream against the sum of the stages; busy share of the stages.
 2. With recorded answers: tokens per second of a method against autoregressive decoding, over its tokens per forward.
 
-No Ray, no HTTP, no model; stages are processes of their own behind Unix sockets. Leave the machine alone while it
-runs. Last line: one JSON document. Exit status 1: something fell short of --goal.
+No Ray, no HTTP, no model; stages are processes of their own behind Unix sockets. Ten minutes with the default numbers
+of stages and streams. Leave the machine alone while it runs. Exit status 1: a figure fell short of --goal. The last
+line of stdout is one JSON document.
 
-    python -m benchmarks.pipeline_scheduling --answers ../shared/data/corpus/chat_alpacaeval.jsonl \\
-        --source llama-2-7b-chat-hf --plot docs/images/pipeline-scheduling.png
+    python -m benchmarks.pipeline_scheduling --answers LOGS.jsonl --plot docs/images/pipeline-scheduling.png
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real router on simulated stages, so many streams at a time, and what they got in a while of steady running."""
+"""A real router on simulated stages, and the rates of its streams while they run steadily."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Asked = tuple[list[int], int]  # prompt, tokens wanted
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What ``streams`` streams got together."""
+    """Rates over all of ``streams`` streams."""
 
     streams: int
     method: str
@@ -47,7 +47,7 @@ class Rates:
 async def router_on(
     stages: Stages, n_stages: int, extra: Mapping[str, Factory] | None = None, max_sequences: int = 64
 ) -> AsyncIterator[Router]:
-    """A router as a server has it, step times measured; ``extra`` are methods of one's own."""
+    """A router as a server has it, step times measured; ``extra`` are speculators by the names of their methods."""
     pipeline = await Pipeline.connect(stages.endpoints)
     try:
         costs = await measure_pipeline(pipeline, stages.info)
@@ -68,7 +68,7 @@ async def router_on(
 
 
 class Streams:
-    """So many streams, each asking for one prompt after the other until told to stop."""
+    """``n`` streams, each of which asks one prompt after the other until ``stop``."""
 
     def __init__(self, router: Router, asked: Sequence[Asked], n: int, method: str) -> None:
         self._router = router

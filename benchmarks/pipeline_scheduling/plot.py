@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from app.reporting.plotting import grid, save
 from benchmarks.pipeline_scheduling.measurement import Rates
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.profile import PipelineProfile
@@ -16,9 +14,7 @@ def draw(
     profile: PipelineProfile, plain: dict[int, list[Rates]], with_drafts: dict[str, list[Rates]], path: Path
 ) -> None:
     """Write the PNG."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = grid(1, 2, (11, 4.2))
     for i, (n_stages, found) in enumerate(sorted(plain.items())):
         streams = [one.streams for one in found]
         best = [min(n / (n_stages * profile.base_s), profile.flat_sequences / profile.base_s) for n in streams]
@@ -43,4 +39,4 @@ def draw(
         if axes.lines:
             axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)

@@ -1,4 +1,4 @@
-"""What is asked: made-up prompts, or recorded ones whose answers decide what speculation is worth."""
+"""Prompts of the streams: random ones, or recorded ones whose answers decide how much speculation brings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_ANSWER = 300  # tokens; shorter ones would measure prefills
 
 
 def made_up(n: int, length: int, vocab_size: int) -> list[list[int]]:
-    """``n`` different prompts of ``length`` tokens."""
+    """``n`` different random prompts of ``length`` tokens."""
     chance = random.Random(n)
     return [[chance.randrange(5, vocab_size) for _ in range(length)] for _ in range(n)]
 

@@ -1,4 +1,4 @@
-"""Simulated stages, each in a process of its own as in a cluster, without Ray. Knows no router."""
+"""Simulated stages, each in a process of its own as in a cluster, without Ray."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Stages:
             self._pipes.append(pipe)
             self._processes.append(process)
         for pipe in self._pipes:
-            pipe.recv()  # it listens
+            pipe.recv()  # the stage listens
 
     def reports(self) -> list[StageReport]:
         """Of every stage, first to last."""
@@ -76,7 +76,7 @@ class Stages:
 def _serve(
     pipe: Connection, options: TargetOptions, model: Path, place: int, address: str, following: str | None
 ) -> None:
-    """One stage's process: serves until nobody holds the other end of the pipe."""
+    """One stage's process: serves until the other end of the pipe is closed."""
     torch.set_num_threads(1)
     info = describe_target(options, model)
     stage = load_stage(options, model, split_layers(info.spec.n_layers, options.stages)[place], info)

@@ -1,7 +1,8 @@
-"""Check the model of docs/scaling.md against the simulator, then print what it says of clusters we cannot run.
+"""Check the model of docs/scaling.md against the simulator, and print what it predicts for larger clusters.
 
-Two software costs (a hop, a turn of the router) are read off one stream first; nothing else is fitted. Leave the
-machine alone while it runs. Last line: one JSON document.
+Two software costs (a hop between stages, a turn of the router) are taken from one stream first; nothing else is fitted.
+Five minutes; leave the machine alone meanwhile. --no-check prints the predictions alone, at once. The last line of
+stdout is one JSON document.
 
     python -m benchmarks.scaling_model --plot docs/images/scaling-model.png
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine.simulated.profile import PipelineProfile
 
-TAU_PER_LOG = 0.31  # fits tokens per forward of 1.90 at 16 nodes and 2.24 at 64 (FACTS.md), 2.52 at 128 (the paper)
+TAU_PER_LOG = 0.31  # fits tokens per forward of 1.90 at 16 nodes and 2.24 at 64, measured, and 2.52 at 128 (SPECTRA, Le et al., 2025)
 
 
 def tokens_per_forward(nodes: float) -> float:

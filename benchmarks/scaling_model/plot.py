@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from app.reporting.plotting import grid, save
 from benchmarks.scaling_model.check import Checked
 from benchmarks.scaling_model.clusters import SOFTWARE, profile
 from benchmarks.scaling_model.model import Cluster
@@ -15,9 +13,7 @@ from benchmarks.scaling_model.model import Cluster
 
 def draw(found: Sequence[Checked], path: Path) -> None:
     """Write the PNG."""
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = grid(1, 2, (11, 4.4))
     for i, name in enumerate(dict.fromkeys(one.case for one in found)):
         mine = [one for one in found if one.case == name]
         left.plot([one.predicted for one in mine], [one.measured for one in mine], "o", color=f"C{i}", label=name)
@@ -39,4 +35,4 @@ def draw(found: Sequence[Checked], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
