@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 from engine.simulated.profile import PipelineProfile
 
-TAU_PER_LOG = 0.31  # fits tokens per forward of 1.90 at 16 nodes and 2.24 at 64, measured, and 2.52 at 128 (SPECTRA, Le et al., 2025)
+# Fits tokens per forward of 1.90 at 16 nodes and 2.24 at 64, measured, and of 2.52 at 128 (SPECTRA, Le et al., 2025).
+TAU_PER_LOG = 0.31
 
 
 def tokens_per_forward(nodes: float) -> float:
-    """Of a good method on ordinary text by nodes of its trees: every doubling of the tree adds the same."""
+    """Tokens per forward of a good method on ordinary text: every doubling of the tree adds the same."""
     return 1.0 + TAU_PER_LOG * math.log1p(nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What ``streams`` streams get."""
+    """Rates of ``streams`` streams that decode at a time."""
 
     streams: int
     nodes: int  # of every tree
