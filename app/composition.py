@@ -18,11 +18,10 @@ from app.config.serve import ServeConfig
 from app.demo.paths import DEMO
 from app.inputs.cache import cache_folder
 from app.inputs.libraries import FLAG, LibraryAt, builtin_library, checked_place, hash_of, library_at
-from app.inputs.models import drafter_path, model_path, target_name
+from app.inputs.models import check_model, drafter_path, model_path, target_name
 from app.inputs.simulation import profile_at, simulation_of
 from app.inputs.stores import is_store, open_store_at
 from deployments.options import PipelineOptions, RetrievalOptions, RouterOptions, SpeculatorPlacement
-from engine.model.resolve import check_model_name
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.options import GIB, TargetOptions
 from retrieval_store.index.index import FixedLibrary, Library
@@ -42,8 +41,7 @@ def checked(config: ServeConfig) -> ServeConfig:
         UnknownMethodError: the method is unknown or not available yet.
     """
     method_names(config.method)
-    if config.model != DEMO:
-        check_model_name(config.model)
+    check_model(config.model)
     if config.simulate is not None:
         stages = {} if "stages" in config.model_fields_set else {"stages": profile_at(config.simulate).stages}
         given = {name: getattr(config, name) for name in config.model_fields_set}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from app.config.errors import config_of
 from app.config.fields import GROUPS, MethodFields
 from app.config.serve import ServeConfig
+from app.inputs.models import check_model
 from engine.errors import ConfigError
+from speculators.methods import method_names
 
 DESCRIPTION = """\
 Start the server on this machine and print "Ready: URL" once a request would succeed. Ctrl-C or SIGTERM stops it.
@@ -51,7 +53,7 @@ def _add_flag(group: Any, name: str, info: FieldInfo) -> None:
 def _metavar(annotation: Any) -> str:
     """The kind of value: of several kinds, the first."""
     kind = annotation
-    while get_origin(kind) in (types.UnionType, Annotated):
+    while get_origin(kind) in (types.UnionType, Union, Annotated):
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         return "{" + ",".join(map(str, get_args(kind))) + "}"
@@ -73,6 +75,8 @@ def config_from(arguments: argparse.Namespace) -> ServeConfig:
     given = {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}
     objects = {name: _json_object(name, given[name]) for name in given if name in MethodFields.model_fields}
     config = config_of(given | objects, flag)
+    method_names(config.method)
+    check_model(config.model)
     from app.composition import checked  # loads the methods, for which a wrong value does not wait
 
     return checked(config)

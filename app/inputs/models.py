@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.demo.paths import DEMO, DEMO_DRAFTER, DEMO_TARGET
-from engine.model.resolve import resolve
+from engine.model.resolve import check_model_name, resolve
 
 
 def target_name(model: str) -> str:
     """What the loader takes for a target: the demo model's directory, or ``model`` itself."""
     return str(DEMO_TARGET) if model == DEMO else model
+
+
+def check_model(model: str) -> None:
+    """Raises ConfigError if there cannot be such a model; asks no hub."""
+    if model != DEMO:
+        check_model_name(model)
 
 
 def model_path(model: str) -> Path:

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from app.demo.paths import DEMO
+from app.inputs.devices import has_cuda_device
+from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError
-from engine.model.resolve import check_model_name
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.methods import method_names
 
@@ -105,5 +106,6 @@ def check_flags(arguments: argparse.Namespace, temperature: float, *methods: str
             raise ConfigError(f"{flag} is {value}; it must be {right}")
     for method in methods:
         method_names(method)
-    if arguments.model != DEMO:
-        check_model_name(arguments.model)
+    check_model(arguments.model)
+    if is_cuda and not has_cuda_device():
+        raise ConfigError(f"--device is {arguments.device}, but no CUDA device was found on this machine")

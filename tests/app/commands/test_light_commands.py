@@ -50,6 +50,12 @@ GENERATE = ("generate", "--prompt", "a")
     ("flags", "says"),
     [
         (("serve", "--nonsense", "1"), "unrecognized arguments: --nonsense"),
+        (("serve", "--method", "magic"), "unknown method 'magic'"),
+        (("serve", "--model", "/nowhere"), "model '/nowhere' is neither"),
+        (("serve", "--max-nodes", "99999"), "--max-nodes is 99999; it must be at most 4096"),
+        (("serve", "--pld", '{"ngrams": 3}'), "--pld has no setting 'ngrams'"),
+        (("serve", "--retrieval", "/nowhere"), "--retrieval /nowhere: no such file or folder"),
+        (("serve", "--device", "cuda"), "--stage-gpus is 0, but --device is cuda"),
         ((*GENERATE, "--method", "magic"), "unknown method 'magic'"),
         ((*GENERATE, "--model", "/nowhere"), "model '/nowhere' is neither"),
         ((*GENERATE, "--threads", "0"), "--threads is 0; it must be at least 1"),
