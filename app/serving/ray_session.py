@@ -26,6 +26,13 @@ def init_ray(options: dict[str, Any]) -> None:
     ray.init(**options)
 
 
+def log_folder() -> str:
+    """Where this Ray's processes write their logs, those of Serve's replicas in ``serve`` below it."""
+    from ray._private import worker
+
+    return str(worker._global_node.get_logs_dir_path())
+
+
 def end_ray() -> None:
     """Shut down the Ray that this process started, and wait until its processes have gone.
 

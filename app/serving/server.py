@@ -12,16 +12,21 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import httpx
 
 from app.composition import watched_store
 from app.config.serve import ServeConfig
+from app.inputs.devices import has_cuda_device
+from app.inputs.libraries import FLAG
+from app.inputs.stores import open_store_at
 from app.serving.environment import check_port, folder_for_sockets, local_environment, serve_environment
-from app.serving.ray_session import controller_answers, end_ray, init_ray
+from app.serving.progress import Progress
+from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder
 from engine.errors import ConfigError
+from retrieval_store.errors import StoreUnavailableError
 
 READY_S = 600.0  # a large model may load for minutes
 CLOSE_S = 2.0  # for the router to end the streams that outlast the grace period
@@ -42,6 +47,7 @@ class Server:
         self._stop = threading.Event()
         self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
         self._has_ray = False  # imported, and perhaps started
+        self._progress = Progress()
 
     @property
     def _base(self) -> str:
@@ -60,12 +66,18 @@ class Server:
             UnsupportedModelError: the model or its tokenizer cannot be loaded.
         """
         check_port(self.host, self.port)
+        if self.config.device != "cpu" and self._address is None and not has_cuda_device():
+            raise ConfigError(f"--device is {self.config.device}, but no CUDA device was found on this machine")
+        self._progress.say(f"checking model {self.config.model} and its settings")
         self._check_model()
+        self._check_store()
         local = local_environment() if self._address is None else {}
         for name, value in (serve_environment(self._scratch.name) | local).items():
             os.environ.setdefault(name, value)
+        self._progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
         self._start_ray()
         if not self.stopping:
+            self._progress.say(f"deploying the application; logs: {log_folder()}")
             self._deploy()
             self._wait_until_ready()
 
@@ -131,6 +143,16 @@ class Server:
         load_tokenizer(path)
         check_served_drafter(self.config)
 
+    def _check_store(self) -> None:
+        """Say so if the store of ``--retrieval`` does not answer; the server starts without it, and asks again."""
+        where = watched_store(self.config)
+        if where:
+            with closing(open_store_at(where, self.config.retrieval_namespace, FLAG)) as store:
+                try:
+                    store.current()
+                except StoreUnavailableError as error:
+                    self._progress.say(f"{FLAG}: the store does not answer, serving without it until it does: {error}")
+
     def _wait_until_ready(self) -> None:
         body = {"model": self.config.served_name, "prompt": [1], "max_tokens": 1, "temperature": 0}
         deadline = time.monotonic() + READY_S
@@ -143,14 +165,15 @@ class Server:
                             return
                 self._stop.wait(0.1)
         if not self._stop.is_set():
-            raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {_log_folder()}")
+            raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {log_folder()}")
 
     def _is_running(self) -> bool:
         from ray import serve
 
         application = serve.status().applications[APP_NAME]
+        self._progress.follow(application.deployments)
         if application.status == "DEPLOY_FAILED":
-            raise ConfigError(f"the application did not start: {_why(application)}; see {_log_folder()}")
+            raise ConfigError(f"the application did not start: {_why(application)}; see {log_folder()}")
         return bool(application.status == "RUNNING")
 
     @property
@@ -231,10 +254,6 @@ def _why(application: Any) -> str:
     failed = [one.message for one in application.deployments.values() if one.status == "DEPLOY_FAILED"]
     last = [message.strip().splitlines()[-1].strip() for message in failed if message.strip()]
     return " ".join([application.message.strip(), *last])
-
-
-def _log_folder() -> str:
-    return str(Path(tempfile.gettempdir()) / "ray" / "session_latest" / "logs" / "serve")
 
 
 def run(config: ServeConfig, host: str, port: int, address: str | None) -> int:

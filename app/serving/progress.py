@@ -1,0 +1,40 @@
+"""What a starting server says on stderr: each stage of the start with the seconds since the command."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+WORK: Mapping[str, str] = MappingProxyType(
+    {
+        "Target": "stages load the model, and warm up",
+        "Retrieval": "the store is opened, its snapshot loaded",
+        "Router": "methods compile and index their texts, step times are measured where they are not known",
+        "Ingress": "the tokenizer loads, HTTP opens",
+    }
+)
+"""What a deployment does before it is up."""
+
+
+class Progress:
+    """Prints a line per stage of the start; stdout is for ``Ready`` alone."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._seen: dict[str, str] = {}
+
+    def say(self, text: str) -> None:
+        """Print ``text`` with the seconds since the start."""
+        print(f"{time.monotonic() - self._start:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def follow(self, deployments: Mapping[str, Any]) -> None:
+        """Print what changed: deployments of an application as ``serve.status()`` shows them, by name."""
+        for name, one in deployments.items():
+            before, self._seen[name] = self._seen.get(name), str(one.status)
+            if before is None:
+                self.say(f"{name} starts: {WORK[name.partition('-')[0]]}")
+            if before != one.status == "HEALTHY":
+                self.say(f"{name} is up")
