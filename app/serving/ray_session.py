@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 ANSWER_S = 5.0  # Serve's controller answers within milliseconds if it is there; killed processes go as fast
@@ -31,6 +32,22 @@ def log_folder() -> str:
     from ray._private import worker
 
     return str(worker._global_node.get_logs_dir_path())
+
+
+def redirect_messages() -> None:
+    """From now on Ray's messages go to ``driver.log`` among its logs instead of the terminal.
+
+    To be called when a shutdown begins: it kills actors, and Ray reports each as failed and about to be tried again.
+    """
+    from ray._private import worker
+
+    log = Path(log_folder()) / "driver.log"
+
+    def write(data: dict[str, Any], **_: Any) -> None:
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in data["lines"])
+
+    worker.print_to_stdstream = write
 
 
 def end_ray() -> None:

@@ -24,7 +24,7 @@ from app.inputs.libraries import FLAG
 from app.inputs.stores import open_store_at
 from app.serving.environment import check_port, folder_for_sockets, local_environment, serve_environment
 from app.serving.progress import Progress
-from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder
+from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, redirect_messages
 from engine.errors import ConfigError
 from retrieval_store.errors import StoreUnavailableError
 
@@ -198,6 +198,7 @@ class Server:
 
             if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
                 is_drained = self._drained(self.config.grace)
+                redirect_messages()
                 if controller_answers():
                     if not is_drained:
                         self._fail_streams()
