@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from app.api.edge import EdgeOptions, make_edge
 from app.composition import (
     check_served_drafter,
     checked,
@@ -20,7 +21,6 @@ from app.composition import (
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
 from app.inputs.models import target_name
-from app.serving.edge import EdgeOptions, make_edge
 from app.version import VERSION
 from deployments.ingress.deployment import Ingress
 from deployments.retrieval.deployment import RetrievalDeployment

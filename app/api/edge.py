@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,8 +14,22 @@ from app.api.errors import answer_for
 from app.api.http import Api, create_app
 from app.api.parsing import validated
 from app.api.schemas import ChatCompletionRequest, CompletionRequest
+from app.api.service import Settings
+from app.inputs.tokenizers import load_tokenizer
+from deployments.ingress.client import RouterClient
+from engine.model.resolve import resolve
 
 PREFIX = b"data: "  # of a server-sent event
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOptions:
+    """What an ingress replica builds its edge from."""
+
+    tokenizer: str  # directory or hub id
+    version: str
+    default_max_tokens: int
+    max_body_bytes: int
 
 
 class Edge:
@@ -58,3 +73,14 @@ class Edge:
 def _failed(error: Exception) -> dict[str, Any]:
     answer: dict[str, Any] = msgspec.json.decode(answer_for(error).body())
     return answer
+
+
+def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
+    """The edge of one ingress replica; runs in its process."""
+    tokenizer = load_tokenizer(resolve(options.tokenizer))
+    settings = Settings(
+        version=options.version,
+        max_body_bytes=options.max_body_bytes,
+        default_max_tokens=options.default_max_tokens,
+    )
+    return Edge(Api(client, tokenizer, settings))

@@ -24,7 +24,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._seen: dict[str, str] = {}
+        self._seen: dict[str, object] = {}  # deployment -> its status
 
     def say(self, text: str) -> None:
         """Print ``text`` with the seconds since the start."""
@@ -33,7 +33,7 @@ class Progress:
     def follow(self, deployments: Mapping[str, Any]) -> None:
         """Print what changed: deployments of an application as ``serve.status()`` shows them, by name."""
         for name, one in deployments.items():
-            before, self._seen[name] = self._seen.get(name), str(one.status)
+            before, self._seen[name] = self._seen.get(name), one.status
             if before is None:
                 self.say(f"{name} starts: {WORK[name.partition('-')[0]]}")
             if before != one.status == "HEALTHY":
