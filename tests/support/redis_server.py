@@ -112,7 +112,11 @@ class RedisServer:
         self._clean()
         self._folder = tempfile.TemporaryDirectory(prefix="spectra-redis-")
         command = [str(redis_server_binary()), *self._options(Path(self._folder.name))]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        except OSError:
+            self._clean()  # or a later test fails for the folder
+            raise
         # Its input ends with this process, also by SIGKILL. PR_SET_PDEATHSIG would act when the starting thread ends.
         watcher = ["sh", "-c", f"read _; kill -9 {self._process.pid}"]
         self._watcher = subprocess.Popen(watcher, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -141,8 +141,8 @@ def test_no_tenant_falls_behind_by_more_than_a_request(entries: list[tuple[str, 
     largest = max(work for _, work in entries)
     while queue.peek() is not None:
         one = queue.pop()
-        waiting[one.tenant] -= 1
-        served[one.tenant] += work_of(one)
+        waiting[one.request.tenant] -= 1
+        served[one.request.tenant] += work_of(one)
         both = [served[tenant] for tenant in "abc" if waiting[tenant]]
         assert not both or max(both) - min(both) <= 2 * largest
 
