@@ -29,7 +29,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.texts is None and self.tokens is None:
-            raise ValueError("a budget is of texts or of tokens")
+            raise ValueError("a budget needs a number of texts, of tokens, or both; got neither")
         if min(self.texts or 1, self.tokens or 1) < 1 or 0 in (self.texts, self.tokens):
             raise ValueError(f"texts {self.texts} and tokens {self.tokens} must be at least 1")
 

@@ -84,7 +84,7 @@ class Watcher:
                 return
             self.served = self._opened(version)
         except (SnapshotError, OSError) as error:
-            logger.warning("%s: the snapshot of the last run is of no use: %s", self._name, error)
+            logger.warning("%s: the snapshot of the last run cannot be used: %s", self._name, error)
             return
         self._confirmed_at = confirmed_at
         logger.info("%s: version %s is here from an earlier run", self._name, version)
@@ -162,5 +162,5 @@ class Watcher:
         if problem and problem != self.problem:
             logger.warning("%s: %s", self._name, problem)
         elif self.problem and not problem:
-            logger.info("%s: all is well again", self._name)
+            logger.info("%s: no problem is left", self._name)
         self.problem = problem

@@ -103,8 +103,8 @@ def _check_arrays(text: Array, order: Array, starts: Array, n_tokens: int) -> No
         ValueError: says what is wrong.
     """
     if len(order) != n_tokens or len(text) < n_tokens + DEPTH or bool((text[-DEPTH:] != END).any()):
-        raise ValueError(f"{TEXT} and {ORDER} are not of {n_tokens} tokens")
+        raise ValueError(f"{TEXT} and {ORDER} do not hold the {n_tokens} tokens of the manifest")
     if n_tokens and int(order.max()) >= len(text) - DEPTH:
-        raise ValueError(f"{ORDER} leads out of {TEXT}")
+        raise ValueError(f"{ORDER} has positions beyond the end of {TEXT}")
     if not len(starts) or starts[0] != 0 or starts[-1] != n_tokens or bool((np.diff(starts) < 0).any()):
-        raise ValueError(f"{STARTS} does not divide {ORDER}")
+        raise ValueError(f"{STARTS} does not rise from 0 to the length of {ORDER}")

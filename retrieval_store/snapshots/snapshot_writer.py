@@ -91,7 +91,7 @@ class _Writer:
         """All files, the manifest last."""
         n_texts, n_tokens = self._write_text(documents)
         if n_tokens == 0:
-            raise ValueError("there is no token to index")
+            raise ValueError("the documents hold no token: there is nothing to index")
         text: npt.NDArray[np.generic] = np.memmap(self._folder / TEXT, IDS, mode="r")
         windows, contexts = self._write_order(text, n_tokens)
         files = self._entries()

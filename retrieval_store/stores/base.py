@@ -53,7 +53,7 @@ class Current:
 class Move:
     """One move of ``current``."""
 
-    revision: int  # that it got
+    revision: int  # of ``current`` after the move
     version: str
     at: float  # seconds since 1970
 

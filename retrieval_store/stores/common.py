@@ -94,7 +94,7 @@ class CommonStore(ABC):
         """``current``."""
 
     @abstractmethod
-    def _swing(self, old: Pointer, new: Pointer) -> None:
+    def _compare_and_set(self, old: Pointer, new: Pointer) -> None:
         """Replace ``old`` by ``new`` at once: its version stays, that of ``old`` expires, the history grows.
 
         Raises:
@@ -146,7 +146,7 @@ class CommonStore(ABC):
                 raise self._conflict(old.revision, None)
             return old.current
         new = old.forward(version)
-        self._swing(old, new)
+        self._compare_and_set(old, new)
         return new.current
 
     def rollback(self) -> Current:
@@ -155,7 +155,7 @@ class CommonStore(ABC):
         for new in old.ways_back():
             try:
                 self._verified(new.version)
-                self._swing(old, new)
+                self._compare_and_set(old, new)
             except (UnknownVersionError, SnapshotError):
                 continue
             return new.current

@@ -129,7 +129,7 @@ class DirectoryStore(CommonStore):
     def _pointer(self) -> Pointer:
         return self._state().pointer
 
-    def _swing(self, old: Pointer, new: Pointer) -> None:
+    def _compare_and_set(self, old: Pointer, new: Pointer) -> None:
         with self._changing() as state:
             if state.pointer.revision != old.revision:
                 raise self._conflict(old.revision, state.pointer.revision)

@@ -48,13 +48,13 @@ def parse_id(text: str, where: str) -> tuple[int, int]:
     """The two numbers of an entry's id; ``""`` is before all.
 
     Raises:
-        StoreError: it is no id.
+        StoreError: ``text`` is not an id.
     """
     if not text:
         return 0, 0
     found = _ID.fullmatch(text)
     if found is None:
-        raise StoreError(f"{where}: {text[:40]!r} is no id of a log's entry; they look like 1700000000000-0")
+        raise StoreError(f"{where}: {text[:40]!r} is not the id of a log entry; ids look like 1700000000000-0")
     return int(found[1]), int(found[2])
 
 
@@ -65,10 +65,10 @@ def next_id(last: tuple[int, int]) -> tuple[int, int]:
 
 
 def check_limit(limit: int) -> None:
-    """Refuse a number of entries that is none.
+    """Refuse a limit below one entry.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: ``limit`` is below 1.
     """
     if limit < 1:
         raise ValueError(f"limit {limit} must be at least 1 entry")

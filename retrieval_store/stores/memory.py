@@ -129,7 +129,7 @@ class MemoryStore(CommonStore):
     def _pointer(self) -> Pointer:
         return self._shared.pointer
 
-    def _swing(self, old: Pointer, new: Pointer) -> None:
+    def _compare_and_set(self, old: Pointer, new: Pointer) -> None:
         shared = self._shared
         with shared.changed:
             self._sweep()

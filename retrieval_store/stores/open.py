@@ -47,7 +47,7 @@ def open_store(where: str | Path, namespace: str, options: StoreOptions | None =
 
         return RedisStore(parse_redis_url(str(where), os.environ), namespace, options)
     kinds = "redis://, rediss:// (also with +sentinel or +cluster), file:///FOLDER, memory://NAME or a folder"
-    raise StoreAddressError(f"{safe(str(where))} is no store; there are {kinds}")
+    raise StoreAddressError(f"{safe(str(where))} is not a store; the kinds are {kinds}")
 
 
 def check_form(where: str) -> None:
@@ -70,18 +70,20 @@ def shown(where: str) -> str:
 
 def _folder(path: str) -> Path:
     if not path or "\0" in path:
-        raise StoreAddressError(f"{path!r} is no folder")
+        raise StoreAddressError(f"{path!r} is not a folder")
     return Path(path)
 
 
 def _folder_of_url(rest: str) -> Path:
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash or "\0" in unquote(path):
-        raise StoreAddressError(f"{safe(f'file://{rest}')} is no folder of this machine; the form is file:///FOLDER")
+        raise StoreAddressError(f"{safe(f'file://{rest}')} is not a folder of this machine; the form is file:///FOLDER")
     return Path("/" + unquote(path))
 
 
 def _name(name: str) -> str:
     if not name or not name.isprintable() or "/" in name:
-        raise StoreAddressError(f"memory://{name}: a memory store has a name; the form is memory://NAME")
+        raise StoreAddressError(
+            f"memory://{name}: the name must be printable and without '/'; the form is memory://NAME"
+        )
     return name

@@ -1,4 +1,4 @@
-"""How ``current`` moves: revisions, and the way back. Pure values; stores keep them and make moves atomic."""
+"""How ``current`` moves: revisions, and the way back. Plain values; stores keep them and make moves atomic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
     @property
     def current(self) -> Current:
-        """What users see of it."""
+        """Version and revision, for users of a store."""
         return Current(self.version, self.revision)
 
     def forward(self, version: str) -> Pointer:

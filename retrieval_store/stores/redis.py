@@ -94,7 +94,7 @@ class RedisStore(CommonStore):
         version, revision, before = (_text(value) for value in found)
         return decode_pointer(version, revision, before, self.where)
 
-    def _swing(self, old: Pointer, new: Pointer) -> None:
+    def _compare_and_set(self, old: Pointer, new: Pointer) -> None:
         keys = [self._keys.current, self._keys.history, self._keys.version(new.version)]
         if old.version:
             keys.append(self._keys.version(old.version))

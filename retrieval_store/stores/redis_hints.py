@@ -1,4 +1,4 @@
-"""Listens to a namespace's channel in Redis. What is missed while the connection is lost is found by polling."""
+"""Listens to a namespace's channel in Redis. Polling makes up for hints missed while the connection is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a Redis is, read from a URL and the environment; never shows a password.
+"""The address of a Redis, read from a URL and the environment; never shows a password.
 
 ``redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]``, ``redis+sentinel://HOST[:PORT],.../SERVICE[/DB]`` and
 ``redis+cluster://HOST[:PORT],...``; ``rediss`` for TLS, with ``?ca=FILE``.
@@ -31,7 +31,7 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(?::([0-9]{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where, and as whom."""
+    """Hosts, database and credentials."""
 
     kind: str  # of FORMS
     tls: bool
@@ -55,7 +55,7 @@ class RedisAddress:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no message may contain."""
+        """Passwords, which no message may contain."""
         return tuple(filter(None, (self.password, self.sentinel_password)))
 
 
@@ -68,7 +68,7 @@ def parse_redis_url(url: str, environment: Mapping[str, str]) -> RedisAddress:
     parts = _URL.fullmatch(url)
     kind = (parts["kind"] or "") if parts else ""
     if parts is None or kind not in FORMS:
-        raise StoreAddressError(f"{safe(url)} is no URL of a Redis; the forms are {', '.join(FORMS.values())}")
+        raise StoreAddressError(f"{safe(url)} is not the URL of a Redis; the forms are {', '.join(FORMS.values())}")
     service, db = _path(url, kind, parts["path"])
     username, password = _user(parts["user"] or "", environment)
     return RedisAddress(
@@ -86,7 +86,7 @@ def parse_redis_url(url: str, environment: Mapping[str, str]) -> RedisAddress:
 
 
 def safe(url: str) -> str:
-    """``url`` as a message may show it, whatever is wrong with it: without user, password and options."""
+    """``url`` for a message, also if it is malformed: without user, password and options."""
     scheme, found, rest = url.partition("://")
     if not found:
         return "the address"
@@ -123,9 +123,9 @@ def _path(url: str, kind: str, text: str) -> tuple[str, int]:
         raise _wrong(url, kind, "the service that Sentinel watches is missing")
     number = parts.pop(0) if parts else "0"
     if parts or not re.fullmatch(r"[0-9]{1,5}", number):
-        raise _wrong(url, kind, "the database is not one number")
+        raise _wrong(url, kind, "the database must be one number")
     if kind == "cluster" and int(number) != 0:
-        raise _wrong(url, kind, "a Cluster has database 0 only")
+        raise _wrong(url, kind, "the database of a Cluster must be 0")
     return service, int(number)
 
 

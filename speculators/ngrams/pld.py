@@ -47,7 +47,9 @@ class PldConfig:
         if not 1 <= self.ngram_min <= self.ngram_max:
             raise ConfigError(f"pld: need 1 <= ngram_min <= ngram_max, got {self.ngram_min} and {self.ngram_max}")
         if self.draft_tokens < 1 or self.max_branches < 1:
-            raise ConfigError(f"pld: draft_tokens {self.draft_tokens} and max_branches {self.max_branches} must be > 0")
+            raise ConfigError(
+                f"pld: draft_tokens {self.draft_tokens} and max_branches {self.max_branches} must be at least 1"
+            )
         if self.tie_break not in ("random", "first", "recent"):
             raise ConfigError(f"pld: tie_break must be random, first or recent, got {self.tie_break!r}")
 

@@ -155,7 +155,7 @@ class PldPlusHidden(_PldPlus):
 
     def __init__(self, config: PldPlusConfig) -> None:
         if config.layer is None:
-            raise UnknownMethodError("pld-plus-h needs to know a layer of the model: set pld_plus.layer", "method")
+            raise UnknownMethodError("pld-plus-h needs a layer of the model: set pld_plus.layer", "method")
         super().__init__(config)
         self.needs = Needs(hidden_layer=config.layer, hidden_dims=config.dims)
         self._states: dict[int, HiddenStates] = {}  # request id -> states of its positions

@@ -331,7 +331,7 @@ def test_a_wrong_password_is_said_without_showing_it(refused: Any, redis: RedisS
         (["stats", "here", "--store", "there"], "either DIR"),
         (["publish", "here", "--store", "there", "--no-activate", "--expect", "3"], "--expect"),
         (["list", "--store", "ftp://host"], "ftp://host"),
-        (["list", "--store", ""], "'' is no folder"),
+        (["list", "--store", ""], "'' is not a folder"),
         (["list", "--store", "redis://localhost", "--namespace", "a b"], "a b"),
         (["list", "--store", "redis://localhost", "--namespace", "../up"], "../up"),
         (["list", "--store", "redis://localhost", "--namespace", ".."], "no dot first"),

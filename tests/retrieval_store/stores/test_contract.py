@@ -477,9 +477,9 @@ def test_the_log_refuses_what_is_no_text_or_id(place: Place) -> None:
         with pytest.raises(ValueError, match="limit"):
             store.entries(limit=limit)
     for name in ("abc", "1", "1-2-3", "$"):
-        with pytest.raises(StoreError, match="no id"):
+        with pytest.raises(StoreError, match="not the id"):
             store.entries(after=name)
-        with pytest.raises(StoreError, match="no id"):
+        with pytest.raises(StoreError, match="not the id"):
             store.trim(name)
     assert store.entries() == []
 
