@@ -125,7 +125,7 @@ def _path(url: str, kind: str, text: str) -> tuple[str, int]:
     if parts or not re.fullmatch(r"[0-9]{1,5}", number):
         raise _wrong(url, kind, "the database must be one number")
     if kind == "cluster" and int(number) != 0:
-        raise _wrong(url, kind, "the database of a Cluster must be 0")
+        raise _wrong(url, kind, "a Cluster has database 0 only")
     return service, int(number)
 
 
