@@ -1,4 +1,4 @@
-"""The built-in snapshot: the running Python's standard library and its reference, for whoever has no corpus yet.
+"""The built-in snapshot: the running Python's standard library and its reference, for servers without a corpus.
 
 Unrefined: scoring it would take minutes, indexing it takes seconds. The library and the reference in ``pydoc_data`` are
 under the PSF licence. A snapshot is built once per tokenizer and Python, and kept in the cache folder.
@@ -41,7 +41,7 @@ SKIPPED |= {"idlelib", "lib2to3", "distutils", "turtledemo", "ensurepip"}
 def builtin_snapshot(model: Path) -> Path:
     """Folder of the built-in snapshot for the tokenizer in directory ``model``; built now if it is not there.
 
-    Takes a few seconds the first time. Processes that ask at once wait for the one that builds.
+    Takes a few seconds the first time. Processes that ask at the same time wait for the one that builds.
 
     Raises:
         OSError: the cache folder cannot be written, or ``model`` has no ``tokenizer.json``.
@@ -95,7 +95,7 @@ def documents() -> Iterator[Document]:
 def _modules(root: Path) -> list[Path]:
     found: list[Path] = []
     for folder, inner, files in os.walk(root):
-        inner[:] = set(inner) - SKIPPED  # os.walk goes where this list says
+        inner[:] = set(inner) - SKIPPED  # os.walk descends into what this list keeps
         found += [Path(folder) / name for name in files if name.endswith(".py")]
     return sorted(found, key=lambda path: (len(path.parts), path))
 

@@ -1,4 +1,4 @@
-"""Where what was found out about a model is kept between runs, and how models are told apart."""
+"""The cache folder of the user, and the hashes by which models and tokenizers are told apart."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def snapshot_folder() -> Path:
 def fetch_current(where: str, namespace: str, flag: str) -> Path:
     """Folder of the current snapshot of a store's namespace, fetched and verified unless it is here already.
 
-    Says so on stderr when the store is away and an earlier one is used.
+    Says on stderr when the store does not answer and an earlier snapshot is used.
 
     Args:
         where: URL or folder of the store.

@@ -77,14 +77,15 @@ def library_at(where: str | None, tokenizer: str, namespace: str = DEFAULT_NAMES
 
 
 def builtin_library(tokenizer: str) -> LibraryAt:
-    """What makes the built-in library of those who named none: without it things go on, too."""
+    """What makes the built-in library where no other is named; without it a server starts, too."""
     return LibraryAt(BUILTIN, tokenizer, is_optional=True)
 
 
 def prepare(at: LibraryAt | None) -> None:
-    """Before the processes start that draft: make what is made once, refuse what is of no use.
+    """Before the drafting processes start: build the built-in snapshot, refuse a snapshot that does not fit the model.
 
-    Text is left to them, since an index of it does not travel; so are stores, which may come up later.
+    The drafting processes index text themselves, since an index does not travel, and open stores, which may come up
+    later.
 
     Raises:
         ConfigError: the snapshot is of no use, and not optional.

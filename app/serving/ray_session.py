@@ -54,7 +54,7 @@ def end_ray() -> None:
     """Shut down the Ray that this process started, and wait until its processes have gone.
 
     Ray would give each a second to heed the SIGTERM that it cannot hear, and its agents look for their cluster for a
-    while when their raylet was killed. Nothing runs in them any more: all are killed at once.
+    while when their raylet was killed. Nothing runs in them at this point: all are killed at once.
     """
     import psutil
     import ray

@@ -228,7 +228,7 @@ def test_an_unrefined_snapshot_says_so(corpus: Run, snapshots: list[Path]) -> No
     assert (told["perplexity"], told["model"]) == ("unrefined", "none")
 
 
-def test_somebody_elses_move_is_a_conflict_and_changes_nothing(
+def test_a_move_by_another_process_is_a_conflict_and_changes_nothing(
     refused: Any, corpus: Run, store: str, snapshots: list[Path]
 ) -> None:
     first, second, _ = versions_of(snapshots)

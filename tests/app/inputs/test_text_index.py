@@ -433,7 +433,7 @@ def test_only_the_demo_model_has_it_by_default(given: dict[str, Any], where: str
         ({"retrieval": "none"}, True),
     ],
 )
-def test_auto_leaves_texts_alone_that_nobody_asked_for(given, drafts):
+def test_auto_drafts_from_built_in_texts_only_where_a_flag_asks_for_them(given, drafts):
     assert speculator_options(ServeConfig(**given)).auto.retrieval is drafts
 
 

@@ -73,7 +73,7 @@ def test_a_port_that_cannot_be_had_is_named_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="--host is 'no"):
         check_port("no.such.host.invalid", 8000)
     with pytest.raises(ConfigError, match="cannot be listened on"):
-        check_port("192.0.2.1", 8000)  # an address of documentation, nobody's
+        check_port("192.0.2.1", 8000)  # an address of documentation, of no machine
 
 
 def test_sockets_of_haproxy_fit_into_the_97_characters_it_allows(

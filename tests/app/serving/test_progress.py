@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from app.config.serve import ServeConfig
+from app.inputs import devices
+from app.serving.environment import free_port
 from app.serving.progress import Progress
+from app.serving.server import Server
+from engine.errors import ConfigError
 
 
 def test_each_deployment_is_told_as_it_starts_and_as_it_is_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,3 +29,38 @@ def test_each_deployment_is_told_as_it_starts_and_as_it_is_up(capsys: pytest.Cap
         "Target-2 is up",
         "Router is up",
     ]
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[..., Server]]:
+    made: list[Server] = []
+
+    def make(**fields: object) -> Server:
+        made.append(Server(ServeConfig.model_validate(fields), "127.0.0.1", free_port()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def test_a_store_that_does_not_answer_is_told_and_one_that_does_is_not(
+    server: Callable[..., Server], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    server(retrieval="redis://user:secret@127.0.0.1:1")._check_store()
+    said = capsys.readouterr()
+    assert "--retrieval: the store does not answer, serving without it until it does: redis://" in said.err
+    assert "secret" not in said.err + said.out
+    server(retrieval="none")._check_store()
+    server(retrieval=f"file://{tmp_path}")._check_store()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_server_on_gpus_is_refused_where_there_is_none(
+    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "DEVICES", tmp_path)
+    with pytest.raises(ConfigError, match="--device is cuda, but no CUDA device was found on this machine"):
+        server(device="cuda", stage_gpus=1).start()
+    (tmp_path / "nvidia0").touch()
+    assert devices.has_cuda_device()

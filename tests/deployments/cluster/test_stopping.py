@@ -22,6 +22,7 @@ def stopped_in_good_order(server: Server, processes: list[psutil.Process]) -> No
     assert psutil.wait_procs(processes, timeout=5)[1] == []
     assert list(server.folder.glob("spectra-*")) == []
     assert "Controller failed to shut down" not in server.log.read_text()
+    assert "graceful_shutdown failed" not in server.log.read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["control-group", "terminal"])
