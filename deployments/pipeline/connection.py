@@ -24,7 +24,7 @@ from engine.target.step_timing import measurement
 
 logger = logging.getLogger(__name__)
 
-MEASURE_ATTEMPTS = 3  # to time the target's steps at start
+MEASURE_ATTEMPTS = 3  # pipelines on which the target's steps are timed at start, until one survives
 STEP_DEADLINE = RouterOptions().step_deadline  # seconds
 
 
@@ -39,7 +39,7 @@ class Pipeline:
         self.endpoints = endpoints
         self._steps = steps
         self._results = results
-        self._broken = ""  # why steps do not arrive any more
+        self._broken = ""  # why steps no longer arrive
         self._watch = asyncio.get_running_loop().create_task(self._watch_steps())
 
     async def _watch_steps(self) -> None:
@@ -66,11 +66,11 @@ class Pipeline:
         return cls(endpoints, steps, results)
 
     def send(self, step: Step) -> None:
-        """Hand a step over; never waits, and never fails: a lost pipeline shows in ``receive``."""
+        """Send a step; never waits and never fails: a lost pipeline shows in ``receive``."""
         self._steps.send(encode_frame(step, None))
 
     async def receive(self) -> StepResult:
-        """The next result; raises TargetLostError when the pipeline is gone."""
+        """The next result; raises TargetLostError when the pipeline is lost."""
         try:
             return decode_result(await self._results.receive())
         except TargetLostError as error:
@@ -83,7 +83,7 @@ class Pipeline:
 
         Raises:
             TargetHungError: there is none within ``limit`` seconds.
-            TargetLostError: the pipeline is gone, failed the step, or answered another one.
+            TargetLostError: the pipeline is lost, failed the step, or answered a step with another number.
         """
         self.send(step)
         try:
@@ -111,7 +111,7 @@ async def measure_pipeline(
 
     Raises:
         TargetHungError: a step was not answered within ``limit`` seconds.
-        TargetLostError: the pipeline is gone, or failed a step.
+        TargetLostError: the pipeline is lost, or failed a step.
     """
     steps = measurement(info)
     step = next(steps)
@@ -138,7 +138,7 @@ async def step_costs(
 
     Args:
         connect: waits for a pipeline.
-        file: where times are kept; "": nowhere.
+        file: keeps the times between starts; "": none.
         info: of the target.
         deadline: seconds a step may take; on a pipeline that is being measured ``TIMES_COLD`` times as long.
         report_hang: is told of a pipeline that does not answer in time.

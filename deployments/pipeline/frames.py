@@ -1,6 +1,6 @@
-"""What a frame between stages says: the step itself, what became of it so far, and which tensors follow.
+"""A frame between stages: the step itself, its outcome so far, and headers of the tensors that follow.
 
-Tensors are not part of it: a link (``deployments.stage.links``) carries them behind their frame.
+The tensors themselves are not part of it: a link (``deployments.stage.links``) carries them after their frame.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class StageFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A step on its way; the router's has neither tensors nor times."""
+    """A step between two stages; a frame of the router has neither tensors nor times."""
 
     step: bytes
-    tensors: tuple[TensorHeader, ...] = ()  # hidden states, and tapped ones where there are any
-    error: str = ""  # an earlier stage could not run the step; the rest only pass it on
-    rows_at: tuple[str, ...] = ()  # addresses of stages that wait to be asked for attention rows
-    seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last; must stay the last field
+    tensors: tuple[TensorHeader, ...] = ()  # hidden states, and tapped hidden states where speculators need them
+    error: str = ""  # why an earlier stage could not run the step; later stages only pass it on
+    rows_at: tuple[str, ...] = ()  # addresses of the stages that keep attention rows of this step
+    seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last; the last field, for ``stamp``
 
 
 _FLOAT64 = 0xCB  # MessagePack: eight bytes follow
@@ -41,8 +41,8 @@ def encode_frame(
     rows_at: tuple[str, ...] = (),
     seconds: tuple[float, ...] = (),
 ) -> bytearray:
-    """A frame for the next stage; the tensors of ``activations`` follow it, unless there is an error. A step that
-    came encoded is passed on as it came."""
+    """A frame for the next stage; the tensors of ``activations`` follow it, unless there is an ``error``. A step that
+    is already encoded is copied as it is."""
     headers = () if error else tuple(map(TensorHeader.of, tensors_of(activations)))
     raw = step if isinstance(step, bytes) else encode(step)
     frame = bytearray()
@@ -51,32 +51,32 @@ def encode_frame(
 
 
 def stamp(frame: bytearray, seconds: float) -> None:
-    """Write the last of ``seconds`` into an encoded frame: a stage knows its own when all else is ready to be sent."""
+    """Overwrite the last of ``seconds`` in an encoded frame: a stage knows its own time when the rest is encoded."""
     assert frame[-9] == _FLOAT64, "the frame has no times"
     struct.pack_into(">d", frame, len(frame) - 8, seconds)
 
 
 def decode_frame(raw: bytes) -> StageFrame:
-    """What a frame says; its step is still encoded.
+    """Decode a frame; its step stays encoded.
 
     Raises:
-        msgspec.DecodeError: it is not a frame (its subclass ValidationError: not one of ours).
+        msgspec.DecodeError: ``raw`` is not MessagePack (its subclass ValidationError: not a frame).
     """
     return _DECODER.decode(raw)
 
 
 def tensors_of(activations: Activations | None) -> list[Tensor]:
-    """What travels behind a frame, in order."""
+    """The tensors that follow a frame, in order."""
     if activations is None:
         return []
     return [activations.hidden] if activations.tapped is None else [activations.hidden, activations.tapped]
 
 
 def activations_of(tensors: Sequence[Tensor]) -> Activations | None:
-    """The other way round.
+    """The activations that ``tensors_of`` took apart; None without tensors.
 
     Raises:
-        EOFError: no frame of ours has so many.
+        EOFError: there are more than two tensors.
     """
     if len(tensors) > 2:
         raise EOFError(f"a frame has at most 2 tensors, this one has {len(tensors)}")

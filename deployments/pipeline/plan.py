@@ -1,4 +1,4 @@
-"""What the first stage of a pipeline finds out for all: the target's description and which stage has which layers."""
+"""The plan that one stage of a pipeline makes for all: the target's description and the layers of every stage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from engine.target.info import TargetInfo
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What every stage is loaded by."""
+    """What a stage needs to load its layers."""
 
     info: TargetInfo
     ranges: tuple[LayerRange, ...]  # first stage to last
-    memory: tuple[str, ...] = ()  # what each stage will hold, for a log; nothing if stages are simulated
+    memory: tuple[str, ...] = ()  # what each stage will hold, one log line each; empty for simulated stages

@@ -1,4 +1,4 @@
-"""What a frame announces of a tensor that follows it. Free of torch: a router writes and reads frames, too."""
+"""The header of a tensor that follows a frame. Does not import torch, because routers write frames too."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAX_DIMENSIONS = 4
 
 
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a receiver has to know of a tensor that is about to come; whatever a peer writes, it is bounded."""
+    """dtype and shape of a tensor. Decoding bounds both, whatever a peer writes."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_FRAME)], ...], Meta(max_length=MAX_DIMENSIONS)]
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorHeader:
-        """The header of a tensor; a dtype that does not travel is refused by the receiver."""
+        """The header of a tensor; the receiver refuses a dtype that is not listed above."""
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))  # type: ignore[arg-type]
 
     @property

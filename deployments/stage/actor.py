@@ -1,6 +1,7 @@
 """A stage in a Ray actor: loads its layers, then serves steps over its channel. Ray only starts and watches it.
 
-Its owner reads this file, too, and does no arithmetic: torch and the model's code are imported where an actor is made.
+The owner of the pipeline imports this module too and must stay light: only the actor itself imports torch and the
+model's code.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from deployments.stage.worker import StageWorker
     from engine.stage.base import StageLike
 
-LOOK_S = 0.1  # between two looks at the loop
-SOCKETS = "spectra-stage-"  # prefix of the folders
+POLL_S = 0.1  # seconds between two looks at the loop
+SOCKETS = "spectra-stage-"  # prefix of the socket folders
 ONLY_UNIX, ONLY_TCP = "unix", "tcp"  # values of ``transport``; any other allows both
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading took."""
+    """What loading cost."""
 
     seconds: float
     n_bytes: int  # memory of the process, and of its GPU
@@ -41,10 +42,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a stage says of itself."""
+    """The state of a stage at one moment."""
 
-    n_sequences: int
-    busy: float  # seconds its loop has been inside one step
+    busy: float  # seconds that its loop has spent on the current step; 0 between steps
 
 
 class StageActor:
@@ -61,7 +61,7 @@ class StageActor:
     def __init__(self, options: TargetOptions, path: str, number: int, threads: int, transport: str) -> None:
         import torch
 
-        # All of it now, side by side with the other stages: later on, they wait for the first one.
+        # Import everything now, at the same time as the other stages: later they wait for the first one to plan.
         from deployments.stage import planning, worker  # noqa: F401
 
         torch.set_num_threads(threads)
@@ -75,7 +75,7 @@ class StageActor:
         self._sockets: SocketFolder | None = None
 
     def identity(self) -> ProcessIdentity:
-        """Where it runs; nothing is loaded for that."""
+        """Of this process; needs nothing loaded."""
         return ProcessIdentity.here()
 
     def plan(self) -> StagePlan:
@@ -92,7 +92,7 @@ class StageActor:
         """Load the layers.
 
         Raises:
-            SpectraError: as ``load_stage``, and for whatever else is wrong with the checkpoint: the message names it.
+            SpectraError: as ``load_stage``, and for any other fault of the checkpoint, which the message names.
         """
         from engine.target.loading import load_stage
 
@@ -101,12 +101,12 @@ class StageActor:
             self._stage = load_stage(self._options, self._path, plan.ranges[self._number], plan.info)
         except SpectraError:
             raise
-        except Exception as error:  # a file cut short, say: libraries do not name it
+        except Exception as error:  # such as a truncated file, which libraries do not name
             raise UnsupportedModelError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
         return Loaded(time.monotonic() - began, psutil.Process().memory_info().rss + _allocated(self._device))
 
     def listen(self, secret: bytes) -> StageEndpoint:
-        """Open the stage's channels; returns how peers reach them."""
+        """Listen for peers; returns the addresses by which they reach this stage."""
         from deployments.stage.worker import StageWorker
 
         assert self._stage is not None, "load comes before listen"
@@ -124,36 +124,36 @@ class StageActor:
         return StageEndpoint(here.node, reached.get("unix", ""), reached.get("tcp", ""))
 
     def serve(self, next_address: str | None, rows_address: str) -> None:
-        """Start the loop, or tell it of new neighbours, as ``StageWorker.start``."""
+        """Start the loop, or change its neighbours, as ``StageWorker.start``."""
         assert self._worker is not None, "listen comes before serve"
         self._worker.start(next_address, rows_address)
         gc.collect()
-        gc.freeze()  # what is loaded now stays: a full collection would stall a step for tens of milliseconds
+        gc.freeze()  # everything loaded now stays: a full collection would stall a step by tens of milliseconds
 
     def ping(self) -> Pulse:
-        """How it is; answers while the process lives.
+        """The stage's state; answers while the process lives.
 
         Raises:
             TargetLostError: the process lives, but its loop has ended.
-            ConfigError: it cannot be linked to a neighbour as ``transport`` says, now or later.
+            ConfigError: the option ``transport`` allows no link to a neighbour.
         """
         if self._stage is None or self._worker is None:
-            return Pulse(0, 0.0)
+            return Pulse(0.0)
         self._check_links()
         if not self._worker.is_alive:
             raise TargetLostError("the stage's loop has ended; its log says why")
         since = self._worker.busy_since
-        return Pulse(self._stage.n_sequences, 0.0 if since is None else time.monotonic() - since)
+        return Pulse(0.0 if since is None else time.monotonic() - since)
 
     def hold(self) -> str:
-        """Returns once the loop has ended; whoever waits for it hears of the process's death at once.
+        """Return the reason once the loop has ended; its caller also learns at once when the process dies.
 
         Raises:
             ConfigError: like ``ping``.
         """
         pause = threading.Event()
         while self._worker is None or self._worker.is_alive:
-            pause.wait(LOOK_S)
+            pause.wait(POLL_S)
             self._check_links()
         return "its loop has ended; its log says why"
 
@@ -162,7 +162,7 @@ class StageActor:
             raise ConfigError(self._worker.fault)
 
     def leave(self) -> None:
-        """Stop listening and leave nothing behind."""
+        """Stop listening and remove the sockets."""
         if self._worker is not None:
             self._worker.close()
         if self._sockets is not None:

@@ -1,8 +1,8 @@
-"""Attention rows of heads that are not on the last stage: asked for once the last stage knows what was accepted.
+"""Attention rows of heads that are not on the last stage: requested once the last stage knows which nodes it accepted.
 
-Which row of a tree is the last accepted one is known on the last stage only, and rows of all nodes would be megabytes a
-step. So a stage keeps what its rows are made from and writes its address on the frame; the last stage asks back, over
-a connection of its own, while the stage's loop goes on with the next step.
+Only the last stage knows which row of a tree belongs to the last accepted node, and the rows of all nodes would be
+megabytes a step. So a stage keeps what its rows are computed from and writes its address on the frame; the last stage
+requests the rows over a connection of its own, while the loop of the stage goes on with the next step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from engine.stage.artefacts import AttentionRows, CapturedStep
 from engine.step import StepResult, WorkResult, decode_result, encode
 from engine.target.local import attach_attention
 
-MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but some may fail and never be asked for
+MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but rows of failed steps are never requested
 
 logger = logging.getLogger(__name__)
 
 
 class PeerLostError(EOFError):
-    """A stage that had been asked for rows is gone: the pipeline is broken."""
+    """A stage that keeps rows is lost: the pipeline is broken."""
 
 
 class _Rows(msgspec.Struct, frozen=True, array_like=True):
-    """An answer: fp32 rows by (sequence, place in its needs' heads)."""
+    """An answer: rows (fp32, as bytes) by sequence and index of the head in the sequence's needs."""
 
     rows: list[tuple[int, int, bytes]] = []
-    error: str = ""  # they could not be computed
+    error: str = ""  # why they could not be computed
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -42,35 +42,31 @@ _DECODER = msgspec.msgpack.Decoder(_Rows)
 
 
 class RowKeeper:
-    """The asked side: one per stage. ``keep`` and ``clear`` belong to the stage's loop, ``serve`` to a thread."""
+    """The answering side, one per stage: its loop calls ``keep`` and ``clear``, a thread ``serve``."""
 
     def __init__(self) -> None:
         self._kept: dict[int, CapturedStep] = {}  # step id -> capture, oldest first
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        """Steps that nobody has asked for yet."""
-        return len(self._kept)
-
     def keep(self, step_id: int, captured: CapturedStep) -> None:
-        """Remember a step until it is asked for."""
+        """Keep the capture of a step until its rows are requested."""
         with self._lock:
             self._kept[step_id] = captured
             if len(self._kept) > MAX_KEPT:
                 del self._kept[next(iter(self._kept))]
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Drop all captures."""
         with self._lock:
             self._kept.clear()
 
     def serve(self, channel: Channel) -> None:
-        """Answer one peer until it goes."""
+        """Answer one peer until it disconnects."""
         try:
             while True:
                 channel.send(_ENCODER.encode(self._answer(channel.receive())))
         except (EOFError, OSError, msgspec.DecodeError) as error:
-            logger.info("peer that asks for attention rows lost: %s", error)
+            logger.info("the peer that requests attention rows is gone: %s", error)
         finally:
             channel.close()
 
@@ -79,20 +75,20 @@ class RowKeeper:
         with self._lock:
             captured = self._kept.get(asked.step_id)
             while captured is not None and next(iter(self._kept)) != asked.step_id:
-                del self._kept[next(iter(self._kept))]  # steps are answered in order: those before have failed
+                del self._kept[next(iter(self._kept))]  # steps are answered in order: earlier ones have failed
             self._kept.pop(asked.step_id, None)
         if captured is None:
-            return _Rows(error=f"step {asked.step_id} is not known here")
+            return _Rows(error=f"step {asked.step_id} is not known to this stage")
         try:
             rows = captured.rows(asked.results)
-        except Exception as failure:  # whatever it is, the last stage must not wait for ever
+        except Exception as failure:  # of any kind: the last stage waits for an answer
             logger.exception("attention rows of step %d failed", asked.step_id)
             return _Rows(error=f"{type(failure).__name__}: {failure}")
-        return _Rows([(seq, place, row.tobytes()) for (seq, place), row in rows.items()])
+        return _Rows([(seq, head, row.tobytes()) for (seq, head), row in rows.items()])
 
 
 class RowAsker:
-    """The asking side: on the last stage, used by its loop only."""
+    """The requesting side: on the last stage, used by its loop only."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -101,15 +97,15 @@ class RowAsker:
     def attach(
         self, step_id: int, results: Sequence[WorkResult], own: AttentionRows, addresses: Sequence[str]
     ) -> list[WorkResult]:
-        """The step's results with the rows of this stage and of those at ``addresses``.
+        """The step's results with the attention rows of this stage and of those at ``addresses``.
 
         Raises:
-            PeerLostError: one of them is gone.
-            RuntimeError: one of them could not compute its rows.
+            PeerLostError: one of these stages is lost.
+            RuntimeError: one of these stages could not compute its rows.
         """
         rows = dict(own)
         if addresses and any(result.tokens for result in results):
-            # Tokens and accepted nodes are all that the others have to know.
+            # The other stages need the tokens and the accepted nodes, nothing else.
             bare = [WorkResult(result.seq, result.tokens, result.accepted) for result in results]
             rows |= self._ask(encode(StepResult(step_id, bare, 0.0)), addresses)
         return [attach_attention(result, rows) for result in results] if rows else list(results)
@@ -129,9 +125,9 @@ class RowAsker:
                 self._peers[address].send(question)
             answers = [_DECODER.decode(self._peers[address].receive()) for address in addresses]
         except (EOFError, OSError, UnauthenticatedError, msgspec.DecodeError) as error:
-            raise PeerLostError(f"a stage that holds attention heads is gone: {error}") from error
+            raise PeerLostError(f"a stage that keeps attention rows is lost: {error}") from error
         for answer in answers:
             if answer.error:
                 raise RuntimeError(f"attention rows of an earlier stage: {answer.error}")
-            rows |= {(seq, place): np.frombuffer(raw, dtype="<f4") for seq, place, raw in answer.rows}
+            rows |= {(seq, head): np.frombuffer(raw, dtype="<f4") for seq, head, raw in answer.rows}
         return rows

@@ -1,7 +1,7 @@
-"""What a stage has still to do: frames of its upstream, received while the loop computes.
+"""The inbox of a stage: frames of its upstream, received while the loop computes.
 
-Small frames wait in the socket's own buffer, and the loop reads them itself: waking it by another thread would take
-longer. Once a stage sends large ones, a thread takes them in, a few frames ahead of the loop.
+Small frames wait in the socket's own buffer, and the loop reads them itself: to be woken by another thread would take
+longer. Once the upstream sends large frames, a thread receives them, a few frames ahead of the loop.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ READ_AHEAD = 2  # frames
 
 
 class Arrived(NamedTuple):
-    """A frame and what came behind it."""
+    """A frame and the activations that followed it."""
 
     frame: StageFrame
     activations: Activations | None
 
 
 class Inbox(Protocol):
-    """Frames of one upstream, in order; one thread takes them out."""
+    """Frames of one upstream, in order, for one thread."""
 
     def take(self) -> Arrived:
-        """The next frame; raises EOFError or OSError when the upstream is lost or sent what is no frame."""
+        """The next frame; raises EOFError or OSError when the upstream is lost or sent a malformed frame."""
 
     def close(self) -> None:
         """Drop the connection."""
 
 
 class RouterInbox:
-    """Frames without tensors, straight from the channel."""
+    """Frames of a router, which have no tensors, straight from the channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -48,7 +48,7 @@ class RouterInbox:
         """As ``Inbox.take``."""
         frame = _decoded(self._channel.receive())
         if frame.tensors:
-            raise EOFError("malformed frame: no tensors follow the steps of a router")
+            raise EOFError("malformed frame: a router announced tensors")
         return Arrived(frame, None)
 
     def close(self) -> None:
@@ -57,7 +57,8 @@ class RouterInbox:
 
 
 class StageInbox:
-    """Frames with tensors; read ahead by a thread from the first large one on, and on links that are no sockets."""
+    """Frames of another stage, with tensors; a thread reads ahead: on a socket link from the first large frame on, on
+    other links from the start."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -76,7 +77,7 @@ class StageInbox:
         """As ``Inbox.take``."""
         if not self._is_ahead:
             arrived = self._next()
-            if sum(head.n_bytes for head in arrived.frame.tensors) > AT_ONCE:
+            if sum(header.n_bytes for header in arrived.frame.tensors) > AT_ONCE:
                 self._read_ahead()
             return arrived
         return self._taken()
@@ -101,7 +102,7 @@ class StageInbox:
                 return
             try:
                 arrived: Arrived | Exception = self._next()
-            except Exception as error:  # whatever it is, the loop must hear of it
+            except Exception as error:  # of any kind: ``take`` must raise it
                 arrived = error
             self._arrived.put(arrived)
             if isinstance(arrived, Exception):

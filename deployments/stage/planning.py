@@ -1,4 +1,4 @@
-"""Plans a deployed pipeline where its stages run: layers are timed, if they are, on the device of a stage."""
+"""Plans a deployed pipeline in the process of one of its stages: layers are timed on the device they will run on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from engine.target.options import TargetOptions
 
 
 def plan_stages(options: TargetOptions, path: Path) -> StagePlan:
-    """Describe the target and split it; with split ``measured`` for some seconds, in which the device must be idle.
+    """Describe the target and split it into stages. With ``split`` = "measured" this takes some seconds, in which the
+    device must be idle.
 
     Args:
         options: of the target.
@@ -26,5 +27,5 @@ def plan_stages(options: TargetOptions, path: Path) -> StagePlan:
     info = describe_target(options, path)
     ranges = stage_ranges(options, path, info)
     if torch.device(options.device).type == "cuda":
-        torch.cuda.empty_cache()  # what a measurement held belongs to the stages from now on
+        torch.cuda.empty_cache()  # give the memory of the measurement back, the stages need it
     return StagePlan(info, tuple(ranges), tuple(map(str, memory_of_stages(options, path, info, ranges))))

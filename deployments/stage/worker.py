@@ -1,6 +1,6 @@
-"""A stage's persistent loop: receive a step, run the layers, pass it on; the last stage answers the router.
+"""The loop of a stage: receive a step, run the layers, pass it on; the last stage answers the router.
 
-No Ray here: an actor (``deployments.stage.actor``) or a test runs it in a thread.
+Does not use Ray: an actor (``deployments.stage.actor``) or a test runs it in a thread.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 class StageWorker:
-    """Serves one stage to whoever knows the secret.
+    """Serves one stage to peers that know the secret.
 
-    Whoever connects with role ``steps`` (the router) or ``stage`` (the stage before) becomes the stage's upstream, and
-    the stage connects to the one behind it at once. The newest wins and starts with an empty stage, because a router
-    that reconnects has forgotten what was in flight. Its results go to whoever connected with role ``results`` last
-    before it: a router connects there first. Losing one neighbour drops the other, so that the loss of any stage
-    reaches the router at once.
+    A peer that connects with role ``steps`` (the router) or ``stage`` (the previous stage) becomes the upstream of this
+    stage, which connects to the next stage at once. The newest upstream replaces the one before and starts with an
+    empty stage, because a router that reconnects has forgotten what was in flight. Results go to the last peer that
+    connected with role ``results`` before the upstream did: a router connects in that order. The loss of one neighbour
+    drops the other, so that the router hears of the loss of any stage at once.
 
     Args:
         stage: the layers and their cache.
@@ -44,7 +44,7 @@ class StageWorker:
         address: to listen on.
         secret: of the pipeline.
         transport: which links to neighbours are allowed (``links.negotiation.kinds_of``).
-        also: a second address to listen on, for peers that the first one is out of reach of; "": none.
+        also: a second address to listen on, for peers that cannot reach the first one; "": none.
     """
 
     def __init__(
@@ -64,51 +64,37 @@ class StageWorker:
         self._acceptor = Acceptor([one for one in (address, also) if one], secret, STAGE_ROLES, self._register)
         self.addresses = self._acceptor.addresses
         self._rows_address = self.address
-        self._lock = threading.Lock()  # the three below: connections are taken in by threads of their own
-        self._upstreams: queue.Queue[tuple[Channel, Channel | None] | None] = queue.Queue()  # and where results go
+        self._lock = threading.Lock()  # for the three below: every connection is accepted in a thread of its own
+        # Upstreams and where their results go; None ends the loop.
+        self._upstreams: queue.Queue[tuple[Channel, Channel | None] | None] = queue.Queue()
         self._upstream: Channel | None = None
         self._results: Channel | None = None
         self._next: Link | None = None
         self._closing = False
         self._started = False
-        self._busy_since: float | None = None
-        self._fault = ""
+        self.busy_since: float | None = None  # ``time.monotonic`` when the loop began its step; None between steps
+        self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
-        self._askers: set[Channel] = set()  # peers that ask for rows; under the lock
+        self._askers: set[Channel] = set()  # peers that request attention rows; under the lock
 
     @property
     def address(self) -> str:
-        """The first of the addresses that it listens on."""
+        """The first of the addresses that the stage listens on."""
         return self.addresses[0]
 
     @property
-    def n_sequences(self) -> int:
-        """Sequences the stage holds state of."""
-        return self._stage.n_sequences
-
-    @property
     def is_alive(self) -> bool:
-        """Whether steps would be served; a process that answers may still have lost its device."""
+        """Whether the loop serves steps; a process that answers calls may still have lost its device."""
         return not self._closing
 
-    @property
-    def fault(self) -> str:
-        """Why this stage and a neighbour can never be linked as they were told to be; "" if they can, or may."""
-        return self._fault
-
-    @property
-    def busy_since(self) -> float | None:
-        """``time.monotonic`` since when the loop has been inside one step; None while it waits for one."""
-        return self._busy_since
-
     def start(self, next_address: str | None, rows_address: str = "") -> None:
-        """Run acceptors and loop in daemon threads; ``next_address`` is the stage behind, None for the last one.
+        """Run acceptor and loop in daemon threads; called again, connect to a replacement of the next stage instead:
+        steps in flight are dropped, and the router notices and reconnects.
 
-        ``rows_address`` is by which of its addresses the last stage reaches this one; "": by the first.
-
-        Called again, it names the stage that has taken the place of the one behind: what was in flight is dropped
-        (the router notices and connects anew), and the next step goes to the new one.
+        Args:
+            next_address: of the next stage; None for the last stage.
+            rows_address: the one of ``addresses`` by which the last stage reaches this stage; "": the first.
         """
         self._next_address = next_address
         self._rows_address = rows_address or self.address
@@ -161,7 +147,7 @@ class StageWorker:
     def _loop(self) -> None:
         while (connected := self._upstreams.get()) is not None:
             upstream, results = connected
-            if upstream is not self._upstream:  # superseded while it waited here, and closed
+            if upstream is not self._upstream:  # replaced while it waited in the queue, and closed
                 continue
             self._stage.reset()
             self._keeper.clear()
@@ -172,18 +158,18 @@ class StageWorker:
                 self._connect(upstream)
                 while True:
                     arrived = inbox.take()
-                    self._busy_since = time.monotonic()
+                    self.busy_since = time.monotonic()
                     self._serve(arrived, results)
-                    self._busy_since = None
-            except NoCommonLinkError as error:  # no second try ends better: ``ping`` and ``hold`` say so from now on
+                    self.busy_since = None
+            except NoCommonLinkError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
                 logger.error("no link to a neighbour: %s", error)
-                self._fault = str(error)
+                self.fault = str(error)
             except (EOFError, OSError, UnauthenticatedError) as error:
                 logger.info("upstream lost: %s", error)
             except Exception:
-                logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the pipeline is replaced
+                logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the stage is replaced
                 self.close()
-            self._busy_since = None
+            self.busy_since = None
             for connection in (inbox, self._next, results):
                 if connection is not None:
                     connection.close()
@@ -191,7 +177,7 @@ class StageWorker:
             self._asker.close()
 
     def _connect(self, upstream: Channel) -> None:
-        """The link to the stage behind, before there is a step for it; given up when nobody waits for it any more."""
+        """Build the link to the next stage before its first step; given up when the upstream hangs up meanwhile."""
         if self._next_address is None:
             return
         channel = Channel.connect(self._next_address, self._secret, STAGE)
@@ -202,12 +188,12 @@ class StageWorker:
             raise
 
     def _serve(self, arrived: Arrived, results: Channel | None) -> None:
-        """One frame. A malformed one ends the connection; a step that fails is answered with its error."""
+        """Serve one frame. A malformed one ends the connection; a step that fails is answered with its error."""
         began = time.perf_counter()
         frame = arrived.frame
         try:
             step = decode_step(frame.step)
-        except (msgspec.DecodeError, ValueError) as wrong:  # the latter from an array's bytes
+        except (msgspec.DecodeError, ValueError) as wrong:  # ValueError: from the bytes of an array
             raise EOFError(f"malformed step: {wrong}") from wrong
         error, header, tensors = frame.error, bytearray(), list[Tensor]()
         answers: list[WorkResult] = []
@@ -218,12 +204,12 @@ class StageWorker:
                 else:
                     header, tensors = self._pass_on(step, arrived, self._next)
             except (torch.AcceleratorError, PeerLostError):
-                raise  # a device that failed stays failed, a pipeline without one of its stages is none
-            except Exception as failure:  # whatever it is, only this step's sequences may suffer
+                raise  # neither the device nor the pipeline can serve the next step
+            except Exception as failure:  # of any kind: only the sequences of this step fail
                 logger.exception("step %d failed", step.step_id)
                 error = f"{type(failure).__name__}: {failure}"
         if error:
-            self._stage.admit(step)  # what ended has ended, on the stages behind a failed one too
+            self._stage.admit(step)  # the stages after a failed one too must drop what has ended
             header, tensors, answers = encode_frame(frame.step, None, error, (), (*frame.seconds, 0.0)), [], []
         seconds = time.perf_counter() - began
         if self._next is not None:
@@ -232,10 +218,10 @@ class StageWorker:
         elif results is not None:
             results.send(encode(StepResult(step.step_id, answers, seconds, error, (*frame.seconds, seconds))))
         else:
-            raise EOFError("nobody has connected for the results")
+            raise EOFError("no peer has connected with the role results")
 
     def _pass_on(self, step: Step, arrived: Arrived, link: Link) -> tuple[bytearray, list[Tensor]]:
-        """This stage's part of a step: what goes to the next one, made ready while a device is still at it."""
+        """This stage's part of a step; returns a frame for the next stage, encoded while the device still computes."""
         activations, rows_at = None, arrived.frame.rows_at
         if not step.work:
             self._stage.admit(step)
@@ -245,7 +231,7 @@ class StageWorker:
             if captured is not None:
                 self._keeper.keep(step.step_id, captured)
                 rows_at = (*rows_at, self._rows_address)
-        seconds = (*arrived.frame.seconds, 0.0)  # this stage's own is stamped on it
+        seconds = (*arrived.frame.seconds, 0.0)  # ``stamp`` overwrites the last one
         header, tensors = encode_frame(arrived.frame.step, activations, "", rows_at, seconds), tensors_of(activations)
         link.prepare(header, tensors)
         if step.work:

@@ -1,6 +1,6 @@
 """What crosses processes besides requests, steps and events: the model served, its health, failures on their way out.
 
-An error arrives as what it was, not as a traceback of another process.
+An error arrives as the exception that it was, not as a traceback of another process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Failure(msgspec.Struct, frozen=True):
         return cls(type(error).__name__, str(error), getattr(error, "param", None), getattr(error, "retry_after", 1.0))
 
     def exception(self) -> errors.SpectraError:
-        """The exception again; a class the engine does not list comes back as its root."""
+        """The exception again; as SpectraError if ``engine.errors`` has no class of that name."""
         kind: Any = getattr(errors, self.kind, errors.SpectraError)
         made: errors.SpectraError
         if issubclass(kind, errors.RequestError):

@@ -16,12 +16,12 @@ from engine.events import StepEvent
 from engine.request import Request
 
 SUBMIT = "submit"  # role of an ingress in the handshake
-BEAT_S = 2.0  # between two heartbeats of an ingress
+BEAT_S = 2.0  # seconds between two heartbeats of an ingress
 SILENT_BEATS = 5  # after so many beats without a frame the peer counts as lost
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """Where a router listens, and the secret it wants to hear; travels by an authenticated call of Ray."""
+    """Where a router listens, and the secret of its channel; travels by a call of Ray, never over the channel."""
 
     address: str
     secret: bytes

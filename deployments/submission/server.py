@@ -60,10 +60,6 @@ class SubmissionServer:
         self._serving: set[asyncio.Task[None]] = set()
         self._is_cut = False
 
-    def __len__(self) -> int:
-        """Ingresses that are connected."""
-        return len(self._connections)
-
     async def attachment(self, host: str | None = None) -> Attachment:
         """What an ingress needs to connect; ``host`` is this node's address when the ingress is on another one."""
         wanted = f"unix:{self._folder.path}/router" if host is None else f"tcp:{host}:0"

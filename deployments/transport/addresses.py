@@ -1,4 +1,4 @@
-"""Addresses of channels, and what the kernel is told about their sockets. It knows nothing of who speaks over them."""
+"""Addresses of channels and the kernel's options of their sockets. Knows nothing of the processes that use them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import socket
 from pathlib import Path
 
-READ_AHEAD = 1 << 22  # bytes the asyncio half takes in before it is asked
+READ_AHEAD = 1 << 22  # bytes that an asyncio reader buffers
 SEND_BUFFER = 1 << 22  # bytes the kernel should take from a sender whose peer is busy; it may allow fewer
-SILENT_S, PROBE_S, N_PROBES = 4, 2, 3  # a TCP peer that vanished without a word is noticed after about ten seconds
+SILENT_S, PROBE_S, N_PROBES = 4, 2, 3  # of TCP keep-alive: a peer that vanished is noticed after about 10 s
 
 
 def parse(address: str) -> tuple[int, str | tuple[str, int]]:
-    """``unix:/path`` or ``tcp:host:port`` -> socket family and address."""
+    """Socket family and address of ``unix:/path`` or ``tcp:host:port``."""
     kind, _, rest = address.partition(":")
     if kind == "unix":
         return socket.AF_UNIX, rest
@@ -37,7 +37,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def tune(connection: socket.socket) -> None:
-    """Small frames at once, large buffers, and an end to TCP peers that vanished: a dead node says nothing."""
+    """Send small frames at once, use large buffers, and notice TCP peers whose node died without closing anything."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     if connection.family != socket.AF_INET:
         return
@@ -46,13 +46,13 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, N_PROBES)
-    # Probes are sent only while nothing else is on its way; this holds for what is.
-    lost_after = 1000 * (SILENT_S + PROBE_S * N_PROBES)
+    # The kernel probes idle connections only; this timeout covers those with unacknowledged data.
+    lost_after = 1000 * (SILENT_S + PROBE_S * N_PROBES)  # milliseconds
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_after)
 
 
 async def open_streams(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to a listening peer; raises OSError when nobody listens there."""
+    """A connection to a listening peer; raises OSError when no process listens there."""
     family, where = parse(address)
     if family == socket.AF_UNIX:
         return await asyncio.open_unix_connection(str(where), limit=READ_AHEAD)

@@ -81,12 +81,12 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the peer is connected to; loopback for a Unix socket."""
+        """This machine's end of the connection: an IP address; loopback for a Unix socket."""
         return str(self._socket.getsockname()[0]) if self._socket.family == socket.AF_INET else "127.0.0.1"
 
     @property
     def is_hung_up(self) -> bool:
-        """Whether the peer has gone, or this end is closed; asks nobody and never waits."""
+        """Whether the peer has gone or this end is closed, as far as the kernel knows by now; never waits."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLRDHUP)
@@ -95,7 +95,7 @@ class Channel:
             return True
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Seconds a blocking call may wait for a sign of the peer before it raises TimeoutError; None: for ever."""
+        """Set how many seconds a blocking call may wait for the peer before it raises TimeoutError; None: no limit."""
         self._socket.settimeout(seconds)
 
     def send(self, payload: bytes | bytearray) -> None:
@@ -104,36 +104,36 @@ class Channel:
 
     @staticmethod
     def frame(payload: bytes | bytearray) -> list[memoryview]:
-        """A frame as parts to be sent one behind the other."""
+        """The parts of a frame, to be sent one after the other."""
         return [memoryview(_LENGTH.pack(len(payload))), memoryview(payload)]
 
     def send_all(self, parts: Sequence[memoryview]) -> None:
-        """Send parts without joining them, waiting for the peer where it must; raises like ``send``."""
-        left = [part for part in parts if part.nbytes]
-        while left:
-            left = _behind(left, self._socket.sendmsg(left))
+        """Send parts without joining them; blocks while the kernel's buffer is full. Raises like ``send``."""
+        rest = [part for part in parts if part.nbytes]
+        while rest:
+            rest = _after(rest, self._socket.sendmsg(rest))
 
     def send_now(self, parts: Sequence[memoryview]) -> list[memoryview]:
         """Send what the kernel takes at once; returns the rest. Raises like ``send``."""
-        left = [part for part in parts if part.nbytes]
+        rest = [part for part in parts if part.nbytes]
         with contextlib.suppress(BlockingIOError):
-            while left:
-                left = _behind(left, self._socket.sendmsg(left, [], socket.MSG_DONTWAIT))
-        return left
+            while rest:
+                rest = _after(rest, self._socket.sendmsg(rest, [], socket.MSG_DONTWAIT))
+        return rest
 
-    def receive_into(self, room: memoryview) -> None:
-        """Fill ``room`` with what follows, outside any frame; raises like ``receive``."""
-        _fill(self._socket, room)
+    def receive_into(self, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes that follow, outside any frame; raises like ``receive``."""
+        _fill(self._socket, buffer)
 
     def receive(self) -> bytes:
         """The next frame; raises EOFError or OSError when the peer is gone."""
         (length,) = _LENGTH.unpack(_receive_exactly(self._socket, _LENGTH.size))
         if length > MAX_FRAME:
-            raise EOFError(f"a frame of {length} bytes is longer than {MAX_FRAME}")
+            raise EOFError(f"a frame of {length} bytes is longer than the limit of {MAX_FRAME}")
         return _receive_exactly(self._socket, length)
 
     def close(self) -> None:
-        """Close; a thread that waits in ``receive`` wakes up with EOFError."""
+        """Close; a thread that waits in ``receive`` gets EOFError."""
         with contextlib.suppress(OSError):  # the peer was faster
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -165,8 +165,8 @@ def _fill(connection: socket.socket, view: memoryview) -> None:
         view = view[got:]
 
 
-def _behind(parts: list[memoryview], n: int) -> list[memoryview]:
-    """What is left of ``parts`` behind their first ``n`` bytes."""
+def _after(parts: list[memoryview], n: int) -> list[memoryview]:
+    """``parts`` without their first ``n`` bytes."""
     while parts and n >= parts[0].nbytes:
         n -= parts[0].nbytes
         parts = parts[1:]
@@ -220,7 +220,7 @@ class AsyncChannel:
 
     def send(self, payload: bytes | bytearray) -> None:
         """Hand one frame to the transport; never waits or fails (a lost peer shows in ``receive``)."""
-        if not self._writer.is_closing():  # uvloop raises on a transport that the peer's going has closed
+        if not self._writer.is_closing():  # uvloop raises on a transport that the peer has closed
             self._writer.write(_LENGTH.pack(len(payload)) + payload)
 
     async def receive(self) -> bytes:
@@ -228,7 +228,7 @@ class AsyncChannel:
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > MAX_FRAME:
-                raise TargetLostError(f"a frame of {length} bytes is longer than {MAX_FRAME}")
+                raise TargetLostError(f"a frame of {length} bytes is longer than the limit of {MAX_FRAME}")
             return await self._reader.readexactly(length)
         except (OSError, EOFError) as error:
             raise TargetLostError(f"the channel broke: {error}") from error
@@ -239,5 +239,5 @@ class AsyncChannel:
         return self._writer.transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Close at once; what was not sent yet is dropped."""
+        """Close at once; frames that the kernel has not taken yet are dropped."""
         self._writer.transport.abort()

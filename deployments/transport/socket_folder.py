@@ -1,4 +1,4 @@
-"""A folder for a process's Unix sockets that does not outlive it for long, whatever it dies of."""
+"""A folder for a process's Unix sockets, removed by the next process of its kind if its own process is killed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PREFIX = "spectra-router-"  # of a router's
-LOCK = "lock"  # held as long as the process lives
+PREFIX = "spectra-router-"  # of a router's folder
+LOCK = "lock"  # file that the process holds locked as long as it lives
 
 
 class SocketFolder:
-    """A private folder in the system's temporary one. Making one clears away those whose processes were killed."""
+    """A private folder in the system's temporary one. The constructor removes the folders of killed processes."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         _clear(prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock = _locked(self.path / "new")
-        os.rename(self.path / "new", self.path / LOCK)  # whoever sees the lock finds it held
+        os.rename(self.path / "new", self.path / LOCK)  # under this name the lock is never seen unheld
 
     def remove(self) -> None:
-        """Done with it; may be called twice."""
+        """Remove the folder; may be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -43,7 +43,7 @@ def _locked(lock: Path) -> int | None:
 
 def _clear(prefix: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # another user's, or another process was faster
-            if (folder / LOCK).exists() and (lock := _locked(folder / LOCK)) is not None:  # a new one has none yet
+        with contextlib.suppress(OSError):  # the folder of another user, or another process was faster
+            if (folder / LOCK).exists() and (lock := _locked(folder / LOCK)) is not None:  # a new folder has none yet
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)

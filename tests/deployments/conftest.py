@@ -72,7 +72,7 @@ class Stages:
     @property
     def n_sequences(self) -> int:
         """Sequences any stage still holds state of."""
-        return max(worker.n_sequences for worker in self.workers)
+        return max(worker._stage.n_sequences for worker in self.workers)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -22,6 +22,11 @@ class Submitting:
     channel: SubmissionChannel
     attached: int = 0
 
+    @property
+    def n_connected(self) -> int:
+        """Ingresses that the server serves."""
+        return len(self.server._connections)
+
     async def attach(self) -> Attachment:
         self.attached += 1
         return await self.server.attachment()
@@ -45,8 +50,8 @@ async def submitting(run: RunRequest, beat: float = BEAT_S, patience: float = 30
         pair.channel.close()
 
 
-async def nobody() -> Attachment:
-    """How it is asked for a router when there is none."""
+async def no_router() -> Attachment:
+    """``attach`` when there is no router."""
     raise TargetLostError("there is no router")
 
 
@@ -55,7 +60,7 @@ def tokens(events: list[StepEvent]) -> list[int]:
 
 
 def check_figures(events: list[StepEvent], n_prompt: int) -> RequestStats:
-    """The contract of a request's figures, whoever counted them."""
+    """The contract of a request's figures, whichever router counted them."""
     stats = events[-1].stats
     assert stats is not None
     assert [event.stats for event in events[:-1]] == [None] * (len(events) - 1)

@@ -1,8 +1,8 @@
 """The rendezvous of a process group over an authenticated channel.
 
-``torch.distributed``'s own stores listen to whoever connects. Two ranks need none of that: what one sets, the other
-gets, so a key is a frame on the channel the two stages share already. Values are bytes that gloo or NCCL made for
-themselves; they come from a peer that knows the pipeline's secret.
+The stores of ``torch.distributed`` accept any peer that connects. Two ranks need no such server: every key that one
+rank sets is a frame to the other, on the channel that the two stages share already. Values are bytes that gloo or NCCL
+made for themselves; they come from a peer that knows the pipeline's secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deployments.transport.channel import Channel
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A key that was set; the empty one says that no more will be."""
+    """A key that was set; the empty key ends the rendezvous."""
 
     key: str
     value: bytes = b""
@@ -31,8 +31,8 @@ class ChannelStore(Store):
     """A store of exactly two ranks.
 
     Args:
-        channel: to the other; nothing else may use it until ``finish`` has returned.
-        seconds: for all of the rendezvous.
+        channel: to the other rank; reserved for the store until ``finish`` has returned.
+        seconds: limit for the whole rendezvous.
     """
 
     def __init__(self, channel: Channel, seconds: float) -> None:
@@ -43,7 +43,7 @@ class ChannelStore(Store):
         self._finished = False
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Remember a value and tell the other rank; after ``finish`` nobody is told."""
+        """Remember a value and send it to the other rank; after ``finish`` it stays here."""
         self._known[key] = value.encode() if isinstance(value, str) else value
         if not self._finished:
             self._channel.send(_ENCODER.encode(_Entry(key, self._known[key])))
@@ -59,16 +59,16 @@ class ChannelStore(Store):
         return self._known[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all are set; the store's own deadline holds. Raises like ``get``."""
+        """Wait until all are set; the store's own deadline holds, not ``timeout``. Raises like ``get``."""
         for key in keys:
             self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are known here by now."""
+        """Whether all are known to this rank by now."""
         return all(key in self._known for key in keys)
 
     def finish(self) -> None:
-        """Both ranks are done: from here on the channel carries frames again. Raises like ``get``."""
+        """Wait until both ranks are done: from then on the channel carries frames again. Raises like ``get``."""
         self._channel.send(_ENCODER.encode(_Entry("")))
         while "" not in self._known:
             self._take()
@@ -80,10 +80,10 @@ class ChannelStore(Store):
             raise EOFError("the rendezvous is over")
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the neighbour takes too long to build a link")
+            raise TimeoutError("the neighbour took too long to build a link")
         self._channel.set_timeout(left)
         try:
             entry = _DECODER.decode(self._channel.receive())
         except msgspec.DecodeError as error:
-            raise EOFError(f"the neighbour sent what is no key: {error}") from error
+            raise EOFError(f"the neighbour sent a malformed key: {error}") from error
         self._known[entry.key] = entry.value

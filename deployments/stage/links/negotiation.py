@@ -1,4 +1,4 @@
-"""Which link two neighbours use: the one that connects says what it can do, the other chooses."""
+"""Negotiates the link of two neighbours: the stage that connects offers kinds of links, the other chooses one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from deployments.stage.links.process_group import GlooLink, NcclLink
 from deployments.stage.links.sockets import SocketLink
 from deployments.transport.channel import Channel
 
-ANSWER_S = 10.0  # for an offer, and for its answer
+ANSWER_S = 10.0  # seconds for an offer, and for its answer
 SOCKET, GLOO, NCCL = "socket", "gloo", "nccl"
 
 
 class NoCommonLinkError(EOFError):
-    """Two neighbours share no link: the option ``transport`` does not fit their devices."""
+    """Two neighbours have no kind of link in common: the option ``transport`` does not fit their devices."""
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """From the stage that connects."""
+    """Sent by the stage that connects."""
 
     kinds: tuple[str, ...]  # best first
     device: str  # as ``identity`` writes it
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """From the stage that accepts; no kind: it has none in common."""
+    """Sent by the stage that accepts."""
 
-    kind: str
-    error: str = ""
+    kind: str  # "": none in common
+    error: str = ""  # why
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -49,17 +49,17 @@ def kinds_of(transport: str, device: torch.device) -> tuple[str, ...]:
 
 
 def identity(device: torch.device) -> str:
-    """The same for two stages if and only if they compute on the same device."""
+    """A name that two stages share if and only if they compute on the same device."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
 
 
 def offer_link(
     channel: Channel, transport: str, device: torch.device, is_abandoned: Callable[[], bool] = lambda: False
 ) -> Link:
-    """The connecting side; ``is_abandoned`` says that nobody wants the link any more: building it then ends at once.
+    """The connecting side; building ends at once when ``is_abandoned`` says that the link is no longer wanted.
 
     Raises:
-        NoCommonLinkError: it shares no link with us.
+        NoCommonLinkError: the neighbours have no kind of link in common.
         EOFError, OSError: the neighbour is gone, or too slow.
     """
     channel.set_timeout(ANSWER_S)
@@ -68,7 +68,7 @@ def offer_link(
     try:
         choice = _CHOICE.decode(channel.receive())
     except msgspec.DecodeError as error:
-        raise EOFError(f"the neighbour chose no link: {error}") from error
+        raise EOFError(f"the neighbour sent a malformed choice of a link: {error}") from error
     if choice.error:
         raise NoCommonLinkError(choice.error)
     if choice.kind not in kinds:
@@ -82,12 +82,12 @@ def accept_link(channel: Channel, transport: str, device: torch.device) -> Link:
     try:
         offer = _OFFER.decode(channel.receive())
     except msgspec.DecodeError as error:
-        raise EOFError(f"the neighbour offered no link: {error}") from error
+        raise EOFError(f"the neighbour sent a malformed offer of links: {error}") from error
     choice = _choose(offer, kinds_of(transport, device), identity(device))
     channel.send(_ENCODER.encode(choice))
     if choice.error:
         raise NoCommonLinkError(choice.error)
-    # Here the upstream is the neighbour itself.
+    # Never abandoned: the upstream that could hang up is the neighbour itself.
     return _link(choice.kind, channel, device, RECEIVER, lambda: False)
 
 

@@ -1,7 +1,7 @@
-"""Sends that wait for a neighbour, in a thread of their own and in order, so that a stage's loop need not.
+"""Blocking sends to a neighbour, in order and in a thread of their own, so that the loop of a stage never waits.
 
-A stage that waited until a megabyte of hidden states has been taken would lose what a pipeline is for. The thread
-starts with the first send that would have waited: small frames never pay for it.
+A stage that waited until the neighbour has received a megabyte of hidden states could not compute meanwhile, and the
+pipeline would gain nothing. The thread starts with the first send that would have blocked: small frames need none.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class Sender:
     """One neighbour's outgoing jobs.
 
     Args:
-        lost: called once, by the thread, when a job has failed; it should close the connection.
+        on_lost: called once, by the thread, when a job has failed; it should close the connection.
     """
 
-    def __init__(self, lost: Callable[[], None]) -> None:
-        self._lost = lost
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self._on_lost = on_lost
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending = 0  # jobs not done yet; under the lock
@@ -28,7 +28,7 @@ class Sender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all jobs are done, so that the caller may send by itself without overtaking any."""
+        """Whether all jobs are done, so that the caller may send by itself and keep the order."""
         with self._lock:
             return self._pending == 0
 
@@ -36,7 +36,7 @@ class Sender:
         """Queue a job.
 
         Raises:
-            EOFError: an earlier one has failed.
+            EOFError: an earlier job has failed.
         """
         if self._error is not None:
             raise EOFError(f"an earlier frame could not be sent: {self._error}")
@@ -48,7 +48,7 @@ class Sender:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Let the thread end after what is queued; closing the connection makes that fail at once."""
+        """Let the thread end after the queued jobs; those fail at once if the connection is closed."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -61,6 +61,6 @@ class Sender:
     def _do(self, job: Callable[[], None]) -> None:
         try:
             job()
-        except Exception as error:  # whatever it is: frames behind a lost one are worth nothing
+        except Exception as error:  # of any kind: frames after a lost one are useless
             self._error = error
-            self._lost()
+            self._on_lost()

@@ -1,4 +1,4 @@
-"""Tensors through the authenticated channel itself, right behind their header: the link of one node without GPUs."""
+"""Tensors through the authenticated channel itself, right after their header: the default link without GPUs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from deployments.stage.links.sender import Sender
 from deployments.transport.channel import Channel
 
 CPU = torch.device("cpu")
-AT_ONCE = 1 << 18  # bytes: handing them to the kernel takes less than waking a thread for it
+AT_ONCE = 1 << 18  # bytes: to send up to so many directly takes less time than to wake a thread for it
 
 
 class SocketLink:
-    """Headers and tensors share one connection; nothing is copied on the way but by the kernel.
+    """Headers and tensors share one connection; this process makes no copy of either.
 
     Args:
         channel: to the neighbour.
@@ -34,7 +34,7 @@ class SocketLink:
         self._prepared: tuple[bytearray | None, list[memoryview]] = (None, [])
 
     def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
-        """As ``Link.prepare``; tensors of a GPU are copied to the host only when they are whole."""
+        """As ``Link.prepare``; for tensors of a GPU nothing, as they can be copied only once they are computed."""
         if all(tensor.device == CPU for tensor in tensors):
             self._prepared = (header, self._parts(header, tensors))
 
@@ -72,5 +72,5 @@ class SocketLink:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The elements as they lie in memory (numpy has no bfloat16); the view keeps the tensor alive."""
+    """The elements as bytes (numpy has no bfloat16), without a copy; the view keeps the tensor alive."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ def test_a_later_router_shuts_earlier_ones_out_for_good() -> None:
 
 
 def test_who_came_first_counts_and_not_what_routers_are_called() -> None:
-    """Incarnations are random, and clocks of nodes differ: neither says who is later."""
+    """Incarnations are random and clocks of nodes differ: neither says which router is the later one."""
     for names in (["a", "b"], ["b", "a"]):
         epochs = LeaderEpochs()
         for name in names:
@@ -33,7 +33,7 @@ def test_who_came_first_counts_and_not_what_routers_are_called() -> None:
         epochs.admit(names[1], ready=True)
 
 
-def test_a_router_that_fails_before_it_is_ready_shuts_nobody_out() -> None:
+def test_a_router_that_fails_before_it_is_ready_supersedes_no_other() -> None:
     epochs = LeaderEpochs()
     epochs.admit("healthy", ready=True)
     for _ in range(3):
@@ -51,7 +51,7 @@ def test_an_older_router_that_is_ready_late_does_not_shut_a_newer_one_out() -> N
         epochs.admit("old", ready=True)
 
 
-def test_who_says_nothing_of_itself_shuts_nobody_out_and_is_let_in() -> None:
+def test_a_router_without_incarnation_supersedes_no_other_and_is_admitted() -> None:
     epochs = LeaderEpochs()
     epochs.admit("", ready=True)
     epochs.admit("router", ready=True)

@@ -95,7 +95,7 @@ async def test_stages_behind_sockets_give_the_drafts_of_one_stage(
         ) as served:
             assert (await served.answer(job(1, "recorded"))).token_ids == text
             await served.settled()
-            assert all(len(worker._keeper) == 0 for worker in served.stages.workers)
+            assert all(not worker._keeper._kept for worker in served.stages.workers)
         assert recording.drafted == alone.drafted, n_stages
         assert (len(alone.attention) > 5) == ("pld-plus-a" in method)
         for mine, wanted in zip(recording.attention, alone.attention, strict=True):
@@ -110,7 +110,7 @@ async def test_requests_in_flight_together_get_their_own_rows(serving: Any, loca
     async with serving(3, draft_client=InlineDraftClient(pool, info.spec.vocab_size), prefill_chunk=16) as served:
         answers = await asyncio.gather(*(served.answer(one) for one in jobs))
         await served.settled()
-        assert all(len(worker._keeper) == 0 for worker in served.stages.workers)
+        assert all(not worker._keeper._kept for worker in served.stages.workers)
     for one, answer in zip(jobs, answers, strict=True):
         assert answer.token_ids == local(Request(one.prompt, one.params), SpeculatorPool()), one.method
         if one.method.startswith("pld-plus"):
@@ -169,7 +169,7 @@ async def test_a_stage_that_stops_answering_is_a_lost_pipeline_and_the_text_goes
     assert n_asked > 8
 
 
-def test_a_keeper_forgets_what_nobody_will_ask_for() -> None:
+def test_a_keeper_drops_steps_that_will_never_be_requested() -> None:
     class Nothing(CapturedStep):
         def rows(self, results: Any) -> AttentionRows:
             return {}
@@ -178,13 +178,13 @@ def test_a_keeper_forgets_what_nobody_will_ask_for() -> None:
     keeper = RowKeeper()
     for step in range(2 * MAX_KEPT):
         keeper.keep(step, nothing)
-    assert len(keeper) == MAX_KEPT
+    assert len(keeper._kept) == MAX_KEPT
     last = encode(StepResult(2 * MAX_KEPT - 3, [WorkResult(0)], 0.0))
     assert keeper._answer(last).error == ""
-    assert len(keeper) == 2  # the later ones; those before it have failed
+    assert len(keeper._kept) == 2  # the later ones; those before it have failed
     assert "not known" in keeper._answer(last).error
     keeper.clear()
-    assert len(keeper) == 0
+    assert len(keeper._kept) == 0
 
 
 async def test_what_is_no_question_ends_the_connection(serving: Any, info: TargetInfo) -> None:

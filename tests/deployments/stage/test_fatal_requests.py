@@ -1,4 +1,4 @@
-"""A request that its target does not survive fails; nobody else does, and no text changes."""
+"""A request that its target does not survive fails; no other request does, and no text changes."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def test_streams_of_a_lane_that_hangs_go_on_in_another(serving: Any, make_
             assert answer.token_ids == offline(job).token_ids
 
 
-async def test_a_report_that_fails_keeps_nobody_from_reconnecting(
+async def test_a_report_that_fails_keeps_no_lane_from_reconnecting(
     serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
     job = make_job(1, "pld", max_tokens=60, stop_ids=())
@@ -142,7 +142,7 @@ def test_the_first_steps_of_a_pipeline_have_longer() -> None:
     assert deadlines.overdue(TIMES_COLD + 0.01) != ""
 
 
-def test_a_deadlineser_that_was_held_up_blames_nobody() -> None:
+def test_a_watcher_that_was_held_up_reports_no_hang() -> None:
     deadlines = StepDeadlines(1.0, None)
     warm(deadlines)
     deadlines.sent(step(100), 0.0)

@@ -111,7 +111,7 @@ def test_tensors_of_every_dtype_and_size_arrive_as_they_were(kind: str, peers: P
 def test_a_sender_does_not_wait_for_a_neighbour_that_computes(kind: str, peers: Peers) -> None:
     sender, receiver = peers.links(KINDS[kind])
     frames = [[torch.full((LARGE // 4,), float(i)), torch.full((3,), float(i))] for i in range(4)]
-    for tensors in frames:  # nobody reads yet: a send that waited would wait for ever
+    for tensors in frames:  # no thread reads yet: a send that waited would wait for ever
         deliver(sender, tensors)
     assert all(same(received(receiver)[1], tensors) for tensors in frames)
 
@@ -310,14 +310,14 @@ def test_a_store_of_two_gives_what_either_has_set(peers: Peers) -> None:
         other.finish()
         finished.result()
     assert one.get("b") == b"text"
-    other.set("late", b"")  # of a library's own thread, say: nobody is told, and no frame is in the way
+    other.set("late", b"")  # by a thread of a library: nothing is sent, and no frame is in the way
     with pytest.raises(EOFError, match="over"):
         one.get("late")
     other._channel.send(b"frame")
     assert one._channel.receive() == b"frame"
 
 
-def test_a_link_nobody_waits_for_any_more_is_not_built_to_the_end() -> None:
+def test_a_link_that_is_no_longer_wanted_is_not_built_to_the_end() -> None:
     going, stop = threading.Event(), threading.Event()
 
     def build() -> None:

@@ -1,4 +1,4 @@
-"""A router that goes in the middle of its requests: the next one goes on, and nobody sees it in text or figures."""
+"""A router that goes in the middle of its requests: the next one goes on, and neither text nor figures show it."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_a_router_that_hangs_is_left_for_the_next_one() -> None:
         hanging = SubmissionServer(hang)
         attachment = await hanging.attachment()
         here.call_soon_threadsafe(attached.set_result, attachment)
-        while not stuck.is_set() or len(hanging):  # back to life, it finds itself left
+        while not stuck.is_set() or hanging._connections:  # back to life, it finds itself left
             await asyncio.sleep(0.01)
         await hanging.close()
         here.call_soon_threadsafe(told.set)

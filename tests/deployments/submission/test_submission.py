@@ -1,4 +1,4 @@
-"""The channel between ingress and router: many requests on one connection, and nothing left of those who go."""
+"""The channel between ingress and router: many requests on one connection, and nothing left of a lost ingress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engine.events import StepEvent
 from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from tests.support.submission import check_figures, nobody, submitting, tokens
+from tests.support.submission import check_figures, no_router, submitting, tokens
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Request]
@@ -63,7 +63,7 @@ async def test_many_requests_on_one_connection_get_the_offline_engines_texts(
     jobs = [make_job(number, METHODS[number % 4], temperature=0.8) for number in range(12)]
     async with serving(max_sequences=6) as served, submitting(served.router.stream) as pair:
         answers = await asyncio.gather(*(pair.answer(job) for job in jobs))
-        assert len(pair.server) == pair.attached == 1
+        assert pair.n_connected == pair.attached == 1
         for job, events in zip(jobs, answers, strict=True):
             assert tokens(events) == offline(job).token_ids
             check_figures(events, len(job.prompt))
@@ -105,7 +105,7 @@ async def test_an_error_arrives_as_what_it_was_and_others_do_not_notice(
         assert turned_away
         assert all(isinstance(error, OverloadedError) and error.retry_after > 0 for error in turned_away)
         assert all(tokens(events) == offline(job).token_ids for events in crowd if isinstance(events, list))
-        assert len(pair.server) == 1
+        assert pair.n_connected == 1
         await served.settled()
 
 
@@ -140,7 +140,7 @@ async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: An
                 pass
 
         readers = [asyncio.create_task(read(stream)) for stream in streams]
-        await until(lambda: len(pair.server) == 1)  # a reader cancelled before gives the connection up
+        await until(lambda: pair.n_connected == 1)  # a reader that is cancelled before gives it up
         await until(lambda: len(served.router._sessions) == 6 if n_seen == 0 else True)
         await asyncio.sleep(0.01 * n_seen)
         for reader in readers:
@@ -148,7 +148,7 @@ async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: An
         await asyncio.gather(*readers, return_exceptions=True)
         await asyncio.gather(*(stream.aclose() for stream in streams))
         await served.settled()
-        assert len(pair.server) == 1  # the connection stays
+        assert pair.n_connected == 1  # the connection stays
 
 
 async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
@@ -164,7 +164,7 @@ async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
         assert decode_events(await orphan.receive())
         orphan.close()
         assert tokens(await staying) == offline(job).token_ids
-        await until(lambda: len(pair.server) == 1)
+        await until(lambda: pair.n_connected == 1)
         await served.settled()
 
 
@@ -186,12 +186,12 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         lazy = AsyncChannel(reader, writer)
         await lazy._shake_hands(ClientHandshake(attachment.secret, SUBMIT, attachment.address))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await until(lambda: len(pair.server) == 2)
+        await until(lambda: pair.n_connected == 2)
         lazy.send(encode([Submit(0, msgspec.structs.replace(REQUEST, id="much"))]))
-        await until(lambda: len(pair.server) == 1)
+        await until(lambda: pair.n_connected == 1)
         assert endless.alive == 0
         for _ in range(5):
-            await anext(stream)  # who reads goes on
+            await anext(stream)  # an ingress that reads goes on
         await stream.aclose()
         lazy.close()
 
@@ -217,9 +217,9 @@ async def test_a_malformed_frame_costs_its_connection_and_nothing_else(frame: by
         await anext(stream)
         attachment = await pair.server.attachment()
         peer = await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
-        await until(lambda: len(pair.server) == 2)
+        await until(lambda: pair.n_connected == 2)
         peer.send(frame)
-        await until(lambda: len(pair.server) == 1)
+        await until(lambda: pair.n_connected == 1)
         assert endless.alive == 1
         with pytest.raises(TargetLostError):
             await asyncio.wait_for(peer.receive(), 10)
@@ -229,7 +229,7 @@ async def test_a_malformed_frame_costs_its_connection_and_nothing_else(frame: by
         await stream.aclose()
 
 
-async def test_who_does_not_know_the_secret_or_wants_something_else_is_turned_away() -> None:
+async def test_a_peer_without_the_secret_or_with_another_role_is_turned_away() -> None:
     async with submitting(Endless().run) as pair:
         attachment = await pair.server.attachment()
         for secret, role in ((b"x" * 32, SUBMIT), (attachment.secret, "steps")):
@@ -239,7 +239,7 @@ async def test_who_does_not_know_the_secret_or_wants_something_else_is_turned_aw
             silent.connect(attachment.address.removeprefix("unix:"))
             # A stranger that says nothing keeps no ingress waiting.
             connection = await RouterConnection.connect(attachment)
-            assert len(pair.server) == 1
+            assert pair.n_connected == 1
             connection.close()
 
 
@@ -286,7 +286,7 @@ async def test_a_silent_ingress_is_cut_off() -> None:
         peer.send(encode([Submit(0, REQUEST)]))
         try:
             await until(lambda: endless.alive == 1)
-            await until(lambda: endless.alive == 0 and len(pair.server) == 0)
+            await until(lambda: endless.alive == 0 and pair.n_connected == 0)
         finally:
             peer.close()
 
@@ -308,7 +308,7 @@ async def test_heartbeats_keep_a_quiet_connection_open() -> None:
 
 async def test_without_a_router_a_request_waits_as_long_as_it_was_told() -> None:
     async with submitting(Endless().run, patience=0.2) as pair:
-        pair.attach = nobody  # type: ignore[method-assign]
+        pair.attach = no_router  # type: ignore[method-assign]
         with pytest.raises(TargetLostError, match=r"no router came up within 0.2 s"):
             await pair.answer(REQUEST)
 

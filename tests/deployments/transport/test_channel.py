@@ -1,4 +1,4 @@
-"""The step path's transport: frames arrive whole, and nobody is listened to who does not know the secret."""
+"""The step path's transport: frames arrive whole, and only peers that know the secret are heard."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_the_asyncio_half_is_turned_away_too(listener: Listener) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 20, b"x" * 1000], ids=len)
-def test_a_peer_that_breaks_off_in_the_handshake_harms_nobody(listener: Listener, said: bytes) -> None:
+def test_a_peer_that_breaks_off_in_the_handshake_harms_no_other(listener: Listener, said: bytes) -> None:
     stranger = listener.raw()
     stranger.sendall(said)
     stranger.close()
@@ -225,7 +225,7 @@ async def test_a_client_refuses_a_server_that_does_not_know_the_secret(listener:
         await AsyncChannel.connect(address, SECRET, "steps")
 
 
-async def test_where_nobody_listens_the_target_is_lost(listener: Listener) -> None:
+async def test_where_no_process_listens_the_target_is_lost(listener: Listener) -> None:
     listener.close()
     with pytest.raises(TargetLostError, match="no process answers"):
         await AsyncChannel.connect(listener.address, SECRET, "steps")
