@@ -98,7 +98,5 @@ class Rebalancer:
 
     def _move(self, sequence: Sequence, lane: Lane, to: Lane) -> None:
         to.poison_requests.adopt(sequence, lane.withdraw(sequence))
-        session = self._sessions.find(sequence.seq)
-        if session is not None:
-            session.lane = to
+        self._sessions.move(sequence, to)
         self._metrics.count_moved()

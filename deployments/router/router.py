@@ -6,32 +6,29 @@ in its lane until the lane has been without a pipeline for longer than ``failove
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
-import msgspec
-
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
 from deployments.router.admission import Admission
-from deployments.router.draft_client import DraftClient, Drafts
+from deployments.router.draft_client import DraftClient
+from deployments.router.draft_rounds import DraftRounds
 from deployments.router.lane import Lane
 from deployments.router.lane_connection import TargetClient
 from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
 from deployments.router.rebalance import Rebalancer
-from deployments.router.resume import finish_of
+from deployments.router.requests import as_served, finish_of
 from deployments.router.sessions import Session, Sessions
-from engine.errors import OverloadedError, RequestError, SpectraError, StepFailedError, TargetLostError
+from engine.errors import OverloadedError, SpectraError, StepFailedError, TargetLostError
 from engine.events import LENGTH, STOP, StepEvent
 from engine.protocol import Needs
 from engine.request import Request
 from engine.scheduling.commit import Commit
-from engine.scheduling.drafting import AUTOREGRESSIVE, DraftRound, apply_drafts, start_round
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.sequence import Sequence
 from engine.step import StepResult
 from engine.step_cost import StepCosts
@@ -76,7 +73,7 @@ class Router:
         self._admission = Admission(self.lanes, options)
         self._placement = Placement(self.lanes, options)
         self._rebalancer = Rebalancer(self.lanes, self._sessions, self._metrics, options.failover)
-        self._drafting: set[asyncio.Task[None]] = set()
+        self._draft_rounds = DraftRounds(draft_client, self._sessions)
         self._next_seq = 0
         self._closed = False
 
@@ -94,9 +91,7 @@ class Router:
         self._rebalancer.close()
         for lane in self.lanes:
             await lane.close()
-        for task in self._drafting:
-            task.cancel()
-        await asyncio.gather(*self._drafting, return_exceptions=True)
+        await self._draft_rounds.close()
         self._sessions.fail_all(TargetLostError("the router is shutting down"))
 
     @property
@@ -141,7 +136,7 @@ class Router:
         if self._closed:
             raise TargetLostError("the router is shutting down")
         over = finish_of(request)
-        if over is not None:  # a lost router emitted all tokens, but not the end
+        if over is not None:
             self._teach(request, request.emitted)
             yield over
             return
@@ -165,7 +160,7 @@ class Router:
             self._learn(request.namespace or self.options.shared_namespace, output)
 
     def _open(self, request: Request) -> Session:
-        request = self._with_defaults(request)
+        request = as_served(request, self.options)
         needs = Needs() if request.method == AUTOREGRESSIVE else self._draft_client.needs(request.method)
         sequence = Sequence.of(self._next_seq, request, needs)
         lane = self._placement.choose(request)
@@ -178,15 +173,6 @@ class Router:
         lane.scheduler.submit(sequence)
         self._next_seq += 1
         return self._sessions.open(sequence, lane)
-
-    def _with_defaults(self, request: Request) -> Request:
-        """The request as the server runs it: its defaults filled in; naming the shared namespace is naming none."""
-        limit, wanted = self.options.limit_nodes, request.max_nodes
-        if wanted is not None and wanted > limit:
-            raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
-        if request.namespace == self.options.shared_namespace:
-            request = msgspec.structs.replace(request, namespace="")
-        return request.with_defaults(self.options.method, self.options.max_nodes)
 
     def _begin(self, session: Session) -> None:
         if session.sequence.request.method != AUTOREGRESSIVE:
@@ -203,17 +189,8 @@ class Router:
     # -- events of lanes (``LaneObserver``) ----------------------------------------------------------------------
 
     def draft(self, lane: Lane, commits: list[Commit]) -> None:
-        """Let speculators learn from a step and draft; inline clients do so in this call, others in a task."""
-        draft_round = start_round(commits, lane.scheduler)
-        if draft_round.is_empty:
-            return
-        drafts = self._draft_client.draft(draft_round)
-        if not inspect.isawaitable(drafts):
-            self._apply(lane, draft_round, drafts)
-            return
-        task = asyncio.get_running_loop().create_task(self._finish_draft(lane, draft_round, drafts))
-        self._drafting.add(task)  # the loop keeps only weak references
-        task.add_done_callback(self._drafting.discard)
+        """Let speculators learn from a step and draft."""
+        self._draft_rounds.start(lane, commits)
 
     def publish(self, lane: Lane, result: StepResult, commits: list[Commit]) -> None:
         """Hand a step's events to their streams."""
@@ -237,30 +214,3 @@ class Router:
         """Log and count how long a lane was without answers."""
         logger.info("%s answers again, %.2f s after it was lost", lane.target.name, seconds)
         self._metrics.count_recovery(seconds)
-
-    # -- drafting ------------------------------------------------------------------------------------------------
-
-    async def _finish_draft(self, lane: Lane, draft_round: DraftRound, drafts: Awaitable[Drafts]) -> None:
-        """Apply drafts that come later; when drafting fails, apply none, so that the sequences go on."""
-        try:
-            arrived = await drafts
-        except Exception:
-            logger.exception("drafting failed; %d sequences go on without drafts", len(draft_round.drafting))
-            arrived = {}
-        self._apply(lane, draft_round, arrived)
-        lane.dispatch()
-
-    def _apply(self, lane: Lane, draft_round: DraftRound, drafts: Drafts) -> None:
-        # A sequence that has moved meanwhile has another scheduler, which will have it drafted anew.
-        draft_round = replace(
-            draft_round, drafting=[sequence for sequence in draft_round.drafting if self._is_in(sequence, lane)]
-        )
-        try:
-            apply_drafts(draft_round, drafts, lane.scheduler)
-        except Exception:
-            logger.exception("a draft is not a tree; %d sequences go on without drafts", len(draft_round.drafting))
-            apply_drafts(draft_round, {}, lane.scheduler)
-
-    def _is_in(self, sequence: Sequence, lane: Lane) -> bool:
-        session = self._sessions.find(sequence.seq)
-        return session is not None and session.lane is lane

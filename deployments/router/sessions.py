@@ -44,9 +44,16 @@ class Sessions:
         session = self._live[sequence.seq] = Session(sequence, lane, is_resumed=sequence.n_output > 0)
         return session
 
-    def find(self, seq: int) -> Session | None:
-        """The session of a sequence; None once its stream is closed."""
-        return self._live.get(seq)
+    def lane_of(self, sequence: Sequence) -> Lane | None:
+        """The lane of a sequence; None once its stream is closed."""
+        session = self._live.get(sequence.seq)
+        return None if session is None else session.lane
+
+    def move(self, sequence: Sequence, lane: Lane) -> None:
+        """Note that a sequence is in another lane now."""
+        session = self._live.get(sequence.seq)
+        if session is not None:
+            session.lane = lane
 
     def close(self, session: Session) -> None:
         """Remove the session of a stream that has ended, failed or been cancelled."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.scheduling.sequence import State
 
 
@@ -21,6 +23,10 @@ class FakeSequence:
     state: State = State.WAITING
     n_output: int = 0
     work: float = 1.0  # tokens
+
+    @property
+    def request(self) -> Request:
+        return Request([5], SamplingParams(), priority=self.priority)
 
 
 @dataclass

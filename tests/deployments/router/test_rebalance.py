@@ -17,10 +17,13 @@ class Lanes:
     """Lanes, their rebalancer and what it was told to count."""
 
     def __init__(self, *lanes: FakeLane) -> None:
-        self.sessions = {one.seq: SimpleNamespace(lane=lane) for lane in lanes for one in lane.sequences}
+        self.lane_of: dict[int, FakeLane] = {}  # of sequences that moved
         self.n_moved = 0
-        sessions, metrics = SimpleNamespace(find=self.sessions.get), SimpleNamespace(count_moved=self._count)
+        sessions, metrics = SimpleNamespace(move=self._move), SimpleNamespace(count_moved=self._count)
         self.rebalancer = Rebalancer(list(lanes), sessions, metrics, FAILOVER)  # type: ignore[arg-type]
+
+    def _move(self, sequence: FakeSequence, lane: FakeLane) -> None:
+        self.lane_of[sequence.seq] = lane
 
     def _count(self) -> None:
         self.n_moved += 1
@@ -40,7 +43,7 @@ async def test_a_lane_that_stays_down_loses_its_sequences_to_the_least_loaded_la
     assert [one.seq for one in idle.sequences] == [1, 2]
     assert [one.seq for one in busy.sequences] == [4, 5, 3]
     assert idle.poison_requests.adopted[0][1] == "losses of 1"
-    assert them.sessions[1].lane is idle
+    assert them.lane_of == {1: idle, 2: idle, 3: busy}
     assert them.n_moved == 3
     assert idle.n_dispatched == busy.n_dispatched == 1
 

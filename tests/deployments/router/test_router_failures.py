@@ -341,11 +341,12 @@ async def test_closing_ends_live_streams_with_an_error_and_leaves_no_task(servin
 
 
 @pytest.mark.parametrize("method", ["pld", "autoregressive"])
+@pytest.mark.parametrize("options", [RouterOptions("tiny", limit_nodes=32), RouterOptions("tiny", limit_nodes=999)])
 async def test_more_nodes_than_the_limit_are_refused_and_not_cut(
-    method: str, serving: Any, make_job: MakeJob, offline: Offline
+    method: str, options: RouterOptions, serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
     job = make_job(1, method)
-    async with serving(options=RouterOptions("tiny", limit_nodes=32)) as served:
+    async with serving(options=options, max_step_rows=33) as served:
         with pytest.raises(
             RequestError, match="max_nodes is 33; this server drafts at most 32 nodes per step"
         ) as refused:

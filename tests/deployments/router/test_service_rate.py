@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from deployments.router.service_rate import MEMORY_S, ServiceRate, WaitEstimate, seconds_until_slot
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.step import Step, Work
 
 
@@ -19,8 +21,7 @@ def sequence(n_prompt: int = 100, max_tokens: int = 100, n_output: int = 0, n_ca
         n_cached=n_cached,
         n_output=n_output,
         max_new=max_tokens - n_output,
-        params=SimpleNamespace(max_tokens=max_tokens),
-        tenant=tenant,
+        request=Request([5] * n_prompt, SamplingParams(max_tokens=max_tokens), tenant=tenant),
     )
 
 

@@ -68,7 +68,7 @@ def test_steps_without_an_event_and_closed_sessions_are_skipped(sessions: Sessio
     sessions.close(session)
     sessions.deliver([progress(session)])
     assert metrics.prompted == []
-    assert sessions.find(0) is None
+    assert sessions.lane_of(session.sequence) is None
 
 
 def test_only_a_stream_that_closes_before_its_end_counts_as_an_abort(sessions: Sessions, metrics: Metrics) -> None:
@@ -91,3 +91,12 @@ def test_errors_go_to_one_stream_or_to_all(sessions: Sessions) -> None:
     sessions.close(one)
     sessions.fail(one.sequence, error)  # without effect
     assert one.mailbox.empty()
+
+
+def test_a_sequence_is_in_the_lane_it_was_moved_to_last(sessions: Sessions) -> None:
+    session, lane = opened(sessions), FakeLane()
+    sessions.move(session.sequence, lane)  # type: ignore[arg-type]
+    assert sessions.lane_of(session.sequence) is session.lane is lane  # type: ignore[comparison-overlap]
+    sessions.close(session)
+    sessions.move(session.sequence, FakeLane())  # type: ignore[arg-type]  # without effect
+    assert session.lane is lane  # type: ignore[comparison-overlap]
