@@ -38,8 +38,3 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def has_penalties(self) -> bool:
         """Whether processing needs to know the tokens before a position."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether raw logits decide, but for temperature, top-k, top-p and min-p."""
-        return not (self.has_penalties or self.logit_bias or self.min_tokens)

@@ -36,11 +36,6 @@ class History:
         for token in output:
             self.add(int(token))
 
-    @classmethod
-    def for_request(cls, params: SamplingParams, prompt: Sequence[int], output: Sequence[int] = ()) -> History | None:
-        """A history if ``params`` need one, else ``None``."""
-        return cls(prompt, output) if params.has_penalties or params.min_tokens else None
-
     def add(self, token: int) -> None:
         """One more output token."""
         self.n_output += 1

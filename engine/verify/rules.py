@@ -1,4 +1,4 @@
-"""Verification rules: what a target's distribution makes of the drafted children of one node (METHODS.md, section 3).
+"""Verification rules: what a target's distribution makes of the drafted children of one node.
 
 Vocabulary:
 
@@ -6,22 +6,21 @@ Vocabulary:
 * **bonus**: the token drawn at the last accepted node (or the root) that no child carries; every step has one,
   unless the text ends on an accepted node.
 
-Pure functions over NumPy rows; randomness comes in as an object, so that tests can enumerate every outcome. The
-walks over whole trees at the end are the readable reference that ``engine.verify.batch`` is tested against.
+Pure functions over NumPy rows; randomness comes in as an object, so that tests can enumerate every outcome.
 
-Sources: Algorithms 3 and 4 of SPECTRA (greedy; one-hot candidates, after SpecInfer); Leviathan et al. 2023 and
-Algorithm 1 of ParallelSpec (drafts with a distribution); Daliri et al. 2024 (coupled).
+Sources: Algorithms 3 and 4 of SPECTRA (Le et al., 2025; greedy, and one-hot candidates after SpecInfer); Leviathan et
+al. (2023) and Algorithm 1 of ParallelSpec (arXiv 2410.05589; drafts with a distribution); Daliri et al. (2024;
+coupled).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.tree import ROOT, TokenTree
+from engine.tree import TokenTree
 
 Row = npt.NDArray[Any]  # [vocab], fp64 where probabilities are meant
 Decision = tuple[int | None, int]  # (accepted child or None, its token or the bonus token)
@@ -91,42 +90,3 @@ def _reject(residual: Row, token: int, q: Row | None) -> Row:
     total = left.sum()
     # Nothing left means acceptance was certain up to rounding: what was there before is then as exact as can be.
     return left / total if total > 0.0 else residual
-
-
-def walk(tree: TokenTree, decide: Callable[[int], Decision]) -> tuple[list[int], list[int]]:
-    """Follow decisions from the root until a bonus token: (accepted nodes, tokens including the bonus token)."""
-    accepted: list[int] = []
-    tokens: list[int] = []
-    child: int | None = ROOT
-    while child is not None:
-        child, token = decide(child)
-        tokens.append(token)
-        if child is not None:
-            accepted.append(child)
-    return accepted, tokens
-
-
-def walk_greedy(tree: TokenTree, scores: Row) -> tuple[list[int], list[int]]:
-    """Algorithm 3. ``scores`` ``[n_nodes + 1, vocab]`` in forward order; ties go to the lowest id."""
-
-    def decide(node: int) -> Decision:
-        token = int(scores[node + 1].argmax())
-        return match(tree, node, token), token
-
-    return walk(tree, decide)
-
-
-def walk_coupled(tree: TokenTree, scores: Row, noise: Sequence[Row]) -> tuple[list[int], list[int]]:
-    """``argmax(log p + gumbel)`` at every node; ``scores`` as above, ``noise[d]`` ``[vocab]`` for depth ``d``."""
-
-    def decide(node: int) -> Decision:
-        depth = 0 if node == ROOT else tree.depths[node]
-        token = int((scores[node + 1] + noise[depth]).argmax())
-        return match(tree, node, token), token
-
-    return walk(tree, decide)
-
-
-def walk_rejection(tree: TokenTree, p: Row, random: Randomness) -> tuple[list[int], list[int]]:
-    """Algorithm 4 and its form with draft distributions; ``p`` ``[n_nodes + 1, vocab]`` fp64 in forward order."""
-    return walk(tree, lambda node: decide_rejection(p[node + 1], tree, node, random))

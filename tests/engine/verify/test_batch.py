@@ -18,7 +18,8 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.processors import History, logprobs, process
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from engine.verify.batch import Walk, WalkItem, verify
-from engine.verify.rules import Decision, decide_rejection, walk, walk_coupled, walk_greedy
+from engine.verify.rules import Decision, decide_rejection
+from tests.support.reference_walks import walk, walk_coupled, walk_greedy
 
 VOCAB = 7
 PROMPT = (1, 4, 4)

@@ -31,11 +31,12 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.target.info import TargetInfo
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
-from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match, walk, walk_greedy
+from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match
 from speculators.draft_model.drafter import Drafter as DraftingModel
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
 from speculators.mixing.combined import Combined
 from speculators.successors.speculator import SuccessorConfig, Successors
+from tests.support.reference_walks import walk, walk_greedy
 
 VOCAB, LENGTH = 3, 3
 EXACT = 1e-9

@@ -141,7 +141,7 @@ def written(tokens: Sequence[int], params: SamplingParams, n: int, n_prompt: int
 
 
 def scored(tokens: Sequence[int], params: SamplingParams, n_prompt: int) -> Any:
-    history = History.for_request(params, tokens[:n_prompt], tokens[n_prompt:])
+    history = History(tokens[:n_prompt], tokens[n_prompt:])
     return process(row(tuple(tokens))[None], [params], [history])[0].numpy()
 
 
