@@ -22,7 +22,7 @@ def walk(tree: TokenTree, decide: Callable[[int], Decision]) -> tuple[list[int],
 
 
 def walk_greedy(tree: TokenTree, scores: Row) -> tuple[list[int], list[int]]:
-    """Greedy: the argmax at every node; ``scores`` ``[n_nodes + 1, vocab]`` in forward order; ties go to the lowest id."""
+    """Greedy; ``scores`` ``[n_nodes + 1, vocab]`` in forward order; ties go to the lowest id."""
 
     def decide(node: int) -> Decision:
         token = int(scores[node + 1].argmax())
