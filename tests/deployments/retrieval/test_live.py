@@ -118,7 +118,7 @@ def test_of_two_who_compact_one_wins_and_no_text_is_lost(where: str, tmp_path: P
 
 def test_a_rival_that_moves_current_during_a_compaction_is_not_overwritten(where: str, tmp_path: Path) -> None:
     class Slow(DirectoryStore):
-        """Somebody else publishes between this one's upload and its move."""
+        """Another publisher publishes between this one's upload and its activation."""
 
         def activate(self, version: str, expected: int | None = None) -> Current:
             publish(open_store(where, SHARED), [TWO], tmp_path)

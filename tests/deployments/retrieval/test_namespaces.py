@@ -1,4 +1,4 @@
-"""Which namespaces the service watches and a process holds, whoever makes up names; without a cluster."""
+"""Which namespaces the service watches and a process holds, also when clients invent names; without a cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_namespace_is_watched_once_a_draft_has_asked_for_it_and_sees_its_own_t
                 assert follows(node.reader.of(name), [token, token + 10]) == []
 
 
-def test_names_that_no_namespace_may_have_are_nobodys(where: str, tmp_path: Path) -> None:
+def test_names_that_no_namespace_may_have_are_not_watched(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
         publish(node.store(), [ONE], tmp_path)
         eventually(lambda: node.says([5, 6]))
@@ -64,7 +64,7 @@ def test_only_so_many_namespaces_are_watched_and_idle_ones_give_way(
         assert set(node.service.status().namespaces) in ({SHARED, "b", "c", "d"}, {SHARED, "a", "b", "d"})
 
 
-def test_names_that_somebody_makes_up_give_way_at_once_and_drive_nobody_out(
+def test_invented_names_give_way_at_once_and_drive_no_namespace_out(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MOST", 4)

@@ -66,7 +66,7 @@ def _hurt_copy(cache_folder: Path, version: str) -> tuple[Path, bytes]:
     return file, sound
 
 
-def test_a_copy_that_was_changed_while_nobody_served_it_is_fetched_again(where: str, tmp_path: Path) -> None:
+def test_a_copy_that_was_changed_while_no_service_ran_is_fetched_again(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
         first = publish(node.store(), [ONE], tmp_path)
         eventually(lambda: node.version() == first)
@@ -108,7 +108,7 @@ def test_folders_of_namespaces_that_gave_way_are_removed_while_the_service_runs(
         assert mine.exists()
 
 
-def test_a_cache_that_somebody_empties_is_filled_again(where: str, tmp_path: Path) -> None:
+def test_a_cache_that_is_emptied_is_filled_again(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
         first = publish(node.store(), [ONE], tmp_path)
         eventually(lambda: node.version() == first)

@@ -120,7 +120,7 @@ def test_a_service_that_is_silent_for_long_shows_in_the_health_detail(
     ],
     ids=str,
 )
-def test_there_is_a_service_where_there_is_a_store_or_somebody_learns(
+def test_there_is_a_service_where_there_is_a_store_or_a_namespace_learns(
     given: dict[str, Any], store: str | None, live: tuple[str, ...], tiny_checkpoint: Path
 ) -> None:
     config = ServeConfig.model_validate({"model": str(tiny_checkpoint), **given})

@@ -1,4 +1,4 @@
-"""More work than can be done in time: who is refused, for how long, and that nobody else is."""
+"""More work than can be done in time: which requests are refused, when they may come back, and that no others are."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_many_refusals_need_one_look_at_the_queue(
 
         refuse(3)
         assert looks == [0.0]
-        refuse(4)  # somebody was let in
+        refuse(4)  # one was admitted
         assert looks == [0.0, 0.0]
         now[0] = 1.0
         refuse(4)

@@ -135,7 +135,7 @@ async def test_a_prompt_that_is_given_up_keeps_its_blocks_until_its_last_chunk_i
 @pytest.mark.parametrize("kind", [FailsAtOnce, FailsHalfway])
 @pytest.mark.parametrize("poisoned", [3, 70, 140])
 @pytest.mark.parametrize(("n_stages", "place"), [(1, 0), (2, 0), (2, 1), (4, 1), (4, 3)])
-async def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(
+async def test_a_chunk_that_fails_takes_its_prompt_with_it_and_no_other(
     n_stages: int,
     place: int,
     poisoned: int,

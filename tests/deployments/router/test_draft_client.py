@@ -156,7 +156,7 @@ async def test_killed_actors_cost_no_text_and_draft_again_when_they_are_back(
         pids = [await pid_of(actor) for actor in actors]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        for i, stream in enumerate(streams[:2]):  # a few steps while nobody drafts
+        for i, stream in enumerate(streams[:2]):  # a few steps without drafts
             for _ in range(3):
                 tokens[i] += (await anext(stream)).token_ids
         assert set(pids).isdisjoint([await pid_of(actor) for actor in actors])

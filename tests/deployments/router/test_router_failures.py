@@ -1,4 +1,4 @@
-"""What goes wrong around the router, and who notices: nobody but those it happened to."""
+"""Failures around the router reach only the requests they happened to."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_a_step_that_fails_takes_only_its_own_sequences_with_it(
     kinds = [kind if i == place else Stage for i in range(n_stages)]
     bystanders = [make_job(number, METHODS[number % 4], max_tokens=40) for number in range(4)]
     async with serving(n_stages, kinds) as served:
-        for number in range(10, 12):  # on a server without company, nobody else can be in the poisoned step
+        for number in range(10, 12):  # without other requests, the poisoned step holds no other sequence
             with pytest.raises(StepFailedError, match="poisoned"):
                 await served.answer(poisoned(make_job(number, "pld")))
             answers = await asyncio.gather(*(served.answer(job) for job in bystanders))
@@ -267,7 +267,7 @@ async def test_a_router_hears_nothing_that_was_meant_for_the_one_before(
             await after.close()
 
 
-async def test_an_answer_nobody_asked_for_is_no_reason_to_stop(
+async def test_a_result_of_a_step_that_was_not_sent_is_no_reason_to_stop(
     serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
     job = make_job(1, "pld", max_tokens=100)

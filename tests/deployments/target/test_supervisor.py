@@ -337,7 +337,7 @@ async def test_a_replacement_that_shares_no_link_gives_the_pipeline_up_with_the_
         await them.stages[1].end()
         them.stages[1].mark_dead("killed")
         await until(lambda: len(them.supervisor.replacements) == 1)
-        waiting = asyncio.create_task(them.answer())  # whoever connects finds out
+        waiting = asyncio.create_task(them.answer())  # a connection shows it
         await until(lambda: len(them.supervisor.replacements) == 2)
         waiting.cancel()
         assert them.started == [0, 1, 2, 1]
