@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 from tqdm import tqdm
 
 from app.demo.paths import DEMO_TARGET
@@ -134,7 +135,7 @@ def build(snapshot: Path, ids: Path, size: int) -> dict[str, Any]:
 
 
 def ask(snapshot: Path, ids: Path) -> dict[str, Any]:
-    """Query percentiles, microseconds, and the memory of this process, MiB: before and behind opening the snapshot."""
+    """Query percentiles, microseconds, and the memory of this process, MiB: before and after opening the snapshot."""
     contexts = [
         np.asarray(text[end - 16 : end], np.int32)
         for n, text in enumerate(texts_of(ids))
@@ -163,10 +164,8 @@ def percentiles(index: SnapshotIndex, contexts: list[Tokens], limits: Limits) ->
 
 def memory() -> dict[str, float]:
     """Resident and proportional memory of this process, MiB (Linux)."""
-    rows = dict(
-        line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:] if ":" in line
-    )
-    return {kind: int(rows[kind.capitalize()].split()[0]) / 1024 for kind in ("rss", "pss")}
+    used = psutil.Process().memory_full_info()
+    return {"rss": used.rss / MIB, "pss": used.pss / MIB}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -175,10 +174,10 @@ def show(result: dict[str, Any]) -> None:
         f"{result['tokens']} tokens, {result['windows']} different windows, {result['contexts']} frequent contexts: "
         f"built in {result['build_s']} s, at most {result['build_peak_mib']} MiB, {result['file_mib']} MiB on disk"
     )
-    for who in ("alone", "side_by_side"):
-        for name, figures in result[who].items():
+    for readers in ("alone", "side_by_side"):
+        for name, figures in result[readers].items():
             shown = ", ".join(f"{key} {value:6}" for key, value in figures.items())
-            print(f"  {who:>12}, {name:22} us: {shown}")
+            print(f"  {readers:>12}, {name:22} us: {shown}")
     print(
         f"  {result['readers']} readers, each: RSS {result['rss']} MiB, {result['mapped']} of them since opening it; "
         f"PSS {result['pss']} MiB"
