@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,8 @@ import psutil
 
 from app.serving.environment import free_port
 
-READY_S, STOP_S = 180, 30  # seconds; generous, for machines that do other things as well
+READY_S = 180  # seconds; generous, for machines that do other things as well
+STOP_S = 25  # less than Serve waits for a controller that is not there, and many times what a stop takes
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
 
 
@@ -140,6 +142,29 @@ class Stream:
         assert not self.errors
         assert self.ended_with == "data: [DONE]"
         return self.token_ids
+
+
+def check_a_signal_to_all_processes_stops_the_server(server: Server, number: signal.Signals) -> None:
+    """As from systemd or ``timeout`` (SIGTERM) or a terminal (SIGINT): the running stream ends, nothing is left."""
+    stream = Stream(server, max_tokens=300, ignore_eos=True, temperature=0.8, seed=4)
+    stream.until(5)
+    processes = server.processes()
+    assert len(processes) > 8
+    group = os.getpgid(server.process.pid)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if number == signal.SIGTERM or os.getpgid(process.pid) == group:  # a terminal signals the group only
+                process.send_signal(number)
+    assert len(stream.all_ids()) == 300
+    check_stopped(server, processes)
+
+
+def check_stopped(server: Server, processes: list[psutil.Process]) -> None:
+    """Assert that a server that was told to stop does so in good order and leaves no process and no folder."""
+    assert server.process.wait(STOP_S) == 0
+    assert psutil.wait_procs(processes, timeout=5)[1] == []
+    assert list(server.folder.glob("spectra-*")) == []
+    assert "Controller failed to shut down" not in server.log.read_text()
 
 
 def spectra() -> str:

@@ -6,11 +6,9 @@ Greedy text is the same throughout, whatever is looked up.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -249,47 +247,3 @@ def test_a_service_that_is_killed_is_replaced_and_drafts_go_on_meanwhile(site: S
         version = site.publish([wanted, wanted[:30]])
         eventually(lambda: site.version == version, within=60)
     assert site.knows("Snow falls on")
-
-
-DRIVER = """
-import json, sys, time
-import ray
-from ray import serve
-from app.builder import build_app
-from app.config.serve import ServeConfig
-
-model, port, cache = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-serve.start(http_options={"host": "127.0.0.1", "port": port})
-args = {
-    "model": model, "name": "tiny", "speculator_actors": 1, "method": "rest", "kv_gib": 0.02,
-    "live": ["default"], "live_interval": "0.1", "retrieval_cache": cache,
-}
-serve.run(build_app(ServeConfig.model_validate(args)), name="spectra")
-handle = serve.get_app_handle("spectra")
-fields = {"prompt": "Snow falls on", "max_tokens": 60, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
-texts, accepted = set(), 0
-deadline = time.monotonic() + 120
-while accepted < 40 and time.monotonic() < deadline:
-    answer = handle.generate.remote(fields).result()
-    texts.add(str(answer["choices"][0]["token_ids"]))
-    accepted = answer["metrics"]["speculative_decoding"]["by_source"].get("rest", {}).get("accepted", 0)
-    time.sleep(0.1)
-serve.shutdown()
-ray.shutdown()
-print(json.dumps({"texts": len(texts), "accepted": accepted}))
-"""
-
-
-def test_speculators_in_actors_learn_without_any_store(tiny_checkpoint: Path, free_port: int, tmp_path: Path) -> None:
-    """Under Serve's plain settings, which a driver of one's own has."""
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tiny_checkpoint), str(free_port), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["texts"] == 1
-    assert said["accepted"] >= 40

@@ -1,4 +1,4 @@
-"""A real server whose router or ingress is killed or stopped in the middle of streams."""
+"""A real server whose router or ingress is killed or stopped in the middle of streams; the last test stops it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.support.server_process import FLAGS, READY_S, Server, Stream, running
+from tests.support.server_process import FLAGS, READY_S, STOP_S, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 
@@ -125,3 +126,11 @@ def test_an_ingress_that_is_killed_leaves_nothing_in_the_router_and_its_requests
     server.settled(within=2.0)
     assert [server.token_ids(**job(number)) for number in broken] == [texts[number] for number in broken]
     server.settled()
+
+
+def test_a_server_whose_ray_has_died_stops_soon_and_leaves_no_process(server: Server) -> None:
+    processes = server.processes()
+    server.process_of("gcs_server").kill()
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(STOP_S)
+    assert psutil.wait_procs(processes, timeout=5)[1] == []

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from app.cli import main
 from app.config.serve import ServeConfig
+from app.serving.environment import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -26,10 +27,13 @@ from ray import serve
 from app.builder import build_app
 from app.config.serve import ServeConfig
 
-model, port = sys.argv[1], int(sys.argv[2])
+model, port, cache = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
 serve.start(http_options={"host": "127.0.0.1", "port": port})
-args = {"model": model, "name": "tiny", "stages": "2", "speculator_actors": 1, "method": "pld", "kv_gib": 0.02}
+args = {
+    "model": model, "name": "tiny", "stages": "2", "speculator_actors": 1, "method": "pld", "kv_gib": 0.02,
+    "live": ["default"], "live_interval": "0.1", "retrieval_cache": cache,
+}
 serve.run(build_app(ServeConfig.model_validate(args)), name="spectra")
 handle = serve.get_app_handle("spectra")
 stream = handle.options(stream=True)
@@ -45,29 +49,42 @@ for _ in range(5):
     next(going)
     going.cancel()
     handle.generate.remote(fields | {"max_tokens": 3000, "ignore_eos": True}).cancel()
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while True:
     said["health"] = httpx.get(f"http://127.0.0.1:{port}/health").json()
     if not said["health"]["sessions"] or time.monotonic() > deadline:
         break
     time.sleep(0.05)
+again = {"prompt": "The quick brown", "max_tokens": 60, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+again["speculative"] = {"method": "rest"}
+said |= {"learnt_texts": [], "learnt_accepted": 0}
+deadline = time.monotonic() + 120
+while said["learnt_accepted"] < 40 and time.monotonic() < deadline:
+    answer = handle.generate.remote(again).result()
+    said["learnt_texts"].append(answer["choices"][0]["token_ids"])
+    by_source = answer["metrics"]["speculative_decoding"]["by_source"]
+    said["learnt_accepted"] = by_source.get("rest", {}).get("accepted", 0)
+    time.sleep(0.1)
 serve.shutdown()
 ray.shutdown()
 print(json.dumps(said))
 """
 
 
-def test_handles_answer_as_http_does_and_cancelling_leaves_nothing(
-    tiny_checkpoint: Path, free_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tiny_checkpoint), str(free_port)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+@pytest.fixture(scope="module")
+def said(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the driver prints."""
+    cache = tmp_path_factory.mktemp("cache")
+    command = [sys.executable, "-c", DRIVER, str(tiny_checkpoint), str(free_port()), str(cache)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_handles_answer_as_http_does_and_cancelling_leaves_nothing(
+    said: dict[str, Any], tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--max-new-tokens", "40", "--temperature", "0.8", "--seed", "3", "--raw", "--json"]
     capsys.readouterr()
     main(["generate", "--model", str(tiny_checkpoint), "--prompt", "Snow falls on", *flags])
@@ -80,6 +97,12 @@ def test_handles_answer_as_http_does_and_cancelling_leaves_nothing(
     assert said["wrong_stream"][0]["error"]["param"] == "prompt"
     assert [said["health"][name] for name in ("status", "sessions", "speculator_states")] == ["ok", 0, 0]
     assert said["health"]["free_blocks"] == said["health"]["blocks"]
+
+
+def test_speculators_in_actors_learn_without_any_store(said: dict[str, Any]) -> None:
+    """Under Serve's plain settings, which a driver of one's own has."""
+    assert len({str(text) for text in said["learnt_texts"]}) == 1
+    assert said["learnt_accepted"] >= 40
 
 
 def test_both_import_paths_of_the_application_exist() -> None:

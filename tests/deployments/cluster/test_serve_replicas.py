@@ -1,4 +1,4 @@
-"""Two pipelines behind one real server: the same texts, and no pause when one of them is lost."""
+"""Two pipelines behind one real server: the same texts, no pause when one is lost; the last test stops it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.server_process import FLAGS, READY_S, Server, Stream, running
+from tests.support.server_process import (
+    FLAGS,
+    READY_S,
+    Server,
+    Stream,
+    check_a_signal_to_all_processes_stops_the_server,
+    running,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -115,3 +122,7 @@ def test_metrics_sum_over_lanes_and_name_every_stage(server: Server) -> None:
     assert {'lane="Target"', 'lane="Target-2"'} == {
         f'lane="{line.split("lane=")[1].split(chr(34))[1]}"' for line in busy
     }
+
+
+def test_a_signal_from_a_terminal_lets_the_running_stream_end_and_leaves_nothing(server: Server) -> None:
+    check_a_signal_to_all_processes_stops_the_server(server, signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,13 @@ import pytest
 from app.inputs.tokenizers import load_tokenizer
 from engine.sampling.params import SamplingParams
 from engine.simulated.answers import Answers
-from tests.support.server_process import Server, Stream, running
+from tests.support.server_process import (
+    FLAGS,
+    Server,
+    Stream,
+    check_a_signal_to_all_processes_stops_the_server,
+    running,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -26,7 +33,7 @@ def server(tiny_checkpoint: Path) -> Iterator[Server]:
         profile, logs = Path(folder) / "mine.json", Path(folder) / "logs.jsonl"
         profile.write_text(json.dumps(PROFILE))
         logs.write_text(json.dumps({"prompt": QUESTION, "answer": ANSWER}) + "\n")
-        flags = ("--name", "tiny", "--kv-gib", "0.02", "--simulate", str(profile), "--simulate-answers", str(logs))
+        flags = (*FLAGS, "--simulate", str(profile), "--simulate-answers", str(logs))
         with running(tiny_checkpoint, flags) as started:
             yield started
 
@@ -60,3 +67,7 @@ def test_a_stream_goes_on_with_the_same_text_when_a_stage_is_killed(server: Serv
     server.process_of("StageActor").kill()
     assert stream.all_ids() == wanted
     server.settled()
+
+
+def test_a_signal_to_the_control_group_lets_the_running_stream_end_and_leaves_nothing(server: Server) -> None:
+    check_a_signal_to_all_processes_stops_the_server(server, signal.SIGTERM)
