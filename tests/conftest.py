@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports Ray: no token file, loopback only, no usage report, and no niceness for its workers.
 os.environ |= {
@@ -18,6 +19,10 @@ os.environ |= {
     # Step times measured beside other tests must not become the user's; compiled loops are kept between runs.
     "XDG_CACHE_HOME": os.path.join(tempfile.gettempdir(), f"spectra-tests-{os.getuid()}"),
 }
+
+# Every run draws other examples, so a few tens a run are enough; on a busy machine one may take any time.
+settings.register_profile("tests", max_examples=50, deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ def test_pieces_of_random_ids_add_up(name: str, skip: bool) -> None:
         assert "".join(stream(tokenizer, ids, rng, skip)) == whole(tokenizer, ids, skip)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=30), seed=st.integers(0, 2**16))
 def test_pieces_of_real_text_add_up_and_are_whole_characters(parts: list[str], seed: int) -> None:
     text = "".join(parts)
@@ -112,7 +112,7 @@ def reference_match(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     text=st.text(alphabet="ab\n", max_size=40),
     stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), min_size=1, max_size=4),

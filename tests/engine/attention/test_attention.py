@@ -104,7 +104,7 @@ CASES = st.builds(
 
 
 @given(CASES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_one_masked_call_equals_the_definition(case: Case) -> None:
     wanted = case.by_hand()
     assert torch.allclose(case.attend(reference=True).double(), wanted, atol=1e-5)
@@ -112,7 +112,7 @@ def test_one_masked_call_equals_the_definition(case: Case) -> None:
 
 
 @given(CASES, st.integers(1, 20))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_prefix_and_block_merged_by_log_sum_exp_equal_the_definition(case: Case, split_from: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "SPLIT_FROM", split_from)

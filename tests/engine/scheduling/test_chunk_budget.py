@@ -169,7 +169,7 @@ def test_several_short_prompts_share_the_budget_of_a_step() -> None:
     row=st.floats(1e-6, 1e-2),
     far=st.floats(1.0, 5.0),
 )
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_a_budget_is_the_most_that_fits(max_stall: float, n_rows: int, context: int, row: float, far: float) -> None:
     near = (1, 512), (BASE + row, BASE + 512 * row)
     made = StepCosts(DECODE, {0: near, 2048: (near[0], (far * near[1][0], far * near[1][1]))})

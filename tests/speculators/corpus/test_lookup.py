@@ -65,7 +65,7 @@ def test_the_text_of_one_namespace_is_never_drafted_for_another(make):
         assert drafted(method, [1, 2], "nobody's") == []
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("ab"), TOKENS, st.booleans()), max_size=20), st.lists(TOKENS, max_size=3))
 def test_tenants_stay_apart_through_any_row_of_drafts_and_replacements(steps, shared):
     """Tenant a's words are 10 to 15, tenant b's 20 to 25, everybody's 0 to 5; contexts mix them."""

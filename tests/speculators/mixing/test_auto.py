@@ -147,7 +147,7 @@ def step_costs(draw):
 probabilities = st.lists(st.floats(1e-3, 1.0), max_size=4).map(lambda values: sorted(values, reverse=True))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(probabilities, max_size=3), st.integers(0, 4), step_costs(), st.sampled_from([0.0, 0.01, 0.2]))
 def test_no_other_way_to_share_out_gives_more_tokens_per_second(reaches, n_others, costs, margin):
     batch = max(len(reaches) + n_others, 1)

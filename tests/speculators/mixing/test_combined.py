@@ -78,7 +78,7 @@ def trees(draw, source):
 PARTS = st.tuples(*(st.lists(trees(name), max_size=3) for name in "abc"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PARTS, st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
     request = SimpleNamespace(request_id=0, request=SimpleNamespace(namespace=""))

@@ -108,7 +108,7 @@ def check(branches, context, texts, budget, config=FAITHFUL):
         assert any(descend(root, [context[-1], *path]) is not None for root in roots)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TEXTS, st.integers(1, 70))
 def test_drafts_are_as_good_as_those_of_a_suffix_tree(text, budget):
     for end in range(1, len(text) + 1):
@@ -204,7 +204,7 @@ def test_the_most_recent_occurrences_are_followed():
     assert (list(branch.tokens), branch.scores) == ([3], [1.0])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TEXTS, TEXTS.filter(bool), st.integers(1, 8), st.integers(1, 50))
 def test_matches_are_those_of_a_plain_search(text, context, longest, room):
     found = []

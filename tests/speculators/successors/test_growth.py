@@ -57,7 +57,7 @@ def successors(model, context, sampling, reach):
     return {token: p for p, token in best}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TEXTS, st.integers(0, 99), st.integers(0, 40), st.sampled_from([1e-5, 1e-3, 0.05]), SAMPLINGS)
 def test_grown_trees_hold_the_probable_paths_and_nothing_else(text, seed, budget, least, how):
     model = new_model(text, seed)

@@ -90,7 +90,7 @@ def mixed(model, context):
     return n, model.ids[:n].tolist(), model.p[:n].copy(), model.from_text[:n].copy()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TEXTS, PUTS, ROW, st.integers(0, 9), st.lists(st.integers(0, 5), max_size=9))
 def test_mixtures_break_the_stick_from_the_longest_order_down(text, puts, recent, trusts_seed, context):
     model, counts, target = build(text, puts, recent, trusts_seed)
@@ -199,7 +199,7 @@ def test_greedy_candidates_share_most_of_what_is_left_and_know_no_noise(weights,
     assert (model.p[: len(p)] == shared).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(WEIGHTS, st.floats(0.1, 2.0), st.integers(1, 1 << 63), st.integers(0, 2), st.integers(0, 9999))
 def test_where_the_whole_distribution_is_known_the_best_candidate_is_what_the_target_draws(
     weights, temperature, seed, choice, position

@@ -135,7 +135,7 @@ def test_only_some_nodes_may_be_read_back_and_more_ids_than_asked_for():
     assert speculator._matrices[0] == {6: [11, 12], 2: [3, 4]}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 120), st.integers(1, 8), st.integers(1, 12))
 def test_the_shape_is_a_tree_of_ranks_without_gaps(n_nodes, depth, top_k):
     shape = rank_tree(n_nodes, depth, top_k)
