@@ -165,6 +165,7 @@ def check_stopped(server: Server, processes: list[psutil.Process]) -> None:
     assert psutil.wait_procs(processes, timeout=5)[1] == []
     assert list(server.folder.glob("spectra-*")) == []
     assert "Controller failed to shut down" not in server.log.read_text()
+    assert "graceful_shutdown failed" not in server.log.read_text()
 
 
 def spectra() -> str:
