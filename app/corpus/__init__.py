@@ -1,0 +1,1 @@
+"""``spectra corpus``: builds snapshots of the texts that a target finds likely, reports on them, publishes them."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from app.corpus.figures import Choice
 from app.corpus.inputs import Input
@@ -73,6 +73,7 @@ def _histogram(
         ax.bar(edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=shade, alpha=alpha, label=name)
         below = below + counts
     label(ax, y="texts")
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     headroom([ax])
 
 

@@ -1,4 +1,4 @@
-"""Bad input gets the right status in OpenAI's form, and disturbs nobody."""
+"""Bad input gets the right status in OpenAI's form, and does not disturb other requests."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ async def test_a_limit_in_mid_character_ends_in_a_replacement_mark(client, backe
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab\ufffd", "length")
 
 
-async def test_metrics_are_left_out_when_nobody_counted_the_drafts(client, backend) -> None:
+async def test_metrics_are_left_out_when_drafts_were_not_counted(client, backend) -> None:
     backend.reports_drafts = False
     fields = {"model": "tiny", "prompt": "x", "temperature": 0}
     assert (await post(client, "/v1/completions", **fields, stop="STOP"))["metrics"] == {}

@@ -157,7 +157,7 @@ async def test_a_stalled_answer_ends_with_the_timeout(session: Any, script: Scri
 
 
 async def test_a_refused_connection_is_tried_again(session: Any) -> None:
-    with socket.socket() as bound:  # bound, not listening: nobody else gets the port
+    with socket.socket() as bound:  # bound, not listening: no other process gets the port
         bound.bind(("127.0.0.1", 0))
         client = Client(session, Endpoint(f"http://127.0.0.1:{bound.getsockname()[1]}/v1/completions"), retries=2)
         record = await client.ask(BODY, Record(0, 0, 4, 0.0))

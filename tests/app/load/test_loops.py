@@ -17,7 +17,7 @@ from app.load.loops import Clock, arrivals, closed_loop, open_loop
 
 
 class VirtualClock(Clock):
-    """Time that jumps to the next sleeper once everybody sleeps."""
+    """Time that jumps to the next sleeper once all tasks sleep."""
 
     def __init__(self, start: float = 100.0) -> None:
         self.time = start
@@ -37,7 +37,7 @@ class VirtualClock(Clock):
     async def drive(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         while not task.done():
-            for _ in range(50):  # until everybody sleeps
+            for _ in range(50):  # until all tasks sleep
                 await asyncio.sleep(0)
             if self._sleepers and not task.done():
                 self.time, _, woken = heapq.heappop(self._sleepers)
