@@ -1,1 +1,1 @@
-"""``spectra load``: loads a server that speaks OpenAI's HTTP and reports what its clients see; needs no Ray, no model."""
+"""``spectra load``: loads a server that speaks OpenAI's HTTP and reports what its clients see."""
