@@ -79,7 +79,7 @@ class SuccessorConfig:
 def first_trusts() -> tuple[FloatArray, FloatArray]:
     """Trusts of text (``[TAIL + 1, 3, 2]``) and target (``[TAIL + 1]``) rows before a request has shown its own.
 
-    Fitted by maximum likelihood on other prompts of the shared files than those figures are reported on, temperature
+    Fitted by maximum likelihood on other prompts than those that figures are reported on, temperature
     0.8, then rounded and made to rise with the counts; they move by themselves from here (``adapt``).
     """
     text = np.zeros((TAIL + 1, 3, 2), np.float32)
