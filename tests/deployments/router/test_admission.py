@@ -18,7 +18,6 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.stats import StatsCounter
 from engine.target.info import TargetInfo
 from tests.support.slow_stage import Slow
 
@@ -209,4 +208,4 @@ async def test_two_lanes_let_in_twice_as_many_to_run(serving: Any, make_job: Mak
 
 
 def sequence(n_prompt: int, max_tokens: int) -> Sequence:
-    return Sequence(0, [5] * n_prompt, n_prompt, SamplingParams(max_tokens=max_tokens), StatsCounter(n_prompt))
+    return Sequence.of(0, Request([5] * n_prompt, SamplingParams(max_tokens=max_tokens), max_nodes=64))
