@@ -10,6 +10,8 @@ import pytest
 
 from app.cli import main
 from app.config.errors import config_of
+from app.config.fields import GROUPS
+from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 
 
@@ -65,3 +67,7 @@ def test_a_server_of_gpus_says_where_there_is_none(capsys: pytest.CaptureFixture
     assert main(["serve", "--device", "cuda"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("spectra: --stage-gpus is 0, but --device is cuda")
+
+
+def test_every_field_is_shown_in_a_group_of_the_help() -> None:
+    assert sorted(name for group in GROUPS for name in group.model_fields) == sorted(ServeConfig.model_fields)
