@@ -1,4 +1,4 @@
-"""Merges branches of several speculators into one tree (METHODS.md, section 0).
+"""Merges branches of several speculators into one tree.
 
 Branches come in priority order; shared prefixes share nodes; the first to propose a node for acceptance owns it.
 Guesses are inserted as far as the budget reaches, probes whole or not at all (a cut probe would predict the wrong

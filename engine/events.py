@@ -31,7 +31,7 @@ class SourceCounts(NamedTuple):
     accepted: int  # of these
     proposed: int = 0  # nodes it proposed, its own or not
     proposed_accepted: int = 0  # of these
-    sole_accepted: int = 0  # accepted nodes that nobody else proposed
+    sole_accepted: int = 0  # accepted nodes that no other source proposed
 
     def plus(self, other: SourceCounts) -> SourceCounts:
         """Both together."""

@@ -10,12 +10,12 @@ from engine.tree import FloatArray, IntArray
 
 
 class TopIds(Mapping[int, Sequence[int]]):
-    """Node (-1 the root) -> ids, best first; with the arrays for those who want all at once.
+    """Node (-1 the root) -> ids, best first; with the arrays for callers that want all of them.
 
     Args:
         nodes: ``[n]`` int32, ascending.
         ids: ``[n, k]`` int32, best first.
-        logprobs: ``[n, k]`` fp32, raw (temperature 1, no penalties), or ``None`` if nobody asked.
+        logprobs: ``[n, k]`` fp32, raw (temperature 1, no penalties), or ``None`` if no speculator needs them.
 
     Raises:
         ValueError: the shapes do not fit together.
@@ -28,7 +28,7 @@ class TopIds(Mapping[int, Sequence[int]]):
         self.nodes = nodes
         self.ids = ids
         self.logprobs = logprobs
-        self._rows: dict[int, int] | None = None  # node -> row, once somebody asks
+        self._rows: dict[int, int] | None = None  # node -> row, built on first access
 
     @classmethod
     def of(cls, mapping: Mapping[int, Sequence[int]]) -> TopIds:

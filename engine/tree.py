@@ -1,4 +1,4 @@
-"""The token tree: everything a target scores in one step (METHODS.md, section 0).
+"""The token tree: everything a target scores in one step.
 
 Vocabulary, used across the project:
 

@@ -1,4 +1,4 @@
-"""Forms the steps: which trees of ready sequences and which chunks of prompts go together. Knows no answers."""
+"""The batch builder: which trees of ready sequences and which chunks of prompts share a step. Knows no answers."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class BatchBuilder:
     def _add_trees(self, ready: list[Sequence], size: int, work: list[Work], step_id: int) -> int:
         """Trees of at most ``size`` ready sequences; returns their rows.
 
-        Whoever waited longest goes first, or those that did not fit into this step would not fit into the next. Of
-        those who were in the same step, it is not always the same who has to wait. Priorities say who is let in and who
-        gives up memory, not who gets on: a resident that got no step would hold its blocks and its stream for ever.
+        The sequence that has waited longest goes first, or a sequence that does not fit into this step would not fit
+        into the next. Of sequences that last shared a step, the one passed over most recently goes first. Priorities
+        decide admission and preemption, not steps: a running sequence without steps would hold its blocks for ever.
         """
         ready.sort(key=lambda sequence: (sequence.last_step, -sequence.passed_over))
         limit = self._tree_rows()

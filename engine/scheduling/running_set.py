@@ -1,4 +1,7 @@
-"""The sequences that own KV blocks, and who gives them up when they run out. Knows no steps and no queue."""
+"""The running set: sequences that own KV blocks, and which of them is preempted when blocks run out.
+
+Knows no steps and no queue.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class RunningSet:
 
     @property
     def is_any_decoding(self) -> bool:
-        """Whether somebody decodes, or will as soon as the target has answered what was sent."""
+        """Whether any sequence decodes, or will as soon as the target has answered what was sent."""
         return any(not (sequence.is_reading or sequence.cancelled) for sequence in self._all)
 
     def ready(self) -> list[Sequence]:
@@ -101,7 +104,8 @@ class RunningSet:
     def make_room(self, sequence: Sequence) -> list[int] | None:
         """New blocks for a tree; short of memory, first the draft goes, then the least important, latest sequence.
 
-        None: not now. Nobody gives way to those behind it: while all of them are in flight, it waits.
+        Returns None while every candidate for preemption has a step in flight, or when ``sequence`` itself was preempted;
+        the caller retries on the next step. No sequence is preempted for one behind it.
         """
         while True:
             try:

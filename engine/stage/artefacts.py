@@ -1,4 +1,4 @@
-"""Attention rows of chosen heads for the position that predicted the bonus token (PLD+, paper 003).
+"""Attention rows of chosen heads for the position that predicted the bonus token (PLD+, arXiv 2412.01447).
 
 Fused kernels return no weights, so ``q . k`` is recomputed, for the few heads that were asked for only.
 """
