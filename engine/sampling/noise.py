@@ -3,7 +3,7 @@
 Two streams hang off one key ``(seed, choice, position)``; ``position`` is the absolute index in prompt + output of
 the token being drawn, so that a re-prefill, another speculator or another batch changes nothing:
 
-* ``gumbel``: one value per vocabulary id, for coupled verification (METHODS.md, section 3);
+* ``gumbel``: one value per vocabulary id, for coupled verification;
 * ``uniforms``: a few numbers for rejection sampling.
 
 The 64-bit key is mixed by splitmix64 (Steele, Lea, Flood 2014), the vocabulary id by triple32 (Wellons 2018), a

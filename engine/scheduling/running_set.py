@@ -104,8 +104,8 @@ class RunningSet:
     def make_room(self, sequence: Sequence) -> list[int] | None:
         """New blocks for a tree; short of memory, first the draft goes, then the least important, latest sequence.
 
-        Returns None while every candidate for preemption has a step in flight, or when ``sequence`` itself was preempted;
-        the caller retries on the next step. No sequence is preempted for one behind it.
+        Returns None while every candidate for preemption has a step in flight, or once ``sequence`` itself was
+        preempted; the caller retries on the next step. No sequence is preempted for one behind it.
         """
         while True:
             try:

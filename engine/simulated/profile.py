@@ -72,7 +72,7 @@ class Simulation:
     recordings: bytes = field(default=b"", repr=False)  # from ``engine.simulated.answers.pack_recordings``
 
 
-PAPER_STEP_S = 1 / 14.7  # METHODS.md, section 7: 70B FP16, 14.7 tokens/s, one forward each, on 2, 4 and 8 H100 alike
+PAPER_STEP_S = 1 / 14.7  # SPECTRA (Le et al., 2025): 70B FP16, 14.7 tokens/s, one forward each, on 2, 4, 8 H100
 PAPER_TREE_S = 2.52 / 28.9  # the same with SPECTRA: 2.52 tokens per forward, 28.9 tokens/s
 PAPER_NODES = 128  # of its trees
 PROMPT_ROW_S = 140e9 / 500e12  # 2 FLOP per parameter at half of an H100's dense peak in FP16; assumed
