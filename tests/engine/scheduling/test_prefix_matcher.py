@@ -300,7 +300,7 @@ def test_a_preempted_sequence_finds_its_own_text_if_nobody_took_its_blocks() -> 
     made.submit(jobs[2])
     request = running(made)
     n_cached = request.n_cached
-    made.engine.scheduler._residents.evict(request)
+    made.engine.scheduler._running.evict(request)
     assert start_of(made, request.seq) == n_cached - 1
     made.finish(random.Random(0))
     made.check([wanted[2]])

@@ -94,7 +94,7 @@ def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("stages", [2, 4])
-def test_a_pipeline_is_kept_full(stages: int, jobs: Any) -> None:
+def test_a_pipeline_is_kept_full(stages: int) -> None:
     made = driver(200, stages, 64)
     for job in jobs()[0]:
         made.submit(job)
@@ -110,7 +110,7 @@ def test_a_pipeline_is_kept_full(stages: int, jobs: Any) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_a_prompt_alone_fills_the_pipeline_with_its_chunks(stages: int, jobs: Any) -> None:
+def test_a_prompt_alone_fills_the_pipeline_with_its_chunks(stages: int) -> None:
     made = driver(200, stages, 2)
     for index in range(4):
         made.submit(jobs()[0][index])
@@ -125,7 +125,7 @@ def test_a_prompt_alone_fills_the_pipeline_with_its_chunks(stages: int, jobs: An
 
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("n_before", range(6))
-def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(n_before: int, stages: int, jobs: Any) -> None:
+def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(n_before: int, stages: int) -> None:
     """The later chunks of the same prompt run on what is there; the last of them shares its step with a newcomer."""
     made = driver(200, stages, 7)
     made.submit(jobs()[0][1])
@@ -145,7 +145,7 @@ def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(n_before: i
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_two_prompts_read_at_once_never_lock_each_other_out(seed: int, jobs: Any) -> None:
+def test_two_prompts_read_at_once_never_lock_each_other_out(seed: int) -> None:
     made = driver(30, 2, 4)  # 120 tokens: each prompt alone fits, two do not
     for job in jobs()[0]:
         made.submit(job)
@@ -158,7 +158,7 @@ def test_two_prompts_read_at_once_never_lock_each_other_out(seed: int, jobs: Any
     ("state", "in_flight"),
     [*((state, 0) for state in list(State)[:4]), *((State.PREFILLING, n) for n in (1, 2, 4)), (State.READY, 1)],
 )
-def test_a_cancel_frees_everything_in_every_state(state: State, in_flight: int, jobs: Any) -> None:
+def test_a_cancel_frees_everything_in_every_state(state: State, in_flight: int) -> None:
     made = driver(200, max(1, in_flight), 2 if in_flight > 1 else 16)
     made.submit(jobs()[0][3])
     request = made.requests[0]
