@@ -1,4 +1,7 @@
-"""Admission: refuses requests when there is more work than can be done in time, and says when to try again."""
+"""Admission: fills in the server's defaults, and refuses what cannot be served, ever or in time.
+
+A request that is resumed after its router was lost was admitted there; it may even be complete but for its end.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,55 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
+
 from deployments.options import RouterOptions
 from deployments.router.lane import Lane
 from deployments.router.service_rate import WaitEstimate
-from engine.errors import OverloadedError
+from engine.errors import OverloadedError, RequestError
+from engine.events import LENGTH, STOP, StepEvent
+from engine.request import Request
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.stats import StatsCounter
+from engine.target.info import MAX_TREE
 
 SOONEST_S = 1.0  # least ``retry_after``
 FRESH_S = 0.05  # an estimate holds so long unless a request is admitted: a flood of refusals must not delay steps
 OVERFLOW = 2  # at most so many times ``max_waiting`` requests wait, over all tenants
+
+
+def as_served(request: Request, options: RouterOptions) -> Request:
+    """The request with the server's defaults filled in; the shared namespace becomes none.
+
+    Raises:
+        RequestError: ``max_nodes`` is above the server's limit.
+    """
+    limit, wanted = min(options.limit_nodes, MAX_TREE, options.scheduler.max_step_rows - 1), request.max_nodes
+    if wanted is not None and wanted > limit:
+        raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
+    if request.namespace == options.shared_namespace:
+        request = msgspec.structs.replace(request, namespace="")
+    return request.with_defaults(options.method, options.max_nodes)
+
+
+def finish_of(request: Request) -> StepEvent | None:
+    """The last event, without tokens, of a request whose emitted tokens are its whole output; None otherwise.
+
+    A lost router can have emitted all tokens of a request, but not its end.
+    """
+    if not request.emitted:
+        return None
+    last, params = request.emitted[-1], request.params
+    stopped = last in params.stop_ids
+    if not stopped and len(request.emitted) < params.max_tokens:
+        return None
+    stats = StatsCounter(len(request.prompt)).freeze()
+    return StepEvent(
+        token_ids=[],
+        finish_reason=STOP if stopped else LENGTH,
+        stop_reason=last if stopped else None,
+        stats=stats,
+    )
 
 
 class Admission:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
-from deployments.router.admission import Admission
+from deployments.router.admission import Admission, as_served, finish_of
 from deployments.router.draft_client import DraftClient
 from deployments.router.draft_rounds import DraftRounds
 from deployments.router.lane import Lane
@@ -21,7 +21,6 @@ from deployments.router.lane_connection import TargetClient
 from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
 from deployments.router.rebalance import Rebalancer
-from deployments.router.requests import as_served, finish_of
 from deployments.router.sessions import Session, Sessions
 from engine.errors import OverloadedError, SpectraError, StepFailedError, TargetLostError
 from engine.events import LENGTH, STOP, StepEvent

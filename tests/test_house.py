@@ -1,0 +1,65 @@
+"""What holds for the whole repository: rooms stay small, documents refer to what their readers have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("app", "benchmarks", "deployments", "engine", "retrieval_store", "speculators", "tools")
+MOST_FILES = 15  # of a room, beside its subrooms
+MOST_README = 6000  # characters
+ABSENT = re.compile(r"(METHODS|FACTS|DESIGN|HOUSE)\.md|\.\./shared|\bpaper 00\d|\bissue \d+\b")
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+PLACE = re.compile(rf"`((?:{'|'.join((*PACKAGES, 'tests', 'docs'))})/[\w/.-]*)")
+COMMAND = re.compile(r"python -m ((?:benchmarks|tools)[\w.]*)(?!.* of commit)")
+
+
+def tracked(*endings: str) -> list[Path]:
+    """Files of the checkout that git knows."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:  # an unpacked archive
+        return [path for path in ROOT.rglob("*") if path.suffix in endings and ".venv" not in path.parts]
+    return [ROOT / name for name in listed.stdout.split("\n") if name.endswith(endings) and (ROOT / name).is_file()]
+
+
+DOCUMENTS = [path for path in tracked(".md") if path.parent.name not in ("target", "drafter")]
+
+
+def test_no_room_has_more_files_than_one_remembers() -> None:
+    rooms = Counter(path.parent.relative_to(ROOT) for path in tracked(".py") if path.name != "__init__.py")
+    large = {str(room): n for room, n in rooms.items() if room.parts[:1] != ("tests",) and n > MOST_FILES}
+    assert not large
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text()) <= MOST_README
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text()
+    missing = [link for link in LINK.findall(text) if not (document.parent / link).exists()]
+    missing += [place for place in PLACE.findall(text) if not (ROOT / place).exists()]
+    for line in text.split("\n"):
+        for module in COMMAND.findall(line):
+            place = ROOT / PurePosixPath(module.rstrip(".").replace(".", "/"))
+            if not (place.with_suffix(".py").exists() or place.is_dir()):
+                missing.append(module)
+    assert not missing
+
+
+def test_nothing_cites_a_document_that_readers_do_not_have() -> None:
+    here = Path(__file__)
+    cited = {
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked(".py", ".md", ".toml")
+        if path != here
+        for number, line in enumerate(path.read_text().split("\n"), 1)
+        if ABSENT.search(line)
+    }
+    assert not cited
