@@ -1,4 +1,4 @@
-"""SPECTRA-CORE against a literal transcription of METHODS.md, section 1."""
+"""SPECTRA-CORE against a literal transcription of its published algorithm (Le et al., 2025, Algorithm 1)."""
 
 from dataclasses import replace
 from random import Random
@@ -14,7 +14,7 @@ from engine.tree import EMPTY_TREE
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.testing import HashTarget
 
-PUBLISHED = replace(SpectraCoreConfig.paper(), guess_order="backward-first")  # METHODS.md 1.3
+PUBLISHED = replace(SpectraCoreConfig.paper(), guess_order="backward-first")
 ROOMY = 1000  # nodes: everything fits
 
 CONFIGS = {
@@ -35,7 +35,7 @@ CONFIGS = {
 
 
 class Oracle:
-    """The method, one line of METHODS.md after the other; lists everywhere, nothing clever."""
+    """The method, one line of the algorithm after the other; lists everywhere, nothing clever."""
 
     def __init__(self, config, prompt, seed):
         self.config = config
