@@ -59,7 +59,7 @@ def bitsandbytes() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    chatter = logging.getLogger("bitsandbytes.backends.cpu.ops")  # about 4-bit kernels, which nobody asked for
+    chatter = logging.getLogger("bitsandbytes.backends.cpu.ops")  # about 4-bit kernels, which are not used here
     chatter.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():

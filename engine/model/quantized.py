@@ -3,7 +3,7 @@
 Weights are int8 with one scale per output; a row of activations is int8 with one scale, except for its outliers (6 and
 above), which are multiplied as they are. bitsandbytes takes a whole column of the batch out of int8 as soon as one row
 has an outlier in it, so that a row's result depends on its neighbours in the batch. Here only the row's own outliers
-are taken out: every row gets, to rounding, what bitsandbytes gives it in a batch of one, whoever shares the step.
+are taken out: every row gets, to rounding, what bitsandbytes gives it in a batch of one, whichever rows share the step.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class CheckpointTensors:
     """What a checkpoint directory holds; a tensor's bytes are read when it is asked for, and no others.
 
     Args:
-        path: the directory, with one file or an index of several; those nobody reads from need not exist.
+        path: the directory, with one file or an index of several; files that no tensor is read from need not exist.
         device: where int8 weights are made.
     """
 

@@ -6,9 +6,9 @@ step on every stage, those of the steps behind it while they wait for it, and no
 carries a chunk, the whole round is longer by ``max_stall``, and the first of them may make tokens late by twice as
 much, once. One block is always read, however slow: a prompt must come to an end.
 
-All that rests on a rule of the step former: beside others that decode, one prompt has one chunk in flight. Chunks of a
-prompt that has the pipeline for itself are whole and follow each other through it. Whoever has been sent the last of
-its own text counts as decoding: so whole chunks are all ahead of its first token, and come between no two of them.
+All that rests on a rule of the batch builder: while other sequences decode, one prompt has one chunk in flight. Chunks
+of a prompt that has the pipeline for itself are whole and follow each other through it. A sequence whose last chunk was
+sent counts as decoding: so whole chunks all come before its first token, and none between two tokens.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ tenant's next sequence starts where its last one ended, but not before the prese
 However many sequences one tenant queues, another one's waits for about one of them.
 
 The work of a sequence is the tokens still to be read and the most it may still write. Prompts alone would let short
-questions with endless answers pass for light; what an answer will really take nobody knows, and who asks for less is
+questions with endless answers pass for light; how long an answer will be is unknown, and a request that asks for less is
 served sooner.
 """
 
@@ -78,7 +78,7 @@ class FairQueue:
         return self._n
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they would be served if nobody else came."""
+        """In the order in which they would be served if no newcomer came."""
         for priority in sorted(self._levels):
             level = self._levels[priority]
             yield from level.front
@@ -98,7 +98,7 @@ class FairQueue:
         self._n += 1
 
     def peek(self) -> Sequence | None:
-        """Whose turn it is; None when nobody waits."""
+        """The sequence whose turn it is; None when the queue is empty."""
         if not self._levels:
             return None
         level = self._levels[min(self._levels)]

@@ -15,4 +15,4 @@ class SchedulerOptions:
     prefill_chunk: int = 512  # rows of prompt per step
     n_micro_batches: int = 1  # pipeline stages: so many steps keep all of them busy
     max_stall: float = 0.1  # seconds that a step's rows of prompt may add to it while any sequence decodes
-    prefix_cache: bool = True  # blocks that nobody owns keep the beginnings of texts for those that begin alike
+    prefix_cache: bool = True  # free blocks keep the beginnings of texts for newcomers that begin alike

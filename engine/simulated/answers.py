@@ -61,7 +61,7 @@ class Answers:
 
 
 class Answer:
-    """The text behind one prompt, as long as somebody reads on: the recorded part, then made-up text."""
+    """The text behind one prompt, as long as it is read on: the recorded part, then made-up text."""
 
     def __init__(self, recorded: Sequence[int], made_up: _MadeUp) -> None:
         self._recorded = recorded

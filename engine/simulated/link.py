@@ -31,7 +31,7 @@ class Link:
     def departure(self, ended: float, n_rows: int) -> Activations:
         """What the next stage is told, by a stage that has finished ``n_rows`` rows at ``ended``.
 
-        The wire is busy with one step after the other; its latency keeps nobody from sending.
+        The wire is busy with one step after the other; its latency does not delay the next send.
         """
         self._free_at = max(self._free_at, ended) + self._profile.wire_seconds(n_rows)
         moment = torch.tensor([self._free_at + self._profile.link_latency_s], dtype=torch.float64)

@@ -42,7 +42,8 @@ class StageLike(Protocol):
         """Last stage, after ``forward``: answers in the order of the step's work. Needs no ``wait`` before it."""
 
     def captured(self) -> CapturedStep | None:
-        """What attention rows of the step will be made from, for a stage that is not the last; None: nobody asks."""
+        """What attention rows of the step will be made from, for a stage that is not the last; None: no row is
+        wanted of it."""
 
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
         """Attention rows of this stage's heads, after ``verify``."""

@@ -136,7 +136,7 @@ class Stage:
 
     def captured(self) -> CapturedStep | None:
         """What the attention rows of the step will be made from, for a stage that hears the results only later; None
-        when nobody wants any of this stage."""
+        when no row of this stage is wanted."""
         packed, works = self._running.packed, self._running.works
         if packed is None or not packed.step.captured:
             return None

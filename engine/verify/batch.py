@@ -27,7 +27,7 @@ from engine.verify.rules import decide_rejection, match
 
 @dataclass(slots=True)
 class WalkItem:
-    """One sequence of the batch; whoever schedules the step fills it in."""
+    """One sequence of the batch; the stage fills it in from the step."""
 
     tree: TokenTree
     first_row: int  # row of the root in the logits; node i has row first_row + 1 + i
