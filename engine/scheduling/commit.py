@@ -57,8 +57,8 @@ def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCount
 def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcome | None:
     """What a chunk tells the speculator; nothing twice, when a sequence is prefilled again after a preemption.
 
-    A resumed sequence's chunks also tell of the tokens that its former router emitted; its first chunk also tells of the
-    prefix that the cache held.
+    A resumed sequence's chunks also tell of the tokens that its former router emitted, its first chunk of the prefix
+    that the cache held.
     """
     first, last = sequence.n_observed, work.n_cached + len(work.tokens)
     if first >= last and not answer.tokens:

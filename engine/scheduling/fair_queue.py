@@ -5,8 +5,8 @@ tenant's next sequence starts where its last one ended, but not before the prese
 However many sequences one tenant queues, another one's waits for about one of them.
 
 The work of a sequence is the tokens still to be read and the most it may still write. Prompts alone would let short
-questions with endless answers pass for light; how long an answer will be is unknown, and a request that asks for less is
-served sooner.
+questions with endless answers pass for light; how long an answer will be is unknown, and a request that asks for
+less is served sooner.
 """
 
 from __future__ import annotations

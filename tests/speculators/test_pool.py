@@ -225,7 +225,7 @@ def test_a_failure_touches_neither_other_parts_nor_other_requests(caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_failing_end_hinders_nobody(caplog):
+def test_a_failing_end_hinders_no_other_request(caplog):
     good, bad = Scripted("good"), Scripted("bad", fails_in=("end",))
     pool = pool_of(good, bad)
     begin(pool, 0, "bad+good")

@@ -127,7 +127,7 @@ def test_chunks_are_as_large_as_the_promise_allows() -> None:
     assert set(rows[:-1]) <= {299, 300}  # 0.03 s at 0.0001 s a row
 
 
-def test_with_nobody_decoding_chunks_are_whole() -> None:
+def test_while_no_sequence_decodes_chunks_are_whole() -> None:
     made = pipeline(2, 0.01)
     made.submit([5] * 3000)
     made.run(until=2.0)

@@ -294,7 +294,7 @@ def test_one_that_moves_to_another_scheduler_is_read_there() -> None:
     made.check([wanted[0]] * 2)
 
 
-def test_a_preempted_sequence_finds_its_own_text_if_nobody_took_its_blocks() -> None:
+def test_a_preempted_sequence_finds_its_own_text_while_its_blocks_are_free() -> None:
     made = driver(200, 1, 64)
     jobs, wanted, _ = known()
     made.submit(jobs[2])

@@ -125,7 +125,7 @@ def test_a_prompt_alone_fills_the_pipeline_with_its_chunks(stages: int) -> None:
 
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("n_before", range(6))
-def test_a_chunk_that_fails_takes_its_prompt_with_it_and_nobody_else(n_before: int, stages: int) -> None:
+def test_a_chunk_that_fails_takes_its_prompt_with_it_and_no_other(n_before: int, stages: int) -> None:
     """The later chunks of the same prompt run on what is there; the last of them shares its step with a newcomer."""
     made = driver(200, stages, 7)
     made.submit(jobs()[0][1])

@@ -366,7 +366,7 @@ def _watch(model: DraftModel) -> list[int]:
     return rows
 
 
-def test_a_long_text_is_read_in_chunks_and_nobody_waits_for_it() -> None:
+def test_a_long_text_is_read_in_chunks_and_no_request_waits_for_it() -> None:
     model = draft_model(prefill_chunk=50)
     rows = _watch(model)
     short, long, later = view(text(20), 0), view(text(220, 1), 1), view(text(60, 2), 2)

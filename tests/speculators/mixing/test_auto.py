@@ -255,7 +255,7 @@ def test_a_draft_is_the_best_part_of_what_was_proposed(one, other, budget, costs
             ]
 
 
-def test_budgets_of_nothing_draft_nothing_and_ask_nobody():
+def test_budgets_of_nothing_draft_nothing_and_ask_no_part():
     source = Source()
     auto = Auto([source], FREE)
     decoding = Decoding(auto, 2)
@@ -422,7 +422,7 @@ def test_a_tree_that_was_not_run_proves_nothing():
     assert len(set(sizes)) == 1
 
 
-def test_text_that_nobody_can_predict_costs_nearly_nothing():
+def test_unpredictable_text_costs_nearly_nothing():
     costs = line(0.08)
     decoding = Decoding(create("auto", SpeculatorOptions(step_costs=costs)), target=HashTarget(4096, 4096))
     decoding.steps(300)
@@ -518,7 +518,7 @@ def test_the_first_draft_of_a_process_may_take_long():
 
 
 @pytest.mark.parametrize("fails_in", ["begin", "propose", "observe", "end"])
-def test_a_part_that_fails_hurts_nobody_and_its_state_goes_as_well(fails_in):
+def test_a_part_that_fails_hurts_no_other_and_its_state_goes_as_well(fails_in):
     broken, sound = Source(name="broken", accuracy=0.0, fails_in={fails_in}), Source(name="sound", depth=3)
     auto = Auto([broken, sound], line(0.1))
     decoding = Decoding(auto, 3)
