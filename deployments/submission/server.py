@@ -176,7 +176,7 @@ class IngressConnection:
         except SpectraError as error:
             self._send(RequestEvent(number, None, Failure.of(error)))
         except Exception:
-            logger.exception("a request failed")
+            logger.exception("request %s failed", request.id)
             failure = Failure.of(StepFailedError("the router failed on this request"))
             self._send(RequestEvent(number, None, failure))
 
