@@ -22,6 +22,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
 
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # wider integers have no form on the way to the target
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -82,25 +83,25 @@ class GenerationRequest(Strict):
     """Fields of both chat and text completions."""
 
     model: str
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0  # a stop id or EOS cannot be drawn earlier
+    max_tokens: Annotated[Int32, Field(ge=1)] | None = None
+    min_tokens: Annotated[Int32, Field(ge=0)] = 0  # a stop id or EOS cannot be drawn earlier
     temperature: Annotated[Finite, Field(ge=0.0, le=2.0)] = 1.0  # 0 is greedy
     top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # 0 and -1: no limit
+    top_k: Annotated[Int32, Field(ge=-1)] = 0  # 0 and -1: no limit
     min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0
     repetition_penalty: Annotated[Finite, Field(gt=0.0, le=10.0)] = 1.0
     presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     logit_bias: dict[int, float] = Field(default_factory=dict)  # token id -> -100..100
     stop: list[str] = Field(default_factory=list)
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list, max_length=64)
+    stop_token_ids: list[Annotated[Int32, Field(ge=0)]] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     seed: int | None = None  # any 64-bit integer; None: the server draws one and reports it
     n: Annotated[int, Field(ge=1, le=16)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0  # lower goes first
+    priority: Int32 = 0  # lower goes first
     verification: Literal["coupled", "rejection"] = "coupled"
     speculative: SpeculativeOptions = SpeculativeOptions()
     return_token_ids: bool = False
@@ -123,7 +124,9 @@ class GenerationRequest(Strict):
         biases: dict[int, float] = {}
         for key, bias in value.items():
             if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
-                raise refuse(f"has the key {key!r}; keys must be token ids")
+                raise refuse(f"has the key {str(key)[:20]!r}; keys must be token ids")
+            if not 0 <= int(key) < 2**31:
+                raise refuse(f"has the key {str(key)[:20]!r}; token ids are from 0 to {2**31 - 1}")
             if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
                 raise refuse(f"gives token {key} the bias {bias!r}; it must be a number from -100 to 100")
             biases[int(key)] = float(bias)
@@ -183,7 +186,7 @@ class ChatCompletionRequest(GenerationRequest):
     }
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # the newer name of max_tokens
+    max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None  # the newer name of max_tokens
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 
@@ -231,7 +234,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(v) is int for v in value)
+    return isinstance(value, list) and bool(value) and all(type(v) is int and abs(v) < 2**31 for v in value)
 
 
 class TokenizeRequest(Strict):
@@ -254,4 +257,4 @@ class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: list[Annotated[Int32, Field(ge=0)]]

@@ -24,10 +24,11 @@ from deployments.submission.protocol import (
     Submit,
     decode_events,
     encode,
+    encode_message,
 )
 from deployments.submission.replay_log import ReplayLog
 from deployments.transport.channel import AsyncChannel
-from engine.errors import TargetLostError
+from engine.errors import RequestError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
@@ -112,7 +113,7 @@ class RouterConnection:
         self._channel = channel
         self._heartbeat = Heartbeat(beat)
         self._inboxes: dict[int, asyncio.Queue[StepEvent | Failure | None]] = {}  # by request number; None: lost
-        self._commands: list[Command] = []
+        self._commands: list[msgspec.Raw] = []  # encoded, for the next frame
         self._next = 0
         self.is_open = True
         loop = asyncio.get_running_loop()
@@ -128,14 +129,18 @@ class RouterConnection:
         iterator cancels the request.
 
         Raises:
+            RequestError: a value of the request cannot be sent.
             SpectraError: the router refused the request or failed on it.
         """
         if not self.is_open:
             return
         number, inbox = self._next, asyncio.Queue[StepEvent | Failure | None]()
         self._next += 1
+        try:
+            self._send(Submit(number, request))
+        except msgspec.EncodeError as error:
+            raise RequestError(f"the request cannot be sent to the router: {error}") from error
         self._inboxes[number] = inbox
-        self._send(Submit(number, request))
         try:
             while (item := await inbox.get()) is not None:
                 if isinstance(item, Failure):
@@ -158,14 +163,15 @@ class RouterConnection:
             inbox.put_nowait(None)
 
     def _send(self, command: Command) -> None:
-        """Commands of one turn of the event loop share a frame."""
+        """Commands of one turn of the event loop share a frame; raises EncodeError for this one alone."""
+        encoded = encode_message(command)
         if not self._commands:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._commands.append(command)
+        self._commands.append(encoded)
 
     def _flush(self) -> None:
-        self._channel.send(encode(self._commands))
-        self._commands.clear()
+        commands, self._commands = self._commands, []
+        self._channel.send(encode(commands))
 
     async def _read(self) -> None:
         try:

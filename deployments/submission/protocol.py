@@ -59,7 +59,19 @@ _COMMANDS: msgspec.msgpack.Decoder[list[Submit | Cancel]] = msgspec.msgpack.Deco
 _EVENTS: msgspec.msgpack.Decoder[list[RequestEvent]] = msgspec.msgpack.Decoder(list[RequestEvent])
 
 
-def encode(messages: Sequence[Command] | Sequence[RequestEvent]) -> bytes:
+def encode_message(message: Command | RequestEvent) -> msgspec.Raw:
+    """One message of a frame, encoded alone: a value that cannot be encoded fails its own request and no other.
+
+    Raises:
+        EncodeError: a value has no form in msgpack, for instance an integer beyond 64 bits.
+    """
+    try:
+        return msgspec.Raw(_ENCODER.encode(message))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise msgspec.EncodeError(str(error)) from error
+
+
+def encode(messages: Sequence[Command | RequestEvent | msgspec.Raw]) -> bytes:
     """A frame for the other side; without messages a heartbeat."""
     return _ENCODER.encode(messages)
 

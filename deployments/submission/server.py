@@ -25,6 +25,7 @@ from deployments.submission.protocol import (
     Submit,
     decode_commands,
     encode,
+    encode_message,
 )
 from deployments.transport.addresses import READ_AHEAD, listen
 from deployments.transport.channel import AsyncChannel
@@ -127,7 +128,7 @@ class IngressConnection:
         self._run = run
         self._heartbeat = Heartbeat(beat)
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._events: list[RequestEvent] = []
+        self._events: list[msgspec.Raw] = []  # encoded, for the next frame
         self._is_over = False
 
     async def serve(self) -> None:
@@ -181,18 +182,23 @@ class IngressConnection:
             self._send(RequestEvent(number, None, failure))
 
     def _send(self, event: RequestEvent) -> None:
-        """Keep it for the frame that leaves once all requests have run in this turn of the event loop."""
+        """Keep it for the frame that leaves once all requests have run in this turn of the event loop.
+
+        Raises:
+            EncodeError: the event cannot be sent; those of other requests can.
+        """
         if self._is_over:
             return
+        encoded = encode_message(event)
         if not self._events:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._events.append(event)
+        self._events.append(encoded)
 
     def _flush(self) -> None:
         if self._is_over or not self._events:
             return
-        self._channel.send(encode(self._events))
-        self._events.clear()
+        events, self._events = self._events, []
+        self._channel.send(encode(events))
         if self._channel.n_unsent > MAX_UNREAD:
             logger.warning("an ingress was cut off: it has left %d bytes unread", self._channel.n_unsent)
             self.close()

@@ -7,6 +7,7 @@ import pytest
 
 from app.api.http import Api, create_app
 from app.api.service import Settings
+from deployments.submission.protocol import Submit, decode_commands, encode, encode_message
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -166,3 +167,41 @@ async def test_version_and_metrics(client) -> None:
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "vllm:spec_decode_num_drafts_total 3" in response.text
+
+
+WIDE = (2**31 - 1, 2**31, 2**63, 2**64, 2**70, 10**400)
+INTEGERS = {
+    "max_tokens": lambda n: {"max_tokens": n},
+    "max_completion_tokens": lambda n: {"max_completion_tokens": n},
+    "min_tokens": lambda n: {"min_tokens": n},
+    "top_k": lambda n: {"top_k": n},
+    "seed": lambda n: {"seed": n},
+    "n": lambda n: {"n": n},
+    "priority": lambda n: {"priority": n},
+    "top_logprobs": lambda n: {"logprobs": True, "top_logprobs": n},
+    "stop_token_ids": lambda n: {"stop_token_ids": [n]},
+    "logit_bias": lambda n: {"logit_bias": {str(n): 1}},
+    "max_nodes": lambda n: {"speculative": {"max_nodes": n}},
+}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("field", INTEGERS)
+async def test_every_integer_is_refused_or_survives_the_way_to_the_router(client, backend, field, sign) -> None:
+    for number in WIDE:
+        body = CHAT | INTEGERS[field](sign * number)
+        response = await client.post("/v1/chat/completions", json=body)
+        assert response.status_code in (200, 400), response.text
+        if response.status_code == 400:
+            assert response.json()["error"]["type"] == "invalid_request_error"
+    for request in backend.seen:
+        assert decode_commands(encode([encode_message(Submit(0, request))])) == [Submit(0, request)]
+
+
+@pytest.mark.parametrize("token", [2**31, 2**64, -(2**64), 10**400])
+@pytest.mark.parametrize("path", ["/v1/completions", "/detokenize"])
+async def test_token_ids_beyond_32_bits_are_refused(client, backend, path, token) -> None:
+    body = {"model": "tiny", "tokens" if path == "/detokenize" else "prompt": [5, token]}
+    response = await client.post(path, json=body)
+    assert response.status_code == 400, response.text
+    assert not backend.seen

@@ -20,7 +20,7 @@ from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, 
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
 from deployments.transport.socket_folder import SocketFolder
-from engine.errors import OverloadedError, PromptTooLongError, StepFailedError, TargetLostError
+from engine.errors import OverloadedError, PromptTooLongError, RequestError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.loop import Completion
 from engine.request import Request
@@ -331,3 +331,33 @@ def test_the_socket_folders_of_killed_processes_are_cleared_away(
     newest.remove()
     newest.remove()
     assert not list(tmp_path.iterdir())
+
+
+async def test_a_request_that_cannot_be_encoded_fails_alone() -> None:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
+        yield StepEvent(token_ids=[len(request.prompt)], finish_reason="stop")
+
+    too_wide = msgspec.structs.replace(REQUEST, params=SamplingParams(max_tokens=5, top_k=2**64))
+    async with submitting(run) as pair:
+        answers = await asyncio.gather(
+            *(pair.answer(request) for request in (REQUEST, too_wide, REQUEST)), return_exceptions=True
+        )
+        assert [tokens(answer) for answer in (answers[0], answers[2])] == [[3], [3]]
+        assert isinstance(answers[1], RequestError)
+        assert tokens(await pair.answer(REQUEST)) == [3]
+        assert pair.n_connected == pair.attached == 1
+
+
+async def test_an_event_that_cannot_be_encoded_fails_its_request_alone() -> None:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
+        yield StepEvent(token_ids=[int(request.id)], finish_reason="stop")
+
+    ids = ("5", str(2**64), "6")
+    async with submitting(run) as pair:
+        answers = await asyncio.gather(
+            *(pair.answer(msgspec.structs.replace(REQUEST, id=name)) for name in ids), return_exceptions=True
+        )
+        assert [tokens(answer) for answer in (answers[0], answers[2])] == [[5], [6]]
+        assert isinstance(answers[1], StepFailedError)
+        assert tokens(await pair.answer(msgspec.structs.replace(REQUEST, id="7"))) == [7]
+        assert pair.n_connected == pair.attached == 1
