@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -94,7 +94,7 @@ def test_every_method_writes_the_text_of_plain_decoding(family: str, style: str)
 def test_what_earlier_requests_taught_changes_no_text(sources: tuple[str, ...]) -> None:
     """State shared within a namespace, and drafts that know the noise: only the number of steps may change."""
     jobs = [job(text, "warm", temperature=0.8, seed=seed) for text in random_prompts(2) for seed in (1, 2)]
-    plain = [replace(one, method="autoregressive") for one in jobs]
+    plain = [msgspec.structs.replace(one, method="autoregressive") for one in jobs]
     runner = make_engine(
         make_target("qwen3"), extra={"warm": lambda _: Successors(SuccessorConfig(shared=True, least=0.0), sources)}
     )
