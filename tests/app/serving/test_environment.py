@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.serving.environment import check_port, folder_for_sockets, free_port, serve_environment
+from app.serving import environment
+from app.serving.environment import check_port, claim_ports, folder_for_sockets, free_port, serve_environment
 from engine.errors import ConfigError
 
 PARENT = "import subprocess, sys; child = subprocess.Popen(sys.argv[1:]); print(child.pid, flush=True); child.wait()"
@@ -27,7 +28,7 @@ def haproxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(stand_in))
     folder = tmp_path / "scratch"
     folder.mkdir()
-    return serve_environment(str(folder))["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    return serve_environment(str(folder), 11_000)["RAY_SERVE_HAPROXY_BINARY_PATH"]
 
 
 def test_haproxy_does_not_splice_and_dies_with_its_parent_even_if_that_is_killed(haproxy: str, tmp_path: Path) -> None:
@@ -83,5 +84,32 @@ def test_sockets_of_haproxy_fit_into_the_97_characters_it_allows(
         monkeypatch.setattr("tempfile.tempdir", temporary)
         scratch = f"{folder_for_sockets()}/spectra-12345678"
         monkeypatch.setattr("tempfile.tempdir", None)
-        name = os.path.basename(serve_environment(str(tmp_path))["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+        name = os.path.basename(serve_environment(str(tmp_path), 11_000)["RAY_SERVE_HAPROXY_SOCKET_PATH"])
         assert len(f"{scratch}/{'0' * 56}/{name}") <= 97
+
+
+def ports_of(claim: socket.socket) -> set[int]:
+    """Every port that a server with this claim may listen on, but for its own HTTP port."""
+    values = serve_environment("/scratch", claim.getsockname()[1])
+    ports = {name: int(value) for name, value in values.items() if name.endswith("_PORT")}
+    assert {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"} <= ports.keys()
+    taken = {port for name, port in ports.items() if "_MIN_" not in name and "_MAX_" not in name}
+    for kind in ("HTTP", "GRPC"):
+        first, last = (ports[f"RAY_SERVE_DIRECT_INGRESS_{end}_{kind}_PORT"] for end in ("MIN", "MAX"))
+        taken |= set(range(first, last + 1))
+    return taken
+
+
+def test_servers_of_one_machine_share_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "PORTS", (21_000, 21_600))  # three ranges
+    claims = [claim_ports() for _ in range(3)]
+    try:
+        ranges = [ports_of(claim) | {claim.getsockname()[1]} for claim in claims]
+        assert len(set.union(*ranges)) == sum(map(len, ranges))
+        with pytest.raises(ConfigError, match="ports from 21000 to 21600"):
+            claim_ports()
+        claims.pop().close()
+        claims.append(claim_ports())
+    finally:
+        for claim in claims:
+            claim.close()
