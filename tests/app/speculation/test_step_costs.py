@@ -24,6 +24,7 @@ from app.speculation.step_costs import costs_file, offline_costs
 from engine.errors import ConfigError
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts, read_costs
+from engine.target import step_timing
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.target.step_timing import GRID
@@ -54,7 +55,9 @@ def own_threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def spectra(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Spectra:
+def spectra(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Spectra:
+    monkeypatch.setattr(step_timing, "REPEATS", 1)  # what is measured is not looked at here
+
     """``spectra("auto", ...)``: generates with the tiny model; the JSON line."""
 
     def run(method: str, *flags: object, model: Path = tiny_checkpoint) -> dict[str, Any]:
