@@ -97,18 +97,18 @@ class WaitEstimate:
     """
 
     def __init__(self, scheduler: Scheduler, service_rate: ServiceRate) -> None:
-        self._line = scheduler.line()
-        self.waiting = Counter(sequence.request.tenant for sequence in self._line.sequences)  # tenant -> sequences
+        self._queue = scheduler.snapshot_queue()
+        self.waiting = Counter(sequence.request.tenant for sequence in self._queue.sequences)  # tenant -> sequences
         self._until: list[float] = []  # seconds until a slot is free, by the number of queued sequences ahead
         if service_rate.is_known:
             running = [service_rate.remaining(sequence) for sequence in scheduler.running]
             n_slots = max(len(running), _n_slots(scheduler, service_rate))
-            queue = (service_rate.remaining(sequence) for sequence in self._line.sequences)
+            queue = (service_rate.remaining(sequence) for sequence in self._queue.sequences)
             self._until = seconds_until_slot(n_slots, running, queue)
 
     def seconds(self, newcomer: Sequence) -> float | None:
         """Seconds until a newcomer would start, given what the queue puts ahead of it; None before any measurement."""
-        return self._until[self._line.n_ahead(newcomer)] if self._until else None
+        return self._until[self._queue.n_ahead(newcomer)] if self._until else None
 
 
 def _n_slots(scheduler: Scheduler, service_rate: ServiceRate) -> int:

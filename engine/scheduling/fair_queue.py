@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engine.scheduling.sequence import Sequence
@@ -51,7 +50,7 @@ class _Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QueueSnapshot:
     """The queue of one moment, in order: tells newcomers their places without walking through it."""
 
     sequences: list[Sequence]
@@ -76,13 +75,6 @@ class FairQueue:
     def __len__(self) -> int:
         """Sequences in the queue."""
         return self._n
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they would be served if no newcomer came."""
-        for priority in sorted(self._levels):
-            level = self._levels[priority]
-            yield from level.front
-            yield from (sequence for _, _, sequence in level.in_order())
 
     def push(self, sequence: Sequence) -> None:
         """Queue a newcomer behind its tenant's others."""
@@ -130,24 +122,19 @@ class FairQueue:
         self._n -= 1
         self._tidy(sequence.request.priority, sequence.request.tenant)
 
-    def line(self) -> Line:
-        """The queue of this moment."""
-        line = Line([], [], {}, {})
+    def snapshot(self) -> QueueSnapshot:
+        """The queue of this moment, in order."""
+        snapshot = QueueSnapshot([], [], {}, {})
         for priority, level in sorted(self._levels.items()):
-            line.sequences.extend(level.front)
-            line.places.extend((priority, -1, sequence.seq) for sequence in level.front)
+            snapshot.sequences.extend(level.front)
+            snapshot.places.extend((priority, -1, sequence.seq) for sequence in level.front)
             starts = dict(level.starts)
             for start, seq, sequence in level.in_order():
-                line.sequences.append(sequence)
-                line.places.append((priority, start, seq))
+                snapshot.sequences.append(sequence)
+                snapshot.places.append((priority, start, seq))
                 starts[sequence.request.tenant] = start + work_of(sequence)
-            line.starts[priority], line.clocks[priority] = starts, level.clock
-        return line
-
-    def ahead_of(self, newcomer: Sequence) -> list[Sequence]:
-        """Those that would be served before ``newcomer`` if it were queued now."""
-        line = self.line()
-        return line.sequences[: line.n_ahead(newcomer)]
+            snapshot.starts[priority], snapshot.clocks[priority] = starts, level.clock
+        return snapshot
 
     def _tidy(self, priority: int, tenant: str) -> None:
         """Forget what makes no difference any more: memory is bounded by who waits."""

@@ -39,10 +39,6 @@ class RunningSet:
         """The sequences."""
         return iter(self._all)
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        """Whether a sequence is here."""
-        return sequence in self._all
-
     @property
     def has_ends(self) -> bool:
         """Whether the target holds a sequence that is gone."""

@@ -14,7 +14,7 @@ from engine.kv.blocks import BlockAllocator
 from engine.kv.cached_prefixes import CachedPrefixes
 from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.commit import Commit, apply_answer
-from engine.scheduling.fair_queue import FairQueue, Line, work_of
+from engine.scheduling.fair_queue import FairQueue, QueueSnapshot
 from engine.scheduling.options import SchedulerOptions
 from engine.scheduling.prefix_matcher import PrefixMatcher
 from engine.scheduling.request_validation import check_prompt
@@ -71,17 +71,9 @@ class Scheduler:
         """Those that own blocks; for reading at once."""
         return self._running
 
-    def line(self) -> Line:
+    def snapshot_queue(self) -> QueueSnapshot:
         """The queue of this moment; tells any number of newcomers their places."""
-        return self._waiting.line()
-
-    def ahead_of(self, sequence: Sequence) -> list[Sequence]:
-        """Those in the queue that a newcomer would wait for; ``queued_work`` tells how much they are."""
-        return self._waiting.ahead_of(sequence)
-
-    def queued_work(self, sequence: Sequence) -> int:
-        """Tokens that those in the queue before a newcomer have to have read, and may have written."""
-        return sum(map(work_of, self.ahead_of(sequence)))
+        return self._waiting.snapshot()
 
     @property
     def has_work(self) -> bool:

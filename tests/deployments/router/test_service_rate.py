@@ -94,7 +94,7 @@ def scheduler(running: list[Any], queue: list[Any], max_sequences: int = 4, n_bl
     return SimpleNamespace(
         running=running,
         sequences=[*running, *queue],
-        line=lambda: SimpleNamespace(sequences=queue, n_ahead=lambda newcomer: newcomer),
+        snapshot_queue=lambda: SimpleNamespace(sequences=queue, n_ahead=lambda newcomer: newcomer),
         info=SimpleNamespace(n_blocks=n_blocks, block_size=16),
         options=SimpleNamespace(max_sequences=max_sequences),
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduling.fair_queue import FairQueue, work_of
+from engine.scheduling.fair_queue import FairQueue, QueueSnapshot, work_of
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence, State
 from tests.support.virtual_pipeline import INFO, VirtualPipeline
@@ -26,6 +26,11 @@ def drained(queue: FairQueue) -> list[int]:
         served.append(head.seq)
     assert len(queue) == 0
     return served
+
+
+def ahead_of(snapshot: QueueSnapshot, newcomer: Sequence) -> list[Sequence]:
+    """The queued sequences that would be served before a newcomer."""
+    return snapshot.sequences[: snapshot.n_ahead(newcomer)]
 
 
 def test_a_tenant_alone_is_served_in_order() -> None:
@@ -121,9 +126,10 @@ def test_the_order_foretold_is_the_order_served(
             queue.push(request(seq, name, work, level))
         else:
             queue.push_front(request(seq, name, work, level))
-    foretold = [sequence.seq for sequence in queue]
     newcomer = request(99, tenant, 50, priority)
-    ahead = [sequence.seq for sequence in queue.ahead_of(newcomer)]
+    snapshot = queue.snapshot()
+    foretold = [sequence.seq for sequence in snapshot.sequences]
+    ahead = [sequence.seq for sequence in ahead_of(snapshot, newcomer)]
     assert len(queue) == len(foretold)
     queue.push(newcomer)
     served = drained(queue)
@@ -154,7 +160,7 @@ def test_a_flood_delays_another_tenants_request_by_one_request(max_sequences: in
     flood = [made.submit([5] * 10, 20, tenant="flood") for _ in range(200)]
     made.run(until=1.0)
     single = made.submit([5] * 10, 20, tenant="single")
-    assert scheduler.ahead_of(request(999, "third")) == [single]
+    assert ahead_of(scheduler.snapshot_queue(), request(999, "third")) == [single]
     done = sum(one.state is State.FINISHED for one in flood)
     while single.state is not State.FINISHED:
         made.advance()
@@ -181,6 +187,7 @@ def test_a_newcomer_knows_how_much_is_before_it() -> None:
     made.run(until=0.05)
     for _ in range(3):
         made.submit([5] * 10, 20, tenant="a")
-    assert scheduler.queued_work(request(999, "a")) == 90
-    assert scheduler.queued_work(request(999, "b")) == 30  # the first of a started where b would
-    assert scheduler.queued_work(request(999, "b", priority=-1)) == 0
+    queued = scheduler.snapshot_queue()
+    assert sum(map(work_of, ahead_of(queued, request(999, "a")))) == 90
+    assert sum(map(work_of, ahead_of(queued, request(999, "b")))) == 30  # the first of a started where b would
+    assert sum(map(work_of, ahead_of(queued, request(999, "b", priority=-1)))) == 0
