@@ -43,8 +43,8 @@ from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo
-from engine.target.loading import load_stage
-from engine.target.local import LocalTarget, plan_cache
+from engine.target.loading import load_stage, plan_cache
+from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 
 TRANSPORT = {"socket": "auto", "gloo": "gloo"}

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.model.partition import GIB, ModelParts, partition
 from engine.model.sizes import parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import read_spec
-from engine.target.local import resolve_dtype
+from engine.target.loading import resolve_dtype
 
 HEADINGS = "| stages | layers per stage | weights per stage, GiB | KV cache per stage, GiB | largest stage, GiB |"
 

@@ -24,7 +24,8 @@ from app.inputs.tokenizers import load_tokenizer
 from app.offline.setup import load_target, sampling, speculator_options
 from app.reporting.progress import bar
 from app.version import VERSION
-from engine.target.local import LocalTarget, resolve_dtype
+from engine.target.loading import resolve_dtype
+from engine.target.local import LocalTarget
 from speculators.pool import SpeculatorPool
 
 WARM = "warm"

@@ -22,7 +22,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.target.info import MAX_TREE, TargetInfo
-from engine.verify.known_text import follow
+from engine.verify.rules import walk_text
 from speculators.pool import SpeculatorPool
 
 BLOCK = 64  # tokens; the scheduler counts blocks, which hold nothing here
@@ -55,7 +55,7 @@ class _Sequence:
 class ReplayTarget:
     """A target without a model: it commits the recorded answer, whatever is drafted.
 
-    Implements ``engine.target.info.Target``; ``engine.verify.known_text`` verifies.
+    Implements ``engine.target.info.Target``; ``engine.verify.rules.walk_text`` verifies.
 
     Args:
         vocab_size: of the tokenizer.
@@ -108,7 +108,7 @@ class ReplayTarget:
         if work.tree is None:
             return WorkResult(work.seq, list(future[:1]))
         sequence.step_nodes.append(len(work.tree))
-        tokens, accepted = follow(work.tree, future)
+        tokens, accepted = walk_text(work.tree, future)
         return WorkResult(work.seq, tokens, accepted)
 
 

@@ -15,7 +15,7 @@ from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, SpectraError
 from engine.model.loader import load_spec
 from engine.model.spec import ModelSpec
-from engine.target.local import resolve_dtype
+from engine.target.loading import resolve_dtype
 from engine.target.perplexity import Perplexity
 
 

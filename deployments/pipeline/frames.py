@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from deployments.pipeline.tensor_header import TensorHeader
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.step import Step, encode
 
 if TYPE_CHECKING:

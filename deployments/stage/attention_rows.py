@@ -17,9 +17,8 @@ import numpy as np
 from deployments.transport.channel import Channel
 from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.roles import ROWS
-from engine.stage.artefacts import AttentionRows, CapturedStep
+from engine.stage.artefacts import AttentionRows, CapturedStep, attach_attention
 from engine.step import StepResult, WorkResult, decode_result, encode
-from engine.target.local import attach_attention
 
 MAX_KEPT = 64  # steps; a pipeline has far fewer in flight, but rows of failed steps are never requested
 

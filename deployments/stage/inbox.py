@@ -16,7 +16,7 @@ from deployments.pipeline.frames import StageFrame, activations_of, decode_frame
 from deployments.stage.links.base import Link
 from deployments.stage.links.sockets import AT_ONCE, SocketLink
 from deployments.transport.channel import Channel
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 
 READ_AHEAD = 2  # frames
 

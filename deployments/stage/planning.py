@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from deployments.pipeline.plan import StagePlan
-from engine.target.loading import describe_target
-from engine.target.local import memory_of_stages, stage_ranges
+from engine.target.loading import describe_target, memory_of_stages, stage_ranges
 from engine.target.options import TargetOptions
 
 

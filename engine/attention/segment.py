@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.kernels import block_attention, math_attention, merge
-from engine.kv.arena import KVLayer
-from engine.kv.table import BlockTable
+from engine.kv.arena import BlockTable, KVLayer
 from engine.tree import BoolArray
 
 # Below this many prefix keys one masked call beats two calls and a merge on a CPU (docs/decisions.md, 4).

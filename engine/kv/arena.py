@@ -6,7 +6,7 @@ them); a *row* is where it lies in the arena: ``row = table[slot // block_size] 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,3 +77,37 @@ class KVArena:
         size = PIECE if set(source).isdisjoint(target) else max(1, len(source))
         for first in range(0, len(source), size):
             self.move(source[first : first + size], target[first : first + size])
+
+
+class BlockTable:
+    """Blocks of one sequence in text order; remembers whether they are one contiguous run."""
+
+    __slots__ = ("base", "block_size", "blocks")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.blocks: list[int] = []
+        self.base: int | None = None  # row of slot 0 while the run is contiguous
+
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Append newly allocated blocks."""
+        for block in blocks:
+            if not self.blocks:
+                self.base = block * self.block_size
+            elif block != self.blocks[-1] + 1:
+                self.base = None
+            self.blocks.append(block)
+
+    def row(self, slot: int) -> int:
+        """Arena row of a slot."""
+        if self.base is not None:
+            return self.base + slot
+        return self.blocks[slot // self.block_size] * self.block_size + slot % self.block_size
+
+    def rows(self, first: int, last: int, device: torch.device) -> Tensor:
+        """Arena rows of slots ``first`` to ``last - 1``, int64 ``[last - first]``."""
+        if self.base is not None:
+            return torch.arange(self.base + first, self.base + last, device=device)
+        slots = torch.arange(first, last)
+        blocks = torch.tensor(self.blocks)
+        return (blocks[slots // self.block_size] * self.block_size + slots % self.block_size).to(device)

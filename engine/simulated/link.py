@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine.simulated.profile import PipelineProfile
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 
 LONGEST_S = 60.0  # a moment further away is another machine's clock
 

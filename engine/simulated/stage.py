@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.events import TokenLogprob
-from engine.kv.table import BlockTable
+from engine.kv.arena import BlockTable
 from engine.simulated.answers import Answer, Answers
 from engine.simulated.deadline import DeadlineSleep, Lateness
 from engine.simulated.link import Link
 from engine.simulated.profile import PipelineProfile
-from engine.stage.activations import Activations
 from engine.stage.artefacts import AttentionRows, CapturedStep
+from engine.stage.base import Activations
 from engine.stage.packing import compaction, copies, row_tokens
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
-from engine.verify.known_text import follow
+from engine.verify.rules import walk_text
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class SimulatedStage:
         written = work.n_cached + len(work.tokens) - sequence.start.n_prompt
         tree = EMPTY_TREE if work.tree is None else work.tree
         future = sequence.answer.part(written, min(work.max_new, len(tree) + 1))
-        tokens, accepted = follow(tree, _until_stop(future, sequence))
+        tokens, accepted = walk_text(tree, _until_stop(future, sequence))
         certain = [TokenLogprob(token, 0.0) for token in tokens] if sequence.start.params.logprobs is not None else None
         return WorkResult(work.seq, tokens, accepted, certain)
 

@@ -1,24 +1,29 @@
-"""Attention rows of chosen heads for the position that predicted the bonus token (PLD+, arXiv 2412.01447).
+"""Inner states of the target for PLD+ (arXiv 2412.01447): attention rows of chosen heads, and projected hidden states.
 
-Fused kernels return no weights, so ``q . k`` is recomputed, for the few heads that were asked for only.
+An attention row belongs to the position that predicted the bonus token. Fused kernels return no weights, so ``q . k``
+is recomputed, only for the few heads that a speculator asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.hook import PackedStep
-from engine.kv.table import BlockTable
+from engine.kv.arena import BlockTable
 from engine.model.ranges import LayerRange
 from engine.stage.packing import Span
 from engine.step import Work, WorkResult
 from engine.tree import FloatArray
 
 AttentionRows = dict[tuple[int, int], FloatArray]  # (sequence, place in its needs.heads) -> [n_positions]
+_SEED = 3  # any; the same everywhere, so that all states of a sequence are projected alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +97,29 @@ def _parts(keys: Tensor, table: BlockTable, n_cached: int, kept: list[int]) -> t
     else:
         cached = keys[table.rows(0, n_cached, keys.device)]
     return cached, keys[torch.tensor([table.row(n_cached + row) for row in kept], device=keys.device)]
+
+
+def attach_attention(result: WorkResult, rows: AttentionRows) -> WorkResult:
+    """A result with its attention rows, in the order in which the needs list the heads, whatever stage they are on."""
+    mine = [rows[key] for key in sorted(rows) if key[0] == result.seq]
+    return msgspec.structs.replace(result, attention=np.stack(mine)) if mine else result
+
+
+def project(states: Tensor, dims: int) -> Tensor:
+    """Hidden states made smaller before they travel: ``[.., d]`` -> fp32 ``[.., dims]``.
+
+    A fixed random matrix keeps their cosines (Johnson-Lindenstrauss): two unit vectors at cosine ``c`` are afterwards
+    at ``c`` within about ``(1 - c^2) / sqrt(dims)``. The states stay as they are when ``dims`` is 0 or not below ``d``.
+    """
+    if not 0 < dims < states.shape[-1]:
+        return states
+    projected: Tensor = states.float() @ _matrix(states.shape[-1], dims, states.device)
+    return projected
+
+
+@lru_cache(maxsize=8)
+def _matrix(d: int, dims: int, device: torch.device) -> Tensor:
+    """fp32 ``[d, dims]``, drawn on the CPU so that every device has the same."""
+    drawn = torch.randn(d, dims, generator=torch.Generator().manual_seed(_SEED))
+    scaled: Tensor = drawn / dims**0.5
+    return scaled.to(device)

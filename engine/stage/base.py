@@ -1,4 +1,4 @@
-"""What a pipeline stage offers to the loop that drives it (``deployments.stage.worker``).
+"""What a pipeline stage offers to the loop that drives it (``deployments.stage.worker``), and passes to the next.
 
 ``engine.stage.stage.Stage`` is the real one; a simulated one sleeps instead of computing.
 """
@@ -6,11 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from engine.stage.activations import Activations
-from engine.stage.artefacts import AttentionRows, CapturedStep
 from engine.step import Step, WorkResult
+
+if TYPE_CHECKING:  # a router's frames have no tensors: it starts without torch
+    from torch import Tensor
+
+    from engine.stage.artefacts import AttentionRows, CapturedStep
+
+
+@dataclass(slots=True)
+class Activations:
+    """What travels from stage to stage: hidden states, and tapped ones once a stage has tapped them."""
+
+    hidden: Tensor  # [1, n_rows, hidden]
+    tapped: Tensor | None = None  # [1, n_rows, hidden], or [1, n_rows, needs.hidden_dims] in fp32 once projected
 
 
 class StageLike(Protocol):

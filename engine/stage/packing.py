@@ -10,8 +10,7 @@ from torch import Tensor
 
 from engine.attention.hook import PackedStep
 from engine.attention.segment import Segment
-from engine.kv.arena import KVArena
-from engine.kv.table import BlockTable
+from engine.kv.arena import BlockTable, KVArena
 from engine.step import SequenceStart, Work
 
 

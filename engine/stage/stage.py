@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.kv.arena import KVArena
-from engine.kv.table import BlockTable
+from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
 from engine.sampling.processors import History
-from engine.stage.activations import Activations
-from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork
+from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
+from engine.stage.base import Activations
 from engine.stage.logit_readback import LogitRows, logit_rows, node_top, prompt_top
 from engine.stage.packing import Packed, compaction, copies, pack, row_tokens
-from engine.stage.projection import project
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
 from engine.verify.batch import Walk, WalkItem, verify

@@ -1,21 +1,67 @@
-"""From options to a target's description and its stages, real or simulated; the only place that tells them apart."""
+"""From options to a target's description, its KV cache and its stages.
+
+Only this module tells real stages from simulated ones.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from engine.model.loader import load_spec
-from engine.model.ranges import LayerRange
+import torch
+
+from engine.errors import ConfigError
+from engine.kv.arena import KVArena
+from engine.model.loader import load_config, load_shard, load_spec
+from engine.model.ranges import LayerRange, split_layers
+from engine.model.shard import ModelShard
+from engine.model.sizes import StageMemory, stage_memory, weight_bytes
 from engine.model.spec import ModelSpec
 from engine.simulated.answers import Answers
 from engine.simulated.profile import SIMULATED
 from engine.simulated.stage import SimulatedStage
 from engine.stage.base import StageLike
 from engine.stage.stage import Stage
-from engine.target.info import TargetInfo
-from engine.target.local import load_layers, plan_cache, resolve_dtype
+from engine.target.info import TargetInfo, positions
 from engine.target.options import TargetOptions
+from engine.target.split import choose_ranges
+from engine.target.split_options import SplitOptions
+
+
+def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
+    """The dtype to run in.
+
+    Raises:
+        ConfigError: ``name`` is none of the supported ones.
+    """
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name is None:
+        dtype: torch.dtype = torch.float32 if device == "cpu" else getattr(torch, spec.dtype)
+        return dtype
+    if name not in known:
+        raise ConfigError(f"dtype is {name!r}; it must be one of {', '.join(known)}")
+    return known[name]
+
+
+def plan_cache(spec: ModelSpec, options: TargetOptions, dtype: torch.dtype) -> TargetInfo:
+    """How many blocks the memory budget buys, and the longest text that fits.
+
+    Raises:
+        ConfigError: the budget does not hold a single useful sequence, or ``max_model_len`` exceeds the model's.
+    """
+    size = options.block_size
+    per_block = KVArena.bytes_per_block(spec.n_layers, size, spec.n_kv_heads, spec.head_dim, dtype)
+    n_blocks = options.kv_bytes // per_block
+    if n_blocks < 4:
+        raise ConfigError(f"kv_bytes is {options.kv_bytes}: a block takes {per_block} bytes, at least 4 are needed")
+    if options.max_model_len is not None and not 1 <= options.max_model_len <= spec.max_positions:
+        raise ConfigError(
+            f"max_model_len is {options.max_model_len}; this model allows 1 to {spec.max_positions} tokens"
+        )
+    # One block is left for the tree behind the text.
+    fits = (n_blocks - 1) * size
+    return TargetInfo(spec, n_blocks, size, min(options.max_model_len or spec.max_positions, fits))
 
 
 def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
@@ -42,6 +88,57 @@ def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
     return plan_cache(spec, options, resolve_dtype(options.dtype, spec, options.device))
 
 
+def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[LayerRange]:
+    """The layers of every stage. With split ``measured``, call it where the stages' device is.
+
+    Raises:
+        ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    if options.simulation is not None:
+        return split_layers(info.spec.n_layers, options.stages)
+    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    wanted = SplitOptions(
+        options.stages, options.split, options.stage_memory, options.quantization, options.cost_folder
+    )
+    device, kv = torch.device(options.device), kv_per_layer(info, dtype)
+    return choose_ranges(path, info.spec, wanted, dtype=dtype, device=device, kv_per_layer=kv)
+
+
+def memory_of_stages(
+    options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
+) -> list[StageMemory]:
+    """What every stage will hold, weights and KV cache: for a log."""
+    if options.simulation is not None:
+        return []
+    dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization)
+    return stage_memory(weights, kv_per_layer(info, dtype), ranges)
+
+
+def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
+    """Bytes of KV cache that a layer has; the stage with most layers has most of it."""
+    spec = info.spec
+    return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
+
+
+def load_layers(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> ModelShard:
+    """A stage's part of a checkpoint, as the options want it.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot be run.
+        ConfigError: an option is wrong.
+    """
+    return load_shard(
+        path,
+        layers,
+        dtype=resolve_dtype(options.dtype, info.spec, options.device),
+        device=torch.device(options.device),
+        n_positions=positions(info),
+        quantization=options.quantization,
+    )
+
+
 def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> StageLike:
     """One stage of a pipeline, ready to work.
 
@@ -54,3 +151,8 @@ def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: Tar
         answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
         return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
     return Stage(load_layers(options, path, layers, info), info.n_blocks, info.block_size, options.reference)
+
+
+def whole_range(spec: ModelSpec) -> LayerRange:
+    """All layers in one stage."""
+    return LayerRange(0, spec.n_layers, spec.n_layers)

@@ -15,12 +15,13 @@ coupled).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.tree import TokenTree
+from engine.tree import ROOT, TokenTree
 
 Row = npt.NDArray[Any]  # [vocab], fp64 where probabilities are meant
 Decision = tuple[int | None, int]  # (accepted child or None, its token or the bonus token)
@@ -42,6 +43,24 @@ def match(tree: TokenTree, node: int, token: int) -> int | None:
         if tree.tokens[child] == token:
             return child
     return None
+
+
+def walk_text(tree: TokenTree, text: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Greedy verification where the target's next tokens ``text`` are known: (committed tokens, accepted nodes).
+
+    The tokens are the accepted path's and the bonus token, or the path's alone where ``text`` ends with it.
+    """
+    tokens: list[int] = []
+    accepted: list[int] = []
+    node = ROOT
+    for token in text:
+        tokens.append(token)
+        child = match(tree, node, token)
+        if child is None:
+            break
+        accepted.append(child)
+        node = child
+    return tokens, accepted
 
 
 def decide_rejection(p: Row, tree: TokenTree, node: int, random: Randomness) -> Decision:

@@ -22,7 +22,7 @@ from engine.protocol import Needs, RequestView
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo, positions
-from engine.target.local import plan_cache, resolve_dtype, whole_range
+from engine.target.loading import plan_cache, resolve_dtype, whole_range
 from engine.target.options import TargetOptions
 from engine.tree import IntArray, TokenTree
 

@@ -35,7 +35,8 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.stage import Stage
 from engine.target.info import TargetInfo, positions
-from engine.target.local import LocalTarget, plan_cache
+from engine.target.loading import plan_cache
+from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
 

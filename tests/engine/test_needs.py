@@ -13,7 +13,7 @@ from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.stage.projection import project
+from engine.stage.artefacts import project
 from tests.support.engines import check_idle, complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 

@@ -24,7 +24,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.tree import TokenTree
 from engine.verify.batch import WalkItem, verify
-from engine.verify.known_text import follow
+from engine.verify.rules import walk_text
 from retrieval_store.snapshots.corpus import Document, Message
 from speculators.pool import SpeculatorPool
 from speculators.testing import AlwaysRight, AlwaysWrong
@@ -85,7 +85,7 @@ def test_following_the_record_is_verification_of_one_hot_predictions(tree: Token
         depth = 0 if node == -1 else tree.depths[node]
         logits[node + 1, future[depth] if node in on_path and depth < len(future) else VOCAB] = 1.0
     (walk,) = verify(logits, [WalkItem(tree, 0, SamplingParams(), None, 9, len(future))])
-    assert follow(tree, future) == (walk.tokens, walk.accepted)
+    assert walk_text(tree, future) == (walk.tokens, walk.accepted)
 
 
 @pytest.mark.parametrize("chunk", [3, 512])

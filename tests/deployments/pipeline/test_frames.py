@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.pipeline.frames import activations_of, decode_frame, encode_frame, stamp, tensors_of
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.step import Step, decode_step
 
 SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)

@@ -17,7 +17,7 @@ from engine.errors import StepFailedError
 from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 from speculators.pld_plus.speculator import PldPlusConfig

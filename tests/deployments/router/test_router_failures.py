@@ -20,7 +20,7 @@ from engine.loop import Completion
 from engine.protocol import Branch
 from engine.request import Request
 from engine.scheduling.drafting import DraftRound
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, WorkResult
 from speculators.pool import SpeculatorPool

@@ -12,7 +12,7 @@ import torch
 from engine.errors import StepFailedError
 from engine.loop import Completion
 from engine.request import Request
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 

@@ -14,7 +14,7 @@ from deployments.options import RouterOptions
 from deployments.pipeline.step_deadline import CALM_ANSWERS, TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepDeadlines
 from engine.loop import Completion
 from engine.request import Request
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, Work
 from engine.step_cost import StepCosts

@@ -32,7 +32,7 @@ from engine.model.ranges import split_layers
 from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo, positions

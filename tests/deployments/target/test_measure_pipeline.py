@@ -19,7 +19,7 @@ from engine.errors import TargetLostError
 from engine.loop import Completion
 from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 from engine.step_cost import StepCosts, read_costs, write_costs

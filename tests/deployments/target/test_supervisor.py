@@ -26,7 +26,7 @@ from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, StepResult, Work
 from engine.target.info import TargetInfo, positions

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from engine.attention import kernels, segment
 from engine.attention.segment import Segment
-from engine.kv.arena import KVArena
-from engine.kv.table import BlockTable
+from engine.kv.arena import BlockTable, KVArena
 from engine.tree import TokenTree
 
 HEAD_DIM = 8

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv.arena import KVArena
-from engine.kv.table import BlockTable
+from engine.kv.arena import BlockTable, KVArena
 from engine.stage.packing import compaction
 from engine.step import Work
 
@@ -75,7 +74,7 @@ def test_a_table_finds_every_slot_contiguous_or_not(blocks: list[int], n: int, d
     table.extend(blocks[:cut])
     table.extend(blocks[cut:n])
     rows = [block * BLOCK + offset for block in blocks[:n] for offset in range(BLOCK)]
-    assert table.n_slots == len(rows)
+    assert len(table.blocks) * table.block_size == len(rows)
     assert [table.row(slot) for slot in range(len(rows))] == rows
     first = data.draw(st.integers(0, len(rows)))
     last = data.draw(st.integers(first, len(rows)))

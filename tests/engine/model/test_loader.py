@@ -23,7 +23,8 @@ from engine.model.spec import read_spec
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.info import TargetInfo
-from engine.target.local import LocalTarget, plan_cache, resolve_dtype
+from engine.target.loading import plan_cache, resolve_dtype
+from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.tiny_models import random_prompts, reference_tokens, saved_model, tiny_model

@@ -21,8 +21,7 @@ from engine.simulated.deadline import DeadlineSleep
 from engine.simulated.link import Link
 from engine.simulated.profile import SIMULATED, PipelineProfile, Simulation
 from engine.simulated.stage import SimulatedStage
-from engine.stage.activations import Activations
-from engine.stage.base import StageLike
+from engine.stage.base import Activations, StageLike
 from engine.step import SequenceStart, Step, StepResult, Work
 from engine.target.info import TargetInfo
 from engine.target.loading import describe_target, load_stage

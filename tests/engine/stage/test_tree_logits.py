@@ -13,7 +13,7 @@ from engine.attention import segment
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage.activations import Activations
+from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import EMPTY_TREE, TokenTree

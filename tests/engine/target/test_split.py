@@ -21,8 +21,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target import layer_cost
 from engine.target.layer_cost import layer_costs
-from engine.target.loading import describe_target
-from engine.target.local import LocalTarget, memory_of_stages, stage_ranges
+from engine.target.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
