@@ -21,7 +21,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,11 +29,14 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
 
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
+from app.reporting.documents import as_line
+from app.reporting.tables import number
+from benchmarks.hugging_face import K, Text, hugging_face
 from benchmarks.prompt_sets import questions
+from benchmarks.reporting import heading, row
 from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -45,17 +48,10 @@ from speculators.ngrams.pld import PldConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
-K = 5  # drafted tokens
-LOOKUP = 10  # looked-up tokens
-
-
-@dataclass(slots=True)
-class Text:
-    """One output: its ids, and how many tokens each forward committed, the first one (the prompt's) apart."""
-
-    ids: list[int]
-    first: int
-    steps: list[int]
+COLUMNS = (
+    *("", "tokens per forward: decode", "all", "ms per step", "ms per token", "drafting", "scoring"),
+    *("forwards", "equal texts"),
+)
 
 
 @dataclass(slots=True)
@@ -67,88 +63,19 @@ class Result:
     drafting: list[float] = field(default_factory=list)  # seconds of every call, ours only
     scoring: list[float] = field(default_factory=list)  # seconds of every step of the target, ours only
 
-    def figures(self) -> dict[str, float]:
-        """Tokens per forward, and milliseconds."""
-        tokens, forwards = sum(sum(t.steps) for t in self.texts), sum(len(t.steps) for t in self.texts)
-        n_all = tokens + sum(text.first for text in self.texts)
+    def figures(self) -> dict[str, float | None]:
+        """Tokens per forward, milliseconds (None: not measured), and forwards of the target."""
+        tokens, decoding = sum(sum(t.steps) for t in self.texts), sum(len(t.steps) for t in self.texts)
+        n_all, forwards = tokens + sum(text.first for text in self.texts), decoding + len(self.texts)
         return {
-            "decode": round(tokens / max(1, forwards), 3),
-            "all": round(n_all / (forwards + len(self.texts)), 3),
-            "ms_per_step": round(1e3 * self.seconds / (forwards + len(self.texts)), 2),
+            "decode": round(tokens / max(1, decoding), 3),
+            "all": round(n_all / forwards, 3),
+            "ms_per_step": round(1e3 * self.seconds / forwards, 2),
             "ms_per_token": round(1e3 * self.seconds / n_all, 2),
-            "median_drafting_ms": round(1e3 * median(self.drafting or [0.0]), 2),
-            "median_scoring_ms": round(1e3 * median(self.scoring or [0.0]), 2),
+            "median_drafting_ms": round(1e3 * median(self.drafting), 2) if self.drafting else None,
+            "median_scoring_ms": round(1e3 * median(self.scoring), 2) if self.scoring else None,
+            "forwards": forwards,
         }
-
-
-class Steps:
-    """A streamer that notes how many tokens come at a time; the first thing put is the prompt."""
-
-    def __init__(self) -> None:
-        self.puts: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """Tokens that one forward committed."""
-        self.puts.append(value.numel())
-
-    def end(self) -> None:
-        """Nothing more comes."""
-
-
-class Counted:
-    """A Hugging Face model whose forwards are counted."""
-
-    def __init__(self, path: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self.n_forwards = 0
-        self._forward = self.model.forward
-        self.model.forward = self._count
-
-    def _count(self, *args: Any, **kwargs: Any) -> Any:
-        self.n_forwards += 1
-        return self._forward(*args, **kwargs)
-
-    def generate(self, prompt: Sequence[int], arguments: argparse.Namespace, **options: Any) -> Text:
-        """One output; every forward must have committed something."""
-        ids, steps = torch.tensor([prompt]), Steps()
-        self.n_forwards = 0
-        torch.manual_seed(arguments.seed)
-        sampling: dict[str, Any] = {"do_sample": False}
-        if arguments.temperature:
-            sampling = {"do_sample": True, "temperature": arguments.temperature, "top_k": 0}
-        mask = torch.ones_like(ids)
-        out = self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=arguments.max_new_tokens, streamer=steps, **sampling, **options
-        )
-        committed = steps.puts[1:]
-        assert len(committed) == self.n_forwards, (committed, self.n_forwards)
-        return Text(out[0, len(prompt) :].tolist(), committed[0], committed[1:])
-
-
-def assistant(path: Path) -> Any:
-    """The drafting model as a fair count needs it."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    model.generation_config.num_assistant_tokens = K
-    model.generation_config.num_assistant_tokens_schedule = "constant"
-    model.generation_config.assistant_confidence_threshold = 0
-    return model
-
-
-def hugging_face(arguments: argparse.Namespace) -> dict[str, Callable[[Sequence[int]], Text]]:
-    """Rows of Hugging Face by label."""
-    counted, small = Counted(arguments.model), assistant(arguments.draft_model)
-    lookup: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP}
-    rows: dict[str, Callable[[Sequence[int]], Text]] = {
-        "HF generate": lambda prompt: counted.generate(prompt, arguments),
-        f"HF assisted, {K} tokens": lambda prompt: counted.generate(prompt, arguments, assistant_model=small),
-        f"HF prompt lookup, {LOOKUP}": lambda prompt: counted.generate(prompt, arguments, **lookup),
-        f"HF prompt lookup, {LOOKUP}, n-gram 3": lambda prompt: counted.generate(
-            prompt, arguments, max_matching_ngram_size=3, **lookup
-        ),
-    }
-    if arguments.temperature:
-        del rows["HF generate"]  # no text equals another's
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +110,16 @@ def ours(drafter: str, is_sampled: bool) -> dict[str, Ours]:
     return rows
 
 
-def run_ours(target: LocalTarget, row: Ours, prompts: Sequence[list[int]], params: SamplingParams) -> Result:
+def run_ours(target: LocalTarget, mine: Ours, prompts: Sequence[list[int]], params: SamplingParams) -> Result:
     """All prompts, one after the other, state cold."""
     result = Result()
-    engine = Engine(target, SpeculatorPool(row.options), SchedulerOptions(prefix_cache=False))
-    engine.complete(Request(prompts[0], params, row.method))  # loads the small model
+    engine = Engine(target, SpeculatorPool(mine.options), SchedulerOptions(prefix_cache=False))
+    engine.complete(Request(prompts[0], params, mine.method))  # loads the small model
     _time(engine.pool, "advance", result.drafting)
     _time(target, "step", result.scoring)
     began = time.perf_counter()
     for prompt in prompts:
-        done = engine.complete(Request(prompt, params, row.method))
+        done = engine.complete(Request(prompt, params, mine.method))
         result.texts.append(Text(done.token_ids, 1, done.stats.step_tokens))
     result.seconds = time.perf_counter() - began
     del target.step  # the wrapper
@@ -226,15 +153,15 @@ def main() -> None:
         results[label].texts = [generate(prompt) for prompt in tqdm(prompts, desc=label, file=sys.stderr)]
         results[label].seconds = time.perf_counter() - began
     target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
-    for label, row in ours(str(arguments.draft_model), arguments.temperature > 0).items():
+    for label, mine in ours(str(arguments.draft_model), arguments.temperature > 0).items():
         params = SamplingParams(
             max_tokens=arguments.max_new_tokens,
             temperature=arguments.temperature,
             seed=arguments.seed,
             stop_ids=target.info.spec.eos_ids,
-            verification=row.verification,
+            verification=mine.verification,
         )
-        results[label] = run_ours(target, row, prompts, params)
+        results[label] = run_ours(target, mine, prompts, params)
     report(results, arguments)
 
 
@@ -242,18 +169,17 @@ def report(results: Mapping[str, Result], arguments: argparse.Namespace) -> None
     """The table, and the JSON document."""
     reference = results.get("HF generate", results["autoregressive"])
     rows: dict[str, Any] = {}
-    print("| | tokens per forward: decode | all | ms per step | ms per token | drafting | scoring | equal texts |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(heading(COLUMNS))
     for label, result in results.items():
         figures = result.figures()
         same = sum(a.ids == b.ids for a, b in zip(result.texts, reference.texts, strict=True))
         rows[label] = figures | {"identical": same, "of": len(result.texts)}
-        shown = " | ".join(f"{value:.2f}" for value in figures.values())
-        print(f"| {label} | {shown} | {same}/{len(result.texts)} |")
+        *shown, forwards = figures.values()
+        print(row((label, *map(number, shown), forwards, f"{same}/{len(result.texts)}")))
     document = {"model": arguments.model.name, "temperature": arguments.temperature, "seed": arguments.seed}
-    print(json.dumps(document | {"rows": rows}))
     if arguments.texts:
         arguments.texts.write_text(json.dumps({k: [asdict(t) for t in v.texts] for k, v in results.items()}))
+    print(as_line(document | {"rows": rows}))
 
 
 def _arguments() -> argparse.Namespace:
