@@ -85,9 +85,9 @@ def test_should_the_wrong_router_have_come_last_its_victims_successor_is_later_s
 def test_every_process_is_another_router_and_leaves_at_once_when_told() -> None:
     code = (
         "from deployments.pipeline.leadership import INCARNATION, SupersededError, exit_superseded\n"
-        "print(INCARNATION, flush=True)\nleave(SupersededError('x'))\nprint('still here')"
+        "print(INCARNATION, flush=True)\nexit_superseded(SupersededError('x'))\nprint('still here')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
+    assert (done.returncode, done.stderr) == (1, "exiting: x\n")
     assert len(done.stdout.strip()) == len(INCARNATION) == 32
     assert done.stdout.strip() != INCARNATION
