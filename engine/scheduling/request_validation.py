@@ -20,13 +20,11 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
 
     Raises:
         PromptTooLongError: prompt and wanted tokens exceed the context.
-        RequestError: the prompt is empty, holds ids outside the vocabulary, no token is wanted, or a simulated target
-            is to read something back.
-        ConfigError: its method wants states that the model does not have.
+        RequestError: the prompt is empty, holds ids outside the vocabulary, no token is wanted, or the method wants
+            states that the target does not have.
     """
-    if info.spec.family == SIMULATED and sequence.needs != Needs():
-        raise RequestError(f"method {sequence.request.method!r}: {ONLY_TEXT}", "method")
-    check_needs(sequence.needs, info.spec)
+    if missing := _missing(sequence.needs, info.spec):
+        raise RequestError(f"method {sequence.request.method!r}: {missing}", "method")
     n, max_tokens, limit = sequence.n_prompt, sequence.request.params.max_tokens, info.max_model_len
     if n == 0:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
@@ -45,19 +43,26 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
 
 
 def check_needs(needs: Needs, spec: ModelSpec) -> None:
-    """Refuse what no stage could read back: it would be missing without a word.
+    """Refuse a method at the start whose states no stage could read back: they would be missing without a word.
 
     Raises:
         ConfigError: a layer or a head is out of the model's range, or the target is a simulated one.
     """
-    if spec.family == SIMULATED and needs != Needs():
-        raise ConfigError(f"method: {ONLY_TEXT}")
+    if missing := _missing(needs, spec):
+        raise ConfigError(f"method: {missing}")
+
+
+def _missing(needs: Needs, spec: ModelSpec) -> str:
+    """What the target lacks of ``needs``, and what it has; "" if it lacks nothing."""
+    if spec.family == SIMULATED:
+        return "" if needs == Needs() else ONLY_TEXT
     layer = needs.hidden_layer
     if layer is not None and not 0 <= layer < spec.n_layers:
-        raise ConfigError(f"hidden_layer is {layer}; this model has layers 0 to {spec.n_layers - 1}")
+        return f"hidden_layer is {layer}; this model has layers 0 to {spec.n_layers - 1}"
     for place in needs.heads:
         if not (0 <= place[0] < spec.n_layers and 0 <= place[1] < spec.n_heads):
-            raise ConfigError(
+            return (
                 f"heads contains {tuple(place)}; this model has (layer, head) pairs from (0, 0) to "
                 f"({spec.n_layers - 1}, {spec.n_heads - 1})"
             )
+    return ""

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.scheduling.request_validation import check_needs
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.artefacts import project
 from tests.support.engines import check_idle, complete_all, make_engine, make_target
@@ -53,10 +54,13 @@ class Listener:
         (Needs(heads=((0, -1),)), r"heads contains \(0, -1\)"),
     ],
 )
-def test_what_the_model_has_not_is_refused_at_first_use(needs: Needs, message: str) -> None:
+def test_what_the_model_has_not_is_refused_at_the_start_and_fails_a_request_by_name(needs: Needs, message: str) -> None:
     runner = make_engine(make_target("llama"), extra={"listener": lambda _: Listener(needs)})
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(RequestError, match=f"method 'listener': {message}") as refused:
         runner.submit(Request([3, 4, 5], SamplingParams(max_tokens=4), "listener"))
+    assert refused.value.param == "method"
+    with pytest.raises(ConfigError, match=f"method: {message}"):
+        check_needs(needs, make_target("llama").info.spec)
     check_idle(runner)
     assert len(complete_all(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "pld")])[0].token_ids) == 4
 
