@@ -20,7 +20,6 @@ class Endpoints:
     last: str  # address of the last stage: results come out here
     secret: bytes = field(repr=False)
     info: TargetInfo
-    generation: int = 0  # grows when stages were replaced
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class ActorDraftClient:
     async def _advance(self, actor: int, outcomes: list[Any], budgets: dict[int, int]) -> Drafts:
         from ray.exceptions import RayError
 
-        call = asyncio.ensure_future(_answer(self._actors[actor].advance.remote(outcomes, budgets)))
+        call = asyncio.ensure_future(self._actors[actor].advance.remote(outcomes, budgets))
         try:
             answer: Drafts = await asyncio.wait_for(asyncio.shield(call), self._timeout)
         except TimeoutError:
@@ -174,11 +174,7 @@ class ActorDraftClient:
 
         async def ask(actor: Any) -> int:
             with contextlib.suppress(RayError, TimeoutError):
-                return int(await asyncio.wait_for(_answer(actor.n_live.remote()), COUNT_S))
+                return int(await asyncio.wait_for(actor.n_live.remote(), COUNT_S))
             return 0
 
         return sum(await asyncio.gather(*map(ask, self._actors)))
-
-
-async def _answer(reference: Any) -> Any:
-    return await reference

@@ -35,7 +35,7 @@ class StageGroup:
         self._plan: StagePlan | None = None  # known once a stage has made it
         self._secret = secrets.token_bytes(32)
         self.stages = [launch(i) for i in range(n_stages)]
-        self.generation = 0
+        self.generation = 0  # how often the stages were connected
 
     async def start(self) -> None:
         """Let the first stage plan, let all load at the same time, connect them, and send a first step through.
@@ -104,7 +104,7 @@ class StageGroup:
                 "transport (--transport) is unix, but the router is on another node than the first or last stage; "
                 "auto and tcp work there"
             )
-        return Endpoints(first, last, self._secret, self._planned.info, self.generation)
+        return Endpoints(first, last, self._secret, self._planned.info)
 
     @property
     def _planned(self) -> StagePlan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 from typing import Any
 
 import ray
@@ -58,7 +57,7 @@ class StageHandle:
         """Wait until its process runs and has imported what it needs; raises TargetLostError when the process died."""
         if self.identity is None:
             try:
-                self.identity = await _asked(self._actor.identity.remote())
+                self.identity = await self._actor.identity.remote()
             except RayError as error:
                 raise self._not_up(error) from error
 
@@ -90,14 +89,14 @@ class StageHandle:
         await self.arrive()
         try:
             loaded: Loaded = await self._pinged(self._actor.load.remote(plan))
-            self.endpoint = await _asked(self._actor.listen.remote(secret))
+            self.endpoint = await self._actor.listen.remote(secret)
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
         return loaded
 
     async def _pinged(self, reference: Any) -> Any:
         """Wait for an answer that may take minutes, as long as the process answers pings; raises as ``pulse``."""
-        answer = asyncio.ensure_future(_asked(reference))
+        answer = asyncio.ensure_future(reference)
         try:
             while not (await asyncio.wait((answer,), timeout=PING_EVERY_S))[0]:
                 await self.pulse(max(LOADING_S, self._timeout))
@@ -110,7 +109,7 @@ class StageHandle:
 
     async def serve(self, next_address: str | None, rows_address: str) -> None:
         """Connect the stage to its neighbours, and let it run; raises RayError or TimeoutError when it is lost."""
-        serving = _asked(self._actor.serve.remote(next_address, rows_address))
+        serving = self._actor.serve.remote(next_address, rows_address)
         await asyncio.wait_for(serving, max(SERVE_S, self._timeout))
 
     async def pulse(self, within: float | None = None) -> Pulse:
@@ -122,7 +121,7 @@ class StageHandle:
             ConfigError: the stage shares no transport with a neighbour, nor would a replacement.
         """
         try:
-            pulse: Pulse = await asyncio.wait_for(_asked(self._actor.ping.remote()), within or self._timeout)
+            pulse: Pulse = await asyncio.wait_for(self._actor.ping.remote(), within or self._timeout)
         except RayError as error:
             _raise_if_fatal(error)
             raise
@@ -139,7 +138,7 @@ class StageHandle:
         Raises:
             ConfigError: as ``pulse``.
         """
-        held = asyncio.ensure_future(_asked(self._actor.hold.remote()))
+        held = asyncio.ensure_future(self._actor.hold.remote())
         try:
             while True:
                 done, _ = await asyncio.wait(
@@ -218,13 +217,4 @@ async def _end(process: ProcessIdentity) -> None:
         kill_here(process)
         return
     there = NodeAffinitySchedulingStrategy(process.node, soft=False)
-    await _asked(ray.remote(kill_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process))
-
-
-def _asked(reference: Any) -> Coroutine[Any, Any, Any]:
-    """A coroutine from Ray's reference, which is only awaitable."""
-
-    async def wait() -> Any:
-        return await reference
-
-    return wait()
+    await ray.remote(kill_here).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process)
