@@ -14,6 +14,7 @@ from benchmarks.pipeline_scheduling.stages import StageReport, Stages
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline, measure_pipeline
 from deployments.router.draft_client import InlineDraftClient
+from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -57,7 +58,8 @@ async def router_on(
     limits = SchedulerOptions(max_sequences=max_sequences, n_micro_batches=n_stages, prefix_cache=False)
     options = RouterOptions("simulated", scheduler=limits, max_wait=None)
     drafter = InlineDraftClient(pool, stages.info.spec.vocab_size)
-    router = Router(options, stages.info, drafter, lambda: Pipeline.connect(stages.endpoints), costs=costs)
+    target = TargetClient("Target", lambda: Pipeline.connect(stages.endpoints))
+    router = Router(options, stages.info, drafter, [target], costs=costs)
     router.start()
     gc.collect()
     gc.freeze()

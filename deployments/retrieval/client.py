@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
@@ -14,7 +14,6 @@ from retrieval_store.index.index import SHARED, Library
 from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.reader import Reader
 
-T = TypeVar("T")
 ANSWER_S = 10.0  # beyond the time a call may wait at the service; after it the service counts as down
 
 
@@ -47,10 +46,8 @@ class ServiceClient:
 
     def _call(self, method: str, patience: float, *arguments: Any) -> Any:
         """Raises TimeoutError without an answer in time, and Serve's error when the replica dies."""
-        return self._wait(self._ask(method, arguments, patience + ANSWER_S))
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        asking = self._ask(method, arguments, patience + ANSWER_S)
+        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
 
     async def _ask(self, method: str, arguments: tuple[Any, ...], timeout: float) -> Any:
         response = self._handle.options(method_name=method).remote(*arguments)

@@ -170,8 +170,8 @@ class Lane:
             return
         try:
             commits = self.scheduler.commit(step, result, sequences)
-            for p in commits:
-                self.poison_requests.answered(p.sequence)
+            for commit in commits:
+                self.poison_requests.answered(commit.sequence)
             self._observer.draft(self, commits)
         except Exception:
             self._fail(sequences, "the result of the step could not be committed")
@@ -184,13 +184,13 @@ class Lane:
         if self._lost_at is not None:
             self._observer.recovered(self, now - self._lost_at)
             self._lost_at = None
-        for work, p in zip(step.work, commits, strict=True):
-            n_written = 0 if p.event is None else len(p.event.token_ids)
+        for work, commit in zip(step.work, commits, strict=True):
+            n_written = 0 if commit.event is None else len(commit.event.token_ids)
             self.service_rate.answered(work.seq, len(work.tokens) if work.tree is None else 0, n_written, now)
-            if p.sequence.state is State.FINISHED:
+            if commit.sequence.state is State.FINISHED:
                 self.service_rate.forget(work.seq)
-                if p.event is not None:
-                    self.service_rate.finished(p.sequence)
+                if commit.event is not None:
+                    self.service_rate.finished(commit.sequence)
 
     def _on_loss(self) -> None:
         """Requeue live sequences, which the next pipeline prefills from prompt and output, and fail poison requests."""

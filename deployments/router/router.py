@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import replace
 
 from deployments.options import RouterOptions
-from deployments.pipeline.connection import Pipeline
 from deployments.router.admission import Admission, as_served, finish_of
 from deployments.router.draft_client import DraftClient
 from deployments.router.draft_rounds import DraftRounds
@@ -35,8 +34,6 @@ from engine.target.info import TargetInfo
 
 logger = logging.getLogger(__name__)
 
-Connect = Callable[[], Awaitable[Pipeline]]
-
 
 class Router:
     """Serves requests on one lane per target.
@@ -45,7 +42,7 @@ class Router:
         options: defaults and limits.
         info: of the target; all pipelines and their replacements must be of the same kind.
         draft_client: where speculators run; all lanes share it.
-        targets: where pipelines come from; a lone function that connects one is the target ``Target``.
+        targets: where pipelines come from.
         learn: takes the namespace and the output of every request that ended well; must return at once.
         costs: step times of a pipeline; None: not measured.
     """
@@ -55,7 +52,7 @@ class Router:
         options: RouterOptions,
         info: TargetInfo,
         draft_client: DraftClient,
-        targets: list[TargetClient] | Connect,
+        targets: Iterable[TargetClient],
         learn: Callable[[str, list[int]], None] | None = None,
         costs: StepCosts | None = None,
     ) -> None:
@@ -65,7 +62,6 @@ class Router:
         self._learn = learn
         self._metrics = RouterMetrics(options.model)
         self._sessions = Sessions(self._metrics)
-        targets = [TargetClient("Target", targets)] if callable(targets) else targets
         # ``max_waiting`` holds for all lanes together, so ``Admission`` enforces it, and no scheduler does.
         unlimited = replace(options, scheduler=replace(options.scheduler, max_waiting=sys.maxsize))
         self.lanes = [Lane(target, info, unlimited, costs, self) for target in targets]

@@ -64,16 +64,16 @@ class Sessions:
     def deliver(self, commits: Iterable[Commit]) -> None:
         """Put a step's events into the mailboxes."""
         now = time.perf_counter()
-        for p in commits:
-            session = self._live.get(p.sequence.seq)
-            if session is None or p.event is None:
+        for commit in commits:
+            session, event = self._live.get(commit.sequence.seq), commit.event
+            if session is None or event is None:
                 continue
-            prompted = p.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
-            self._metrics.count_event(p.event, now - session.last_event, prompted)
+            prompted = commit.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
+            self._metrics.count_event(event, now - session.last_event, prompted)
             session.last_event = now
             session.n_events += 1
-            session.is_over = p.event.finish_reason is not None
-            session.mailbox.put_nowait(p.event)
+            session.is_over = event.finish_reason is not None
+            session.mailbox.put_nowait(event)
 
     def fail(self, sequence: Sequence, error: SpectraError) -> None:
         """Let the stream of a sequence raise ``error``."""

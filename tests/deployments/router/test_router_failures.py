@@ -252,7 +252,7 @@ async def test_a_router_hears_nothing_that_was_meant_for_the_one_before(
     async with serving(2, [Slow, Slow]) as served:
         await served.router.close()
         for _ in range(3):
-            before = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), served.connect)
+            before = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), [served.target(0)])
             before.start()
             half = before.stream(make_job(2, max_tokens=100))
             await anext(half)
@@ -260,7 +260,7 @@ async def test_a_router_hears_nothing_that_was_meant_for_the_one_before(
             await asyncio.sleep(0.01)
             await before.close()
             await asyncio.gather(stuck, return_exceptions=True)
-            after = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), served.connect)
+            after = Router(RouterOptions(), served.info, InlineDraftClient(SpeculatorPool(), 320), [served.target(0)])
             after.start()
             events = [event async for event in after.stream(job)]
             assert [token for event in events for token in event.token_ids] == offline(job).token_ids

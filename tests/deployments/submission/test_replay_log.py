@@ -113,7 +113,7 @@ async def test_logprobs_of_tokens_that_were_emitted_before_are_not_repeated(serv
 def reopened(served: Served) -> Router:
     """A new router on the same stages, as Serve starts one after the old one was killed."""
     old = served.router
-    served.router = Router(old.options, old.info, old._draft_client, served.connect)
+    served.router = Router(old.options, old.info, old._draft_client, [served.target(0)])
     served.router.start()
     return old
 

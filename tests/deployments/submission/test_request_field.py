@@ -24,6 +24,7 @@ from ray import cloudpickle
 
 from deployments.options import RouterOptions
 from deployments.router.draft_client import ActorDraftClient
+from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
 from deployments.router.speculator_actor import SpeculatorActor
 from engine.request import Request
@@ -54,7 +55,7 @@ async def no_pipeline():
 async def main():
     actor = SpeculatorActor(SpeculatorOptions())
     draft_client = ActorDraftClient([Handle(actor)], SpeculatorPool(), INFO.spec.vocab_size, 1.0)
-    router = Router(RouterOptions("tiny"), INFO, draft_client, no_pipeline)
+    router = Router(RouterOptions("tiny"), INFO, draft_client, [TargetClient("Target", no_pipeline)])
     async with submitting(router.stream) as pair:
         answer = asyncio.create_task(
             pair.answer(Request([5, 6, 7, 5, 6], SamplingParams(max_tokens=4), "pld", flavour="plum"))

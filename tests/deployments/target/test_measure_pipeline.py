@@ -74,7 +74,7 @@ def route(served: Any, costs: StepCosts | None, **limits: int) -> None:
     pool = SpeculatorPool(SpeculatorOptions(step_costs=costs))
     scheduler = SchedulerOptions(n_micro_batches=len(served.stages.workers), **limits)
     draft_client = InlineDraftClient(pool, served.info.spec.vocab_size)
-    served.router = Router(RouterOptions("tiny", scheduler=scheduler), served.info, draft_client, served.connect)
+    served.router = Router(RouterOptions("tiny", scheduler=scheduler), served.info, draft_client, [served.target(0)])
     served.router.start()
 
 
