@@ -27,6 +27,13 @@ def init_ray(options: dict[str, Any]) -> None:
     ray.init(**options)
 
 
+def n_gpus() -> float:
+    """GPUs of all nodes that Ray has now, reserved ones included."""
+    import ray
+
+    return float(ray.cluster_resources().get("GPU", 0.0))
+
+
 def log_folder() -> str:
     """Where this Ray's processes write their logs, those of Serve's replicas in ``serve`` below it."""
     from ray._private import worker

@@ -31,7 +31,7 @@ from app.serving.environment import (
     serve_environment,
 )
 from app.serving.progress import Progress
-from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, redirect_messages
+from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, n_gpus, redirect_messages
 from engine.errors import ConfigError
 from retrieval_store.errors import StoreUnavailableError
 
@@ -86,6 +86,7 @@ class Server:
         self._progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
         self._start_ray()
         if not self.stopping:
+            self._check_gpus()
             self._progress.say(f"deploying the application; logs: {log_folder()}")
             self._deploy()
             self._wait_until_ready()
@@ -107,6 +108,18 @@ class Server:
             self.install_signals()
         self.install_signals()
         starting.result()
+
+    def _check_gpus(self) -> None:
+        """Refuse a local Ray that lacks the stages' GPUs: Serve would wait for them without a word. A cluster that was
+        joined may yet get more nodes, so there the lack is only told."""
+        config = self.config
+        wanted = config.replicas * config.stages * config.stage_gpus
+        if not wanted or wanted <= (found := n_gpus()):
+            return
+        lack = f"--stage-gpus is {config.stage_gpus:g}: the stages need {wanted:g} GPUs, but Ray has {found:g}"
+        if self._address is None:
+            raise ConfigError(lack)
+        self._progress.say(f"{lack}; the application starts once nodes with more have joined")
 
     def _deploy(self) -> None:
         from ray import serve

@@ -35,8 +35,8 @@ def test_each_deployment_is_told_as_it_starts_and_as_it_is_up(capsys: pytest.Cap
 def server() -> Iterator[Callable[..., Server]]:
     made: list[Server] = []
 
-    def make(**fields: object) -> Server:
-        made.append(Server(ServeConfig.model_validate(fields), "127.0.0.1", free_port()))
+    def make(address: str | None = None, **fields: object) -> Server:
+        made.append(Server(ServeConfig.model_validate(fields), "127.0.0.1", free_port(), address))
         return made[-1]
 
     yield make
@@ -64,3 +64,18 @@ def test_a_server_on_gpus_is_refused_where_there_is_none(
         server(device="cuda", stage_gpus=1).start()
     (tmp_path / "nvidia0").touch()
     assert devices.has_cuda_device()
+
+
+def test_a_lack_of_gpus_fails_a_ray_of_its_own_and_is_told_of_a_cluster_that_may_grow(
+    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("app.serving.server.n_gpus", lambda: 3.0)
+    lack = "--stage-gpus is 0.5: the stages need 4 GPUs, but Ray has 3"
+    wanted = {"device": "cuda", "stages": 4, "replicas": 2, "stage_gpus": 0.5}
+    with pytest.raises(ConfigError, match=lack):
+        server(**wanted)._check_gpus()
+    server("127.0.0.1:6379", **wanted)._check_gpus()
+    assert f"{lack}; the application starts once nodes with more have joined" in capsys.readouterr().err
+    server(**wanted | {"replicas": 1})._check_gpus()
+    server()._check_gpus()
+    assert capsys.readouterr() == ("", "")
