@@ -23,7 +23,15 @@ from pathlib import Path
 import msgspec
 
 from retrieval_store.errors import DamagedSnapshotError, SnapshotError
-from retrieval_store.snapshots.files import discard, newest, private_folder, sweep_unfinished, sync_folder, unfinished
+from retrieval_store.snapshots.files import (
+    discard,
+    newest,
+    open_folder,
+    private_folder,
+    sweep_unfinished,
+    sync_folder,
+    unfinished,
+)
 from retrieval_store.snapshots.names import folder_segment, is_version
 from retrieval_store.snapshots.snapshot import check_sizes, read_manifest, verify
 
@@ -37,10 +45,6 @@ FORGOTTEN_S = 24 * 3600.0  # without a touch or write: the folder of a namespace
 _OWN = "own-"  # folders of stores in memory
 SNAPSHOTS, DELTAS = "snapshots", "deltas"
 _CURRENT = "current.json"
-
-
-class _Confirmed(msgspec.Struct):
-    version: str
 
 
 class SnapshotFolder:
@@ -70,15 +74,20 @@ class SnapshotFolder:
         Raises:
             ForeignSnapshotError: it was made for another tokenizer.
         """
+        place = self.snapshot(version)
         if not self.has(version):
             return False
-        try:
-            verify(self.snapshot(version), tokenizer_hash)
-        except DamagedSnapshotError as error:
-            logger.warning("the copy on this node is removed: %s", error)
-            discard(self.snapshot(version))
-            return False
-        return True
+        with suppress(FileNotFoundError), open_folder(place) as looked_at:
+            try:
+                verify(place, tokenizer_hash)  # may take seconds, so not under the lock
+            except (DamagedSnapshotError, FileNotFoundError) as error:
+                with self._locked():
+                    if os.path.samestat(os.fstat(looked_at), place.stat()):  # not a sound one brought meanwhile
+                        logger.warning("the copy on this node is removed: %s", error)
+                        discard(place)
+            else:
+                return True
+        return False
 
     def fetch(self, version: str, bring: Callable[[Path], None]) -> Path:
         """The folder of a version, brought unless it is here already.
@@ -141,7 +150,7 @@ class SnapshotFolder:
         try:
             manifest = read_manifest(folder)
             check_sizes(folder, manifest)
-        except SnapshotError:
+        except (SnapshotError, FileNotFoundError):  # the latter: another process removes it at this moment
             return False
         return manifest.version == version
 
@@ -153,12 +162,9 @@ class SnapshotFolder:
     def _locked(self) -> Iterator[None]:
         """One process, and one thread of it, at a time; the others wait."""
         self.make()
-        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with open_folder(self.path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(handle)
 
     def confirm(self, version: str) -> None:
         """The store has just said that ``version`` is current: noted for a start without the store."""
@@ -169,15 +175,15 @@ class SnapshotFolder:
             return
         self.make()
         beside = unfinished(self.path, "current")
-        beside.write_bytes(msgspec.json.encode(_Confirmed(version)))
+        beside.write_bytes(msgspec.json.encode({"version": version}))
         beside.replace(path)
 
     def confirmed(self) -> tuple[str, float]:
         """The version that was confirmed last and when, seconds since 1970; "" and 0 if none was."""
         path = self.path / _CURRENT
         try:
-            return msgspec.json.decode(path.read_bytes(), type=_Confirmed).version, path.stat().st_mtime
-        except (OSError, msgspec.DecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, str])["version"], path.stat().st_mtime
+        except (OSError, KeyError, msgspec.DecodeError):
             return "", 0.0
 
     def touch(self, versions: Collection[str]) -> None:
@@ -223,19 +229,12 @@ class NodeCache:
     def sweep(self, keep: Collection[str]) -> None:
         """Remove namespaces that are not in ``keep``, and stores in memory, of which nothing was used for a day."""
         kept = {_folder_name(namespace) for namespace in keep}
-        stores = [entry for entry in _entries(self._root.parent) if entry.name.startswith(_OWN)]
-        others = [entry for entry in stores if entry != self._root]
-        mine = [entry for entry in _entries(self._root) if entry.name not in kept]
+        others = [entry for entry in self._root.parent.glob(f"{_OWN}*") if entry != self._root]
+        mine = [entry for entry in self._root.glob("*") if entry.name not in kept]
         for entry in (*others, *mine):
             with suppress(OSError):  # another process removes it
                 if time.time() - newest(entry) > FORGOTTEN_S:
                     shutil.rmtree(entry, ignore_errors=True)
-
-
-def _entries(folder: Path) -> list[Path]:
-    with suppress(OSError):
-        return list(folder.iterdir())
-    return []
 
 
 def _folder_name(namespace: str) -> str:

@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -54,13 +54,20 @@ def write_blocks(path: Path, blocks: Iterable[bytes]) -> None:
         os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the names in ``folder`` on the disk, before or after a rename."""
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder: to lock it, to sync it, or to know it again, as no other gets its number meanwhile."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in ``folder`` on the disk, before or after a rename."""
+    with open_folder(folder) as handle:
+        os.fsync(handle)
 
 
 def private_folder(path: Path) -> None:

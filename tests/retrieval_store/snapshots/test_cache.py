@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from retrieval_store.errors import DamagedSnapshotError
+from retrieval_store.snapshots import cache, snapshot
 from retrieval_store.snapshots.cache import UNFINISHED_S, SnapshotFolder
-from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest
+from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry, Manifest, entry_of, read_manifest, verify
 from retrieval_store.snapshots.snapshot_writer import FILES
 from tests.support.retrieval_service import build
 
@@ -124,6 +126,42 @@ def test_a_damaged_copy_is_removed_when_it_is_verified(built: Path, tmp_path: Pa
     assert folder.has(version)  # the sizes are right
     assert not folder.has_sound(version, "")
     assert not place.exists()
+
+
+def test_of_two_processes_that_find_one_damage_the_second_leaves_the_fresh_copy(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, mine, theirs = _version(built), *(SnapshotFolder(tmp_path / "cache") for _ in range(2))
+    place = mine.fetch(version, lambda into: copy(built, into))
+    raw = (place / FILES[0]).read_bytes()
+    (place / FILES[0]).write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+
+    def while_the_other_mends_it(folder: Path, tokenizer_hash: str) -> Manifest:
+        try:
+            return verify(folder, tokenizer_hash)
+        finally:
+            monkeypatch.undo()
+            assert not theirs.has_sound(version, "")
+            theirs.fetch(version, lambda into: copy(built, into))
+
+    monkeypatch.setattr(cache, "verify", while_the_other_mends_it)
+    assert not mine.has_sound(version, "")
+    assert contents(place) == contents(built)
+    assert mine.has_sound(version, "")
+
+
+def test_a_copy_that_another_process_removes_is_not_here(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, folder = _version(built), SnapshotFolder(tmp_path / "cache")
+    place = folder.fetch(version, lambda into: copy(built, into))
+
+    def once_it_is_gone(path: Path) -> FileEntry:
+        shutil.rmtree(place, ignore_errors=True)
+        return entry_of(path)
+
+    monkeypatch.setattr(snapshot, "entry_of", once_it_is_gone)
+    assert not folder.has_sound(version, "")
 
 
 def test_a_built_snapshot_is_adopted_and_a_scratch_that_was_not_goes(built: Path, tmp_path: Path) -> None:
