@@ -6,48 +6,24 @@ every script but ``APPEND`` may run twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from retrieval_store.snapshots.names import segment
 
 PREFIX = "spectra"
-MANIFEST_FIELD = "manifest"  # of a version's or an upload's hash; files are FILE_FIELD
+MANIFEST_FIELD = "manifest"  # of a version's or an upload's hash; the other fields are ``chunk_field``
 
 
-@dataclass(frozen=True, slots=True)
 class RedisKeys:
     """``spectra:{NAMESPACE}:...``."""
 
-    namespace: str
-
-    @property
-    def _base(self) -> str:
-        return f"{PREFIX}:{{{segment(self.namespace)}}}"
-
-    @property
-    def current(self) -> str:
-        """Hash: version, revision, before (versions that rollbacks go through), move (id of the last one)."""
-        return f"{self._base}:current"
-
-    @property
-    def versions(self) -> str:
-        """Sorted set: versions in order of publication; those that expired are dropped by the next reader."""
-        return f"{self._base}:versions"
-
-    @property
-    def history(self) -> str:
-        """List: moves of current."""
-        return f"{self._base}:history"
-
-    @property
-    def log(self) -> str:
-        """Stream: live texts."""
-        return f"{self._base}:log"
-
-    @property
-    def hints(self) -> str:
-        """Channel: something changed."""
-        return f"{self._base}:hints"
+    def __init__(self, namespace: str) -> None:
+        self._base = f"{PREFIX}:{{{segment(namespace)}}}"
+        # Hash: version, revision, before (versions that rollbacks go through), move (id of the last one).
+        self.current = f"{self._base}:current"
+        # Sorted set: versions in order of publication; those that expired are dropped by the next reader.
+        self.versions = f"{self._base}:versions"
+        self.history = f"{self._base}:history"  # list: moves of current
+        self.log = f"{self._base}:log"  # stream: live texts
+        self.hints = f"{self._base}:hints"  # channel: something changed
 
     def version(self, version: str) -> str:
         """Hash: a whole snapshot in one key, so that it expires, or moves here from an upload, at once."""
