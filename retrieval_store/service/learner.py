@@ -107,12 +107,13 @@ class Learner:
         before = self.delta
         for step in self._steps:  # each by itself: a server without the right to write still learns from others
             step()
-        self._note("; ".join(step.problem for step in self._steps if step.problem))
+        self._report("; ".join(step.problem for step in self._steps if step.problem))
         if self.delta is not None:
             self._deltas.touch([self.delta.version])
         return self.delta is not before
 
-    def _note(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
+        """Publish ``problem``, or its end; logged when it changes, not at every step."""
         if problem and problem != self.problem:
             logger.warning("namespace %r: learning fails: %s", self._store.namespace, problem)
         elif self.problem and not problem:

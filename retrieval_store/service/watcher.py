@@ -37,6 +37,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
+    """The current version that could not be used, and when it is tried again."""
+
     version: str = ""
     problem: str = ""
     failures: int = 0
@@ -102,7 +104,7 @@ class Watcher:
             problem = f"the store is away: {error}"
         except (StoreError, OSError) as error:
             problem = str(error)
-        self._note(problem)
+        self._report(problem)
         if self.served is not None:
             self._folder.touch([self.served.part.version])
             self._folder.sweep([self.served.part.version])
@@ -116,19 +118,25 @@ class Watcher:
         """
         if self.served is not None and not version:
             return f"the store has no snapshot any more; version {self.served.part.version} stays"
-        if version and not self._is_served(version):
-            if self._refused.version == version and time.monotonic() < self._refused.again_at:
-                return self._refused.problem
-            try:
-                self.served = self._fetched(version)
-            except StoreUnavailableError:
-                raise
-            except (StoreError, OSError) as error:  # damaged, foreign, gone, or too large for this node's disk
-                return self._refuse(version, f"version {version} is refused: {error}")
-            logger.info("%s: version %s is served now", self._name, version)
+        if version and not self._is_served(version) and (problem := self._switch(version)):
+            return problem
         self._confirmed_at, self._refused = self._clock(), _NONE_REFUSED
         if version:
             self._folder.confirm(version)
+        return ""
+
+    def _switch(self, version: str) -> str:
+        """``_follow`` to a version that is not served yet, unless it was refused a short time ago."""
+        if self._refused.version == version and time.monotonic() < self._refused.again_at:
+            return self._refused.problem
+        try:
+            self.served = self._fetched(version)
+        except StoreUnavailableError:
+            raise
+        except (StoreError, OSError) as error:  # damaged, foreign, gone, or too large for this node's disk
+            self._refuse(version, f"version {version} is refused: {error}")
+            return self._refused.problem
+        logger.info("%s: version %s is served now", self._name, version)
         return ""
 
     def _is_served(self, version: str) -> bool:
@@ -145,20 +153,22 @@ class Watcher:
         return self._opened(version)
 
     def _opened(self, version: str) -> Served:
+        """The snapshot of ``version``, which is on this node, to be served; its files are in the page cache."""
         folder = self._folder.snapshot(version)
         manifest = open_snapshot(folder, self._tokenizer_hash).manifest
-        read_through(folder)  # into the page cache, before a request drafts from it
+        read_through(folder)
         return Served(Part(version, str(folder), manifest.tokens), manifest)
 
-    def _refuse(self, version: str, problem: str) -> str:
+    def _refuse(self, version: str, problem: str) -> None:
+        """Do not try ``version`` again for a while, which is longer the more often it could not be used."""
         failures = self._refused.failures + 1 if self._refused.version == version else 1
         if failures == 1:  # counted once, however often it is tried again
             self.n_refused += 1
         pause = pause_after(failures, RETRY_S, RETRY_MOST_S)
         self._refused = _Refused(version, problem, failures, time.monotonic() + pause)
-        return problem
 
-    def _note(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
+        """Publish ``problem``, or its end; logged when it changes, not at every look."""
         if problem and problem != self.problem:
             logger.warning("%s: %s", self._name, problem)
         elif self.problem and not problem:

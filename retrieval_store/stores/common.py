@@ -41,11 +41,7 @@ class CommonStore(ABC):
         self.namespace = namespace
         self.url = url
         self.options = options
-
-    @property
-    def where(self) -> str:
-        """For messages."""
-        return f"namespace {self.namespace!r} of {self.url}"
+        self.where = f"namespace {namespace!r} of {url}"  # for messages
 
     # -- steps of the subclass
 
@@ -107,7 +103,7 @@ class CommonStore(ABC):
     def publish(self, folder: Path) -> str:
         """See ``Store.publish``."""
         manifest = verify(folder, self.options.tokenizer_hash)
-        damaged = False
+        is_damaged = False
         try:
             self._verified(manifest.version)
             if self._keep(manifest.version):
@@ -115,8 +111,8 @@ class CommonStore(ABC):
         except UnknownVersionError:
             pass
         except SnapshotError:
-            damaged = True
-        self._upload(folder, manifest, damaged)
+            is_damaged = True
+        self._upload(folder, manifest, replace=is_damaged)
         return manifest.version
 
     def _upload(self, folder: Path, manifest: Manifest, replace: bool) -> None:
@@ -203,7 +199,8 @@ class CommonStore(ABC):
     def _verified(self, version: str) -> Manifest:
         manifest = self._described(version)[1]
         check_tokenizer(manifest, self.options.tokenizer_hash, self._called(version))
-        self._check(self._place(version), manifest)
+        for _ in self._read_back(self._place(version), manifest):
+            pass
         return manifest
 
     def _described(self, version: str) -> tuple[bytes, Manifest]:
@@ -226,11 +223,8 @@ class CommonStore(ABC):
         except SnapshotError as error:
             return Published(version, None, is_current, expires_at, str(error))
 
-    def _check(self, place: str, manifest: Manifest) -> None:
-        for _ in self._read_back(place, manifest):
-            pass
-
     def _read_back(self, place: str, manifest: Manifest) -> Iterator[bytes]:
+        """All blocks of a snapshot; the end is only reached if they are what the manifest says."""
         for name, entry in manifest.files.items():
             yield from self._checked(place, name, entry)
 
