@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config.checks import stage_memory
+from app.config.errors import config_of
 from app.config.method_settings import SECTIONS, method_settings
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO
@@ -37,15 +38,15 @@ def checked(config: ServeConfig) -> ServeConfig:
     """The configuration with what follows from the profile of ``simulate``; every name in it has been looked at.
 
     Raises:
-        ConfigError: a model, profile, drafter or library is not there; the message names the field or flag.
+        ConfigError: a model, profile, drafter or library is not there, or a field does not fit the profile; the message
+            names the field or flag.
         UnknownMethodError: the method is unknown or not available yet.
     """
     method_names(config.method)
     check_model(config.model)
     if config.simulate is not None:
-        stages = {} if "stages" in config.model_fields_set else {"stages": profile_at(config.simulate).stages}
-        given = {name: getattr(config, name) for name in config.model_fields_set}
-        config = ServeConfig.model_validate(given | stages | {"auto": {"sources": TEXT_SOURCES} | config.auto})
+        follows = {"stages": profile_at(config.simulate).stages, "auto": {"sources": TEXT_SOURCES} | config.auto}
+        config = config_of(follows | config.model_dump(exclude={"auto"}, exclude_unset=True))
     speculator_options(config)
     return config
 

@@ -53,4 +53,4 @@ def test_what_cannot_act_is_refused_by_flag_and_by_key(given: dict[str, Any], sa
     ],
 )
 def test_what_acts_or_asks_for_nothing_is_taken(given: dict[str, Any]) -> None:
-    ServeConfig(**given)
+    assert ServeConfig(**given).model_fields_set == set(given)
