@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,17 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
         asked = [Question([arguments.prompt])]
 
     import torch  # takes seconds, a wrong flag none
-    from tqdm import tqdm
-
     from app.offline.setup import generator
+    from app.reporting.progress import bar
 
     torch.set_num_threads(arguments.threads)
     made = generator(arguments, arguments.method)
     turns = [1 if arguments.raw else len(question.turns) for question in asked]
-    bar = tqdm(total=sum(turns), unit="turn", file=sys.stderr, disable=sum(turns) < 2)
-    for answer in in_order(_counted(made.answers(asked, arguments.batch_size), bar), turns):
-        print(json.dumps(answer.as_json(), ensure_ascii=False) if arguments.json else _plain(answer), flush=True)
-    bar.close()
+    with bar(None, sum(turns), "turn", disable=sum(turns) < 2) as shown:
+        for answer in in_order(_counted(made.answers(asked, arguments.batch_size), shown), turns):
+            print(json.dumps(answer.as_json(), ensure_ascii=False) if arguments.json else _plain(answer), flush=True)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,11 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         asked = read_questions(arguments.prompts, arguments.limit)
 
     import torch  # takes seconds, a wrong flag none
-    from tqdm import tqdm
-
     from app.inputs.cache import model_hash
     from app.inputs.models import model_path
     from app.offline.setup import load_target
+    from app.reporting.progress import bar
     from app.speculation.heads import encoded, find, longest_prompt
     from speculators.pld_plus.induction_heads import write_heads
 
@@ -63,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     path, size = model_path(arguments.model), arguments.batch_size
     target = load_target(arguments)
     prompts = encoded(path, asked, longest_prompt(target, arguments.max_new_tokens))
-    with tqdm(total=len(prompts), unit="prompt", file=sys.stderr, disable=len(prompts) < 2) as bar:
-        found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_new_tokens, size, bar.update)
+    with bar(None, len(prompts), "prompt", disable=len(prompts) < 2) as shown:
+        found = find(target, model_hash(path), prompts, arguments.keep, arguments.max_new_tokens, size, shown.update)
     write_heads(arguments.out, found)
     print(report(found))
     print(f"{len(found.heads)} heads: {arguments.out}")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from tqdm import tqdm
 
 from app.bench.records import Record, RecordFile, Setting, fingerprint
 from app.bench.replay import Plan, Replay, check_methods
@@ -20,6 +18,7 @@ from app.commands.replay_flags import library, tokenizer_folder
 from app.inputs.recordings import encode, read_logs, split
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
+from app.reporting.progress import bar
 from app.version import VERSION
 from engine.errors import ConfigError
 from retrieval_store.index.index import FixedLibrary
@@ -63,8 +62,8 @@ def _replay(arguments: argparse.Namespace, out: Path) -> tuple[list[Record], dic
     settings = _settings(arguments, plan, tokenizer)
     with RecordFile(out / "records.jsonl", settings, arguments.restart) as file:
         made = Replay(pool, plan, len(tokenizer))
-        with tqdm(total=made.work(file), unit="turn", file=sys.stderr) as bar:
-            made.run(file, bar.update)
+        with bar(None, made.work(file), "turn") as shown:
+            made.run(file, shown.update)
         records = [r for r in file.records if r.method in plan.methods and r.setting in plan.settings]
     return records, {
         "model": None,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from app.config.fields import AllFields
 from engine.errors import ConfigError
 from engine.target.split_options import AUTO, EVEN, MEASURED, check_memory, layer_counts
-
-if TYPE_CHECKING:
-    from app.config.serve import ServeConfig
 
 ASKS_NOTHING = (None, "none", "auto", "unix", "tcp")  # values that ask for nothing beyond what is there in any case
 
@@ -31,46 +28,46 @@ def stage_memory(given: str | float | None) -> tuple[int, ...]:
     return tuple(int(value * 2**30) for value in values)
 
 
-def check_split_fields(config: ServeConfig) -> None:
+def check_split_fields(fields: AllFields) -> None:
     """Raises ValueError if a split makes no sense for any model; the message names the field."""
-    if has_profiled_stages(config):
+    if has_profiled_stages(fields):
         return
     try:
-        split, stages = config.layer_split, config.stages
+        split, stages = fields.layer_split, fields.stages
         if split not in (AUTO, EVEN, MEASURED) and len(layer_counts(split)) != stages:
             raise ConfigError(f"layer_split is {split}; it must give each of the {stages} stages its number of layers")
-        check_memory(stage_memory(config.stage_memory_gib), stages)
+        check_memory(stage_memory(fields.stage_memory_gib), stages)
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
 
-def check_unused_fields(config: ServeConfig) -> None:
+def check_unused_fields(fields: AllFields) -> None:
     """Raises ValueError if a field that was given cannot act beside the others; the message names both."""
     unused: tuple[tuple[bool, str, tuple[str, ...]], ...] = (
         (
-            config.simulate is not None,
+            fields.simulate is not None,
             "simulate is set: simulated stages have no weights",
             ("layer_split", "stage_memory_gib", "quantization"),
         ),
         (
-            config.replicas == 1,
+            fields.replicas == 1,
             "replicas is 1: there is no other to choose",
             ("affinity", "affinity_slack", "failover"),
         ),
-        (config.affinity == "none", "affinity is none; slack is for affinity prefix", ("affinity_slack",)),
+        (fields.affinity == "none", "affinity is none; slack is for affinity prefix", ("affinity_slack",)),
         (
-            config.stages == 1 and not has_profiled_stages(config),
+            fields.stages == 1 and not has_profiled_stages(fields),
             "stages is 1: it has no neighbour to send to",
             ("transport",),
         ),
     )
     for applies, reason, names in unused:
         for name in names:
-            value = getattr(config, name)
-            if applies and name in config.model_fields_set and value not in ASKS_NOTHING:
+            value = getattr(fields, name)
+            if applies and name in fields.model_fields_set and value not in ASKS_NOTHING:
                 raise ValueError(f"{name} is {value}, but has no effect: {reason}")
 
 
-def has_profiled_stages(config: ServeConfig) -> bool:
+def has_profiled_stages(fields: AllFields) -> bool:
     """Whether the profile of ``simulate``, which is not read yet, says how many stages there are."""
-    return config.simulate is not None and "stages" not in config.model_fields_set
+    return fields.simulate is not None and "stages" not in fields.model_fields_set

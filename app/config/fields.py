@@ -222,7 +222,7 @@ class HttpFields(FieldGroup):
     max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="MiB of the largest request body")
 
 
-GROUPS: tuple[type[FieldGroup], ...] = (
+class AllFields(
     ModelFields,
     PipelineFields,
     ScheduleFields,
@@ -231,4 +231,8 @@ GROUPS: tuple[type[FieldGroup], ...] = (
     RetrievalFields,
     FailureFields,
     HttpFields,
-)
+):
+    """The fields of all groups."""
+
+
+GROUPS = [group for group in AllFields.__bases__ if issubclass(group, FieldGroup)]

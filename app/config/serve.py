@@ -12,31 +12,13 @@ from typing import Any
 from pydantic import model_validator
 
 from app.config.checks import check_split_fields, check_unused_fields
-from app.config.fields import (
-    FailureFields,
-    HttpFields,
-    MethodFields,
-    ModelFields,
-    PipelineFields,
-    RetrievalFields,
-    ScheduleFields,
-    SpeculationFields,
-)
+from app.config.fields import AllFields, MethodFields
 from app.demo.paths import DEMO
 from engine.errors import ConfigError
 from retrieval_store.service.manifest_feed import is_namespace
 
 
-class ServeConfig(
-    ModelFields,
-    PipelineFields,
-    ScheduleFields,
-    SpeculationFields,
-    MethodFields,
-    RetrievalFields,
-    FailureFields,
-    HttpFields,
-):
+class ServeConfig(AllFields):
     """Everything one application can be told. Sizes are in tokens unless the field says otherwise."""
 
     @model_validator(mode="after")

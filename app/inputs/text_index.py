@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
-from tqdm import tqdm
 
 from app.inputs.tokenizers import load_tokenizer
+from app.reporting.progress import bar
 from engine.errors import ConfigError
 from engine.model.resolve import resolve
 from retrieval_store.index.memory import MemoryIndex
@@ -48,15 +47,13 @@ def index_of(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) 
 
 def tokenised(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[int]]:
     """The documents' token ids, special tokens only where the chat template puts them; shows a progress bar."""
-    with tqdm(
-        total=len(documents), unit="text", desc="indexing", file=sys.stderr, disable=len(documents) < BATCH
-    ) as bar:
+    with bar("indexing", len(documents), "text", disable=len(documents) < BATCH) as shown:
         for start in range(0, len(documents), BATCH):
             some = documents[start : start + BATCH]
             texts = [as_text(document, tokenizer) for document in some]
             for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False):
                 yield encoding.ids
-            bar.update(len(some))
+            shown.update(len(some))
 
 
 def as_text(document: Document, tokenizer: PreTrainedTokenizerFast) -> str:

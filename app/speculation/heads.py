@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from app.inputs.cache import cache_folder, model_hash
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
+from app.reporting.progress import bar
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
 from engine.loop import Engine
@@ -135,13 +136,11 @@ def ensure_heads(path: Path, spec: ModelSpec, file: Path | None, load: Callable[
     heads = known_heads(path, spec, file)
     if heads:
         return heads
-    from tqdm import tqdm
-
     model = model_hash(path)
     target = load()
     prompts = encoded(path, [Question([text]) for text in PROMPTS], longest_prompt(target))
-    with tqdm(total=len(prompts), unit="prompt", desc="finding induction heads", file=sys.stderr) as bar:
-        found = find(target, model, prompts, on_prompt=bar.update)
+    with bar("finding induction heads", len(prompts), "prompt") as shown:
+        found = find(target, model, prompts, on_prompt=shown.update)
     try:
         write_heads(_cached(model), found)
     except ConfigError as error:
