@@ -15,7 +15,7 @@ from retrieval_store.snapshots import cache
 from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.stores import common
 from retrieval_store.stores.open import open_store
-from tests.support.retrieval_service import SHARED, TARGET, eventually, follows, publish, running
+from tests.support.retrieval_service import SHARED, TARGET, Node, eventually, follows, publish, running
 
 ONE, TWO = [5, 6, 7, 8, 9], [5, 6, 70, 80, 90]
 
@@ -26,14 +26,20 @@ def where(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
+def _superseded(node: Node, folder: Path) -> str:
+    """Serve one snapshot and then another; returns the version of the first, whose copy the node still has."""
+    first = publish(node.store(), [ONE], folder)
+    eventually(lambda: node.version() == first)
+    second = publish(node.store(), [TWO], folder)
+    eventually(lambda: node.version() == second)
+    return first
+
+
 def test_superseded_snapshots_leave_the_disk_after_a_while(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(where, tmp_path / "cache") as node:
-        first = publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.version() == first)
-        second = publish(node.store(), [TWO], tmp_path)
-        eventually(lambda: node.version() == second)
+        first = _superseded(node, tmp_path)
         (old,) = (tmp_path / "cache").rglob(first)
         time.sleep(0.2)
         assert old.exists()  # readers may be about to open it
@@ -46,10 +52,7 @@ def test_superseded_snapshots_leave_the_disk_after_a_while(
 
 def test_a_copy_on_this_node_that_was_hurt_is_fetched_again(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
-        first = publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.version() == first)
-        second = publish(node.store(), [TWO], tmp_path)
-        eventually(lambda: node.version() == second)
+        first = _superseded(node, tmp_path)
         (place,) = (tmp_path / "cache").rglob(first)
         (place / "text.bin").unlink()  # it may be the store's own file under a second name
         (place / "text.bin").write_bytes(b"short")
@@ -79,10 +82,7 @@ def test_a_copy_that_was_changed_while_no_service_ran_is_fetched_again(where: st
 
 def test_a_copy_that_was_changed_before_a_rollback_is_fetched_again(where: str, tmp_path: Path) -> None:
     with running(where, tmp_path / "cache") as node:
-        first = publish(node.store(), [ONE], tmp_path)
-        eventually(lambda: node.version() == first)
-        second = publish(node.store(), [TWO], tmp_path)
-        eventually(lambda: node.version() == second)
+        first = _superseded(node, tmp_path)
         file, sound = _hurt_copy(tmp_path / "cache", first)
         node.store().rollback()
         eventually(lambda: node.version() == first)

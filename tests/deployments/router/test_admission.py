@@ -1,4 +1,4 @@
-"""More work than can be done in time: which requests are refused, when they may come back, and that no others are."""
+"""Which requests are refused, for good or because of too much work, when they may come back, and that no others are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from deployments.options import RouterOptions
 from deployments.router.admission import Admission
 from deployments.router.service_rate import WaitEstimate
-from engine.errors import OverloadedError
+from engine.errors import OverloadedError, RequestError
 from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -209,3 +209,19 @@ async def test_two_lanes_let_in_twice_as_many_to_run(serving: Any, make_job: Mak
 
 def sequence(n_prompt: int, max_tokens: int) -> Sequence:
     return Sequence.of(0, Request([5] * n_prompt, SamplingParams(max_tokens=max_tokens), max_nodes=64))
+
+
+@pytest.mark.parametrize("method", ["pld", "autoregressive"])
+@pytest.mark.parametrize("options", [RouterOptions("tiny", limit_nodes=32), RouterOptions("tiny", limit_nodes=999)])
+async def test_more_nodes_than_the_limit_are_refused_and_not_cut(
+    method: str, options: RouterOptions, serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    job = make_job(1, method)
+    async with serving(options=options, max_step_rows=33) as served:
+        with pytest.raises(
+            RequestError, match="max_nodes is 33; this server drafts at most 32 nodes per step"
+        ) as refused:
+            await served.answer(msgspec.structs.replace(job, max_nodes=33))
+        assert refused.value.param == "max_nodes"
+        assert (await served.answer(msgspec.structs.replace(job, max_nodes=32))).token_ids == offline(job).token_ids
+        await served.settled()

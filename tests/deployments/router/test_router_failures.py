@@ -7,7 +7,6 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
 from deployments.router.draft_client import Drafts, InlineDraftClient
 from deployments.router.router import Router
-from engine.errors import RequestError, StepFailedError, TargetLostError
+from engine.errors import StepFailedError, TargetLostError
 from engine.loop import Completion
 from engine.protocol import Branch
 from engine.request import Request
@@ -338,19 +337,3 @@ async def test_closing_ends_live_streams_with_an_error_and_leaves_no_task(servin
             await served.answer(make_job(1))
         assert (await served.router.state())["speculator_states"] == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@pytest.mark.parametrize("method", ["pld", "autoregressive"])
-@pytest.mark.parametrize("options", [RouterOptions("tiny", limit_nodes=32), RouterOptions("tiny", limit_nodes=999)])
-async def test_more_nodes_than_the_limit_are_refused_and_not_cut(
-    method: str, options: RouterOptions, serving: Any, make_job: MakeJob, offline: Offline
-) -> None:
-    job = make_job(1, method)
-    async with serving(options=options, max_step_rows=33) as served:
-        with pytest.raises(
-            RequestError, match="max_nodes is 33; this server drafts at most 32 nodes per step"
-        ) as refused:
-            await served.answer(msgspec.structs.replace(job, max_nodes=33))
-        assert refused.value.param == "max_nodes"
-        assert (await served.answer(msgspec.structs.replace(job, max_nodes=32))).token_ids == offline(job).token_ids
-        await served.settled()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import random
 import socket
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +16,6 @@ from deployments.submission.client import RouterConnection
 from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_events, encode
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
-from deployments.transport.socket_folder import SocketFolder
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.loop import Completion
@@ -311,26 +307,6 @@ async def test_without_a_router_a_request_waits_as_long_as_it_was_told() -> None
         pair.attach = no_router  # type: ignore[method-assign]
         with pytest.raises(TargetLostError, match=r"no router came up within 0.2 s"):
             await pair.answer(REQUEST)
-
-
-def test_the_socket_folders_of_killed_processes_are_cleared_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    living = SocketFolder()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            SocketFolder()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert len(list(tmp_path.iterdir())) == 2
-    newest = SocketFolder()
-    assert set(tmp_path.iterdir()) == {living.path, newest.path}
-    living.remove()
-    newest.remove()
-    newest.remove()
-    assert not list(tmp_path.iterdir())
 
 
 async def test_a_request_that_cannot_be_encoded_fails_alone() -> None:

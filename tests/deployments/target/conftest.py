@@ -1,0 +1,203 @@
+"""Supervised pipelines, with real stages in threads of this process instead of Ray's actors."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deployments.pipeline.connection import Pipeline
+from deployments.pipeline.endpoints import StageEndpoint
+from deployments.pipeline.plan import StagePlan
+from deployments.stage.actor import Loaded, Pulse
+from deployments.stage.worker import StageWorker
+from deployments.target.supervisor import StageSupervisor
+from engine.errors import ConfigError, TargetLostError
+from engine.model.loader import load_shard
+from engine.model.ranges import split_layers
+from engine.protocol import Needs
+from engine.sampling.params import SamplingParams
+from engine.stage.base import Activations
+from engine.stage.stage import Stage
+from engine.step import SequenceStart, Step, StepResult, Work
+from engine.target.info import TargetInfo, positions
+
+CPU = torch.device("cpu")
+
+
+class Held(Stage):
+    """A forward that does not come back until the test is over."""
+
+    released = threading.Event()
+
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        self.released.wait(60)
+        return super().forward(step, incoming)
+
+
+@dataclass(frozen=True)
+class Here:
+    """Where a stage is; the number of starts stands for the process id."""
+
+    pid: int
+    node: str = "n"
+    ip: str = "127.0.0.1"
+    started: int = 0
+
+
+class ThreadStage:
+    """What ``StageHandle`` offers, for a stage in this process."""
+
+    def __init__(self, number: int, folder: Path, plan: StagePlan, load: Callable[[int], Stage]) -> None:
+        self.name = f"stage {number}"
+        self.identity: Any = None
+        self.endpoint: StageEndpoint | None = None
+        self.worker: StageWorker | None = None
+        self.is_silent = False
+        self.transport = "auto"
+        self.refusal = ""  # why there is no plan
+        self.is_dead = False
+        self._number, self._folder, self._plan, self._load = number, folder, plan, load
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def arrive(self) -> None:
+        self.identity = Here(id(self))
+
+    async def plan(self) -> StagePlan:
+        if self.refusal:
+            raise ConfigError(self.refusal)
+        return self._plan
+
+    async def come_up(self, secret: bytes, plan: StagePlan) -> Loaded:
+        assert plan is self._plan
+        try:
+            stage = await asyncio.to_thread(self._load, self._number)
+        except OSError as error:
+            raise TargetLostError(str(error)) from error
+        folder = tempfile.mkdtemp(dir=self._folder)
+        self.worker = StageWorker(stage, CPU, f"unix:{folder}/s", secret, self.transport)
+        self.endpoint = StageEndpoint("n", self.worker.address)
+        await self.arrive()
+        return Loaded(0.0, 0)
+
+    async def serve(self, next_address: str | None, rows_address: str) -> None:
+        assert self.worker is not None
+        await asyncio.to_thread(self.worker.start, next_address, rows_address)
+
+    async def pulse(self, within: float | None = None) -> Pulse:
+        if self.is_silent:
+            raise TimeoutError
+        assert self.worker is not None
+        self._check_links()
+        since = self.worker.busy_since
+        return Pulse(0.0 if since is None else time.monotonic() - since)
+
+    def mark_dead(self, reason: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(reason)
+
+    async def lost(self) -> str:
+        while not self._lost.done():
+            self._check_links()
+            await asyncio.wait((self._lost,), timeout=0.05)
+        return self._lost.result()
+
+    def _check_links(self) -> None:
+        if self.worker is not None and self.worker.fault:
+            raise ConfigError(self.worker.fault)
+
+    async def end(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self.is_dead = True
+        if self.worker is not None:
+            self.worker.close()
+
+
+class Supervised:
+    """A group of stages in threads; ``kinds`` says of which class the stage that starts next is, if not ``Stage``."""
+
+    def __init__(self, path: Path, info: TargetInfo, n: int, folder: Path, limit: float) -> None:
+        self.kinds: dict[int, list[type[Stage]]] = {}
+        self.broken: set[int] = set()  # stages that cannot load
+        self.may_load = threading.Event()  # while it is cleared, stages wait before they load
+        self.may_load.set()
+        self.transports: dict[int, str] = {}  # of the stage that starts next
+        self.started: list[int] = []
+        self.stages: dict[int, ThreadStage] = {}  # the newest of each number
+        self._path, self._info, self._folder = path, info, folder
+        self._plan = StagePlan(info, tuple(split_layers(info.spec.n_layers, n)))
+        self.supervisor = StageSupervisor(self._launch, n, limit)  # type: ignore[arg-type]
+
+    def _launch(self, number: int) -> Any:
+        self.started.append(number)
+        self.stages[number] = ThreadStage(number, self._folder, self._plan, self._load)
+        self.stages[number].transport = self.transports.get(number, "auto")
+        return self.stages[number]
+
+    async def lose(self, number: int) -> None:
+        """End a stage, and have it found."""
+        await self.stages[number].end()
+        self.stages[number].mark_dead("killed")
+
+    def _load(self, number: int) -> Stage:
+        self.may_load.wait(30)
+        if number in self.broken:
+            raise OSError("model.safetensors is gone")
+        shard = load_shard(
+            self._path, self._plan.ranges[number], dtype=torch.float32, device=CPU, n_positions=positions(self._info)
+        )
+        kinds = self.kinds.get(number, [])
+        return (kinds.pop(0) if kinds else Stage)(shard, self._info.n_blocks, self._info.block_size)
+
+    async def answer(self) -> StepResult:
+        """Of one prompt's step, from whichever pipeline there is."""
+        while True:
+            try:
+                pipeline = await Pipeline.connect(await self.supervisor.endpoints("n"))
+                try:
+                    pipeline.send(prompt_step())
+                    return await pipeline.receive()
+                finally:
+                    pipeline.close()
+            except TargetLostError:
+                await asyncio.sleep(0.02)
+
+
+def prompt_step() -> Step:
+    start = SequenceStart(0, SamplingParams(max_tokens=5, seed=3), 3, Needs())
+    return Step(7, [Work(0, 0, [5, 6, 7], new_blocks=[0], draw=True)], [start])
+
+
+Supervise = Callable[..., Any]
+
+
+@pytest.fixture
+def supervised(tiny_checkpoint: Path, info: TargetInfo) -> Supervise:
+    @asynccontextmanager
+    async def supervise(n: int = 3, limit: float = 60.0, **kinds: type[Stage]) -> AsyncIterator[Supervised]:
+        Held.released.clear()
+        with tempfile.TemporaryDirectory(prefix="st-") as folder:
+            them = Supervised(tiny_checkpoint, info, n, Path(folder), limit)
+            them.kinds = {int(name[1:]): [kind] for name, kind in kinds.items()}
+            await them.supervisor.start()
+            try:
+                yield them
+            finally:
+                Held.released.set()
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                for stage in them.stages.values():
+                    await stage.end()
+
+    return supervise
