@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from app.bench.records import Record, RecordFile, Setting, fingerprint
+from app.bench.records import WARM, Record, RecordFile, Setting, fingerprint
 from app.bench.runs import Bench, Plan
 from app.inputs.cache import model_hash
 from app.inputs.libraries import LibraryAt
@@ -28,7 +28,6 @@ from engine.target.loading import resolve_dtype
 from engine.target.local import LocalTarget
 from speculators.pool import SpeculatorPool
 
-WARM = "warm"
 UNRECORDED = frozenset(
     (
         "command",

@@ -21,6 +21,7 @@ from engine.events import RequestStats, SourceCounts
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
+COLD, WARM = "cold", "warm"  # states of speculators, as `--state` and the document name them
 COUNTS = SourceCounts._fields
 """Counts of tokens per source, in the order of ``RequestStats.by_source``."""
 
@@ -32,10 +33,15 @@ class Setting(NamedTuple):
     warm: bool = False
 
     @property
+    def state(self) -> str:
+        """``COLD`` or ``WARM``."""
+        return WARM if self.warm else COLD
+
+    @property
     def label(self) -> str:
         """Such as ``greedy, cold``."""
         decoding = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
-        return f"{decoding}, {'warm' if self.warm else 'cold'}"
+        return f"{decoding}, {self.state}"
 
 
 class Key(NamedTuple):

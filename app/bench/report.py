@@ -71,7 +71,7 @@ def document(found: Mapping[Setting, Sequence[Row]], records: Iterable[Record]) 
     runs = [
         {
             "temperature": setting.temperature,
-            "state": "warm" if setting.warm else "cold",
+            "state": setting.state,
             "methods": {row.method: _method(row) for row in rows},
         }
         for setting, rows in found.items()

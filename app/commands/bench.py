@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from app.bench.records import COLD, WARM
 from app.commands.replay_flags import add_replay, check_replay, refuse_replay_flags
 from app.inputs.prompts import read_categories
-from app.offline.flags import add_model, add_sampling, add_speculation, check_flags
+from app.offline.flags import add_model, add_sampling, add_speculation, check_flags, check_least
 from engine.errors import ConfigError
 
 DESCRIPTION = """\
@@ -23,7 +24,6 @@ Tables go to stdout, with one JSON document as the last line; records.jsonl, tab
 
 exit status: 0; 1 if an output differs although it must not (float32; coupled verification or greedy); 2 if refused.
 """
-COLD, WARM = "cold", "warm"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,11 +135,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raises SpectraError if a flag's value is wrong; the message names it."""
     for temperature in arguments.temperatures:
         check_flags(arguments, temperature, *arguments.methods)
-    least = {"repeats": 1, "warm_passes": 0, "per_category": 1}
-    for name, smallest in least.items():
-        value = getattr(arguments, name)
-        if value is not None and value < smallest:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {smallest}")
+    check_least(arguments, {"repeats": 1, "warm_passes": 0, "per_category": 1})
 
 
 def breaks_promise(result: Mapping[str, Any], dtype: str, verification: str) -> bool:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.bench.records import Record, RecordFile, Setting, fingerprint
+from app.bench.records import WARM, Record, RecordFile, Setting, fingerprint
 from app.bench.replay import Plan, Replay, check_methods
 from app.bench.report import publish
 from app.commands.replay_flags import library, tokenizer_folder
+from app.inputs.prompts import first_of_each
 from app.inputs.recordings import encode, read_logs, split
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
@@ -28,8 +29,6 @@ from speculators.registry import SpeculatorOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-WARM = "warm"
 
 
 def replay(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -94,12 +93,7 @@ def _logs(arguments: argparse.Namespace) -> tuple[list[Document], list[Document]
         history, test = split(test, arguments.split)
         if not history or not test:
             raise ConfigError(f"--split is {arguments.split}: there are too few different prompts for that")
-    taken: dict[str, int] = {}
-    kept = []
-    for document in test[: arguments.limit]:
-        taken[document.category] = taken.get(document.category, 0) + 1
-        if arguments.per_category is None or taken[document.category] <= arguments.per_category:
-            kept.append(document)
+    kept = first_of_each(test[: arguments.limit], lambda document: document.category, arguments.per_category)
     return history, kept
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.demo.paths import DEMO, DEMO_TARGET
-from app.offline.flags import add_model, add_sampling, add_speculation
+from app.offline.flags import add_model, add_sampling, add_speculation, check_least
 from engine.errors import ConfigError
 from speculators.methods import method_names
 
@@ -65,11 +65,7 @@ def check_replay(arguments: argparse.Namespace) -> None:
         raise ConfigError("--split and --history both say what the history is: give one of them")
     if arguments.split is not None and not 0 < arguments.split < 1:
         raise ConfigError(f"--split is {arguments.split}; it must be above 0 and below 1")
-    least = {"limit": 1, "per_category": 1, "max_nodes": 0, "warm_passes": 0}
-    for name, smallest in least.items():
-        value = getattr(arguments, name)
-        if value is not None and value < smallest:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {smallest}")
+    check_least(arguments, {"limit": 1, "per_category": 1, "max_nodes": 0, "warm_passes": 0})
     for method in arguments.methods:
         method_names(method)
     library(arguments)

@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -136,15 +137,23 @@ def read_categories(paths: list[Path], limit: int | None, per_category: int | No
     Raises:
         ConfigError: as ``read_questions`` does.
     """
-    questions: list[Question] = []
-    taken: dict[str, int] = {}
-    for path in paths:
-        for question in read_questions(path, limit):
-            category = question.category or path.stem
-            taken[category] = taken.get(category, 0) + 1
-            if per_category is None or taken[category] <= per_category:
-                questions.append(msgspec.structs.replace(question, category=category))
-    return questions
+    questions = [
+        msgspec.structs.replace(question, category=question.category or path.stem)
+        for path in paths
+        for question in read_questions(path, limit)
+    ]
+    return first_of_each(questions, lambda question: question.category, per_category)
+
+
+def first_of_each(items: Iterable[T], category: Callable[[T], str], n: int | None) -> list[T]:
+    """The first ``n`` items (None: all) of each category, in their order."""
+    taken: Counter[str] = Counter()
+    kept = []
+    for item in items:
+        taken[category(item)] += 1
+        if n is None or taken[category(item)] <= n:
+            kept.append(item)
+    return kept
 
 
 def read_bodies(path: Path | None, endpoint: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from app.demo.paths import DEMO
@@ -109,3 +110,11 @@ def check_flags(arguments: argparse.Namespace, temperature: float, *methods: str
     check_model(arguments.model)
     if is_cuda and not has_cuda_device():
         raise ConfigError(f"--device is {arguments.device}, but no CUDA device was found on this machine")
+
+
+def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
+    """Raises ConfigError if a flag that was given is below its least value; the message names it."""
+    for name, smallest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < smallest:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {smallest}")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from app.bench.figures import compare
-from app.bench.meter import MeteredEngine
 from app.bench.records import Record, RecordFile, Setting
 from app.bench.report import tables
 from app.bench.runs import Bench, Plan, rotated
@@ -21,11 +18,8 @@ from app.inputs.tokenizers import load_tokenizer
 from app.speculation.heads import with_model
 from engine.errors import ConfigError, SpectraError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
-from engine.target.options import GIB, TargetOptions
 from speculators.methods import AVAILABLE
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
@@ -65,14 +59,6 @@ class Remembering:
 
     def _key(self, request: RequestView) -> tuple[str, tuple[int, ...]]:
         return request.request.namespace, tuple(request.context.view[: request.n_prompt].tolist())
-
-
-@pytest.fixture(scope="module")
-def target(tiny_checkpoint: Path) -> Iterator[LocalTarget]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield LocalTarget.load(TargetOptions(str(tiny_checkpoint), kv_bytes=GIB // 16), tiny_checkpoint)
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -310,34 +296,6 @@ def test_what_cannot_run_is_refused(bench: Callable[..., Bench]) -> None:
     with pytest.raises(ConfigError, match=r"question 1 \(long\) has \d+ tokens"):
         bench(questions=[QUESTIONS[0], Question(["word " * 5000], "long")]).check()
     bench().check()
-
-
-class Slow:
-    """A target that takes its time, in steps of two sequences or one."""
-
-    def __init__(self, target: LocalTarget) -> None:
-        self.info = target.info
-        self._target = target
-
-    def step(self, step: Any) -> Any:
-        time.sleep(0.01)
-        return self._target.step(step)
-
-
-def test_shares_of_a_batch_sum_to_the_time_that_went_by(target: LocalTarget) -> None:
-    engine = MeteredEngine(Slow(target), SpeculatorPool(), SchedulerOptions(), lambda: "")
-    params = [SamplingParams(max_tokens=n) for n in (4, 9)]
-    for one in params:
-        engine.submit(Request([5, 6, 7], one, "pld"))
-    began = time.perf_counter()
-    while engine.has_work:
-        engine.step()
-    went_by = time.perf_counter() - began
-    times = list(engine.finished)
-    assert [len(one.step_seconds) for one in times] == [len(one.target_seconds) for one in times]
-    assert sum(one.seconds for one in times) == pytest.approx(went_by, rel=0.2)
-    assert all(inner >= 0.01 for one in times for inner in one.target_seconds)
-    assert times[0].seconds < times[1].seconds < went_by
 
 
 def test_rotation() -> None:
