@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-logger = logging.getLogger(__name__)
+from engine.json_file import keep_json
 
 Seconds = npt.NDArray[np.float64]
-
-
 Curve = tuple[tuple[int, ...], tuple[float, ...]]  # rows, seconds; both ascending
 Rows = npt.NDArray[np.integer] | Sequence[int]
 FORMAT = 2  # of the file
@@ -122,12 +117,4 @@ def _curves(found: dict[str, list[list[float]]]) -> dict[int, Curve]:
 
 def write_costs(file: Path, costs: StepCosts) -> None:
     """Keep costs for the next start; a folder that cannot be written is no error."""
-    waiting = file.with_suffix(f".{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        waiting.write_text(json.dumps({"format": FORMAT, **asdict(costs)}), encoding="utf-8")
-        waiting.replace(file)
-    except OSError as error:
-        logger.warning("step times were not kept: %s", error)
-        with contextlib.suppress(OSError):
-            waiting.unlink()
+    keep_json(file, {"format": FORMAT, **asdict(costs)}, "step times")

@@ -6,10 +6,8 @@ nothing but ``config.json`` is read, and no more than a layer, an embedding and 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import logging
 import os
 import platform
 import time
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.hook import PackedStep
+from engine.json_file import keep_json
 from engine.model.meta_model import empty_model
 from engine.model.partition import ModelParts
 from engine.model.quantization import check_quantization
@@ -35,8 +34,6 @@ from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import ROOT, TokenTree
-
-logger = logging.getLogger(__name__)
 
 CONTEXT = 256  # tokens before every tree, and of the prompt chunk
 MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
@@ -89,7 +86,7 @@ def layer_costs(
     if found is None:
         found = {kind: _measure(config, kind, dtype, device, quantization) for kind in sorted(set(spec.layer_types))}
         if file is not None:
-            _write(file, found)
+            keep_json(file, found, "layer costs")
     head = max(one[2] for one in found.values())  # the same part measured again for every type of layer
     embed = max(one[0] for one in found.values())
     return ModelParts(tuple(found[kind][1] for kind in spec.layer_types), embed, head)
@@ -170,22 +167,9 @@ def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantizati
 
 
 def _read(file: Path) -> dict[str, tuple[float, float, float]] | None:
-    """What ``_write`` wrote; None when there is nothing, or nothing that makes sense."""
+    """What ``layer_costs`` kept; None when there is nothing, or nothing that makes sense."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {str(kind): (float(one[0]), float(one[1]), float(one[2])) for kind, one in found.items()} or None
     except (OSError, ValueError, TypeError, AttributeError, IndexError):
         return None
-
-
-def _write(file: Path, found: dict[str, tuple[float, float, float]]) -> None:
-    """Keep a measurement; a folder that cannot be written is no error."""
-    waiting = file.with_suffix(f".{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        waiting.write_text(json.dumps(found), encoding="utf-8")
-        waiting.replace(file)
-    except OSError as error:
-        logger.warning("layer costs were not kept: %s", error)
-        with contextlib.suppress(OSError):
-            waiting.unlink()
