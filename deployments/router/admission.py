@@ -19,7 +19,6 @@ from engine.events import LENGTH, STOP, StepEvent
 from engine.request import Request
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.stats import StatsCounter
-from engine.target.info import MAX_TREE
 
 SOONEST_S = 1.0  # least ``retry_after``
 FRESH_S = 0.05  # an estimate holds so long unless a request is admitted: a flood of refusals must not delay steps
@@ -32,7 +31,7 @@ def as_served(request: Request, options: RouterOptions) -> Request:
     Raises:
         RequestError: ``max_nodes`` is above the server's limit.
     """
-    limit, wanted = min(options.limit_nodes, MAX_TREE, options.scheduler.max_step_rows - 1), request.max_nodes
+    limit, wanted = min(options.limit_nodes, options.scheduler.max_tree_nodes), request.max_nodes
     if wanted is not None and wanted > limit:
         raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
     if request.namespace == options.shared_namespace:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.target.info import MAX_TREE
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
@@ -16,3 +18,8 @@ class SchedulerOptions:
     n_micro_batches: int = 1  # pipeline stages: so many steps keep all of them busy
     max_stall: float = 0.1  # seconds that a step's rows of prompt may add to it while any sequence decodes
     prefix_cache: bool = True  # free blocks keep the beginnings of texts for newcomers that begin alike
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Nodes of the largest tree: a stage has positions for it, and a step has room for it and its root."""
+        return min(MAX_TREE, self.max_step_rows - 1)

@@ -22,7 +22,7 @@ from engine.scheduling.running_set import RunningSet
 from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
-from engine.target.info import MAX_TREE, TargetInfo
+from engine.target.info import TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -85,7 +85,7 @@ class Scheduler:
         return self._live[seq]
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence.
+        """Queue a sequence; its trees are no larger than ``SchedulerOptions.max_tree_nodes``, whatever it asks for.
 
         Raises:
             PromptTooLongError: its text can never fit.
@@ -95,7 +95,7 @@ class Scheduler:
         check_prompt(sequence, self.info)
         if len(self._waiting) >= self.options.max_waiting:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting already", retry_after=1.0)
-        sequence.max_nodes = min(sequence.max_nodes, MAX_TREE, self.options.max_step_rows - 1)
+        sequence.max_nodes = min(sequence.max_nodes, self.options.max_tree_nodes)
         self.adopt(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
