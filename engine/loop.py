@@ -84,7 +84,7 @@ class Engine:
             self.pool.end(sequence.seq)
         if not draft_round.is_empty:
             apply_drafts(draft_round, self.pool.advance(draft_round.outcomes, draft_round.budgets), self.scheduler)
-        return [(p.sequence.seq, p.event) for p in commits if p.event is not None]
+        return [(commit.sequence.seq, commit.event) for commit in commits if commit.event is not None]
 
     def run(self, requests: Items[Request], batch_size: int) -> Iterator[tuple[int, Completion]]:
         """Complete requests, ``batch_size`` at a time; yields (index, completion) as they finish."""
@@ -111,4 +111,5 @@ class Engine:
 
     def complete(self, request: Request) -> Completion:
         """Run one request to its end."""
-        return next(iter([completion for _, completion in self.run([request], 1)]))
+        ((_, completion),) = self.run([request], 1)
+        return completion

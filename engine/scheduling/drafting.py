@@ -32,17 +32,17 @@ class DraftRound:
 
 
 def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
-    """Sort a step's progress; sequences without a speculator are ready at once."""
+    """Sort a step's commits into a round; sequences without a speculator are ready at once."""
     draft_round = DraftRound()
-    for p in commits:
-        sequence = p.sequence
+    for commit in commits:
+        sequence = commit.sequence
         if sequence.state is State.FINISHED:
             draft_round.finished.append(sequence)
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
         else:
-            if p.outcome is not None:
-                draft_round.outcomes.append((sequence.seq, p.outcome))
+            if commit.outcome is not None:
+                draft_round.outcomes.append((sequence.seq, commit.outcome))
             if sequence.state is State.DRAFTING:
                 draft_round.budgets[sequence.seq] = sequence.budget
                 draft_round.drafting.append(sequence)

@@ -91,11 +91,11 @@ class Driver:
 
     def _check_told(self, commits: Items[Commit]) -> None:
         """Outcomes of chunks tell of every position of a prompt once, in order."""
-        for p in commits:
-            if p.outcome is not None and p.outcome.prompt_top_ids is not None:
-                told = self.told.setdefault(p.sequence.seq, [])
-                assert p.outcome.prompt_start == sum(map(len, told))
-                told.append(p.outcome.prompt_top_ids)
+        for commit in commits:
+            if commit.outcome is not None and commit.outcome.prompt_top_ids is not None:
+                told = self.told.setdefault(commit.sequence.seq, [])
+                assert commit.outcome.prompt_start == sum(map(len, told))
+                told.append(commit.outcome.prompt_top_ids)
 
     def rows_of(self, index: int) -> IntArray:
         """What a request's speculator was told of its prompt."""
