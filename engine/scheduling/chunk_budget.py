@@ -1,14 +1,15 @@
 """How many rows of prompt a step may take without decoding coming to a halt. Knows step times, no sequences.
 
 The promise: a step with a chunk takes at most ``max_stall`` seconds longer, through all stages, than it would without,
-as far as the measured times foretell. So one chunk delays no token by more than that: in a pipeline those of its own
-step on every stage, those of the steps behind it while they wait for it, and none twice. When *every* step in flight
-carries a chunk, the whole round is longer by ``max_stall``, and the first of them may make tokens late by twice as
-much, once. One block is always read, however slow: a prompt must come to an end.
+as far as the measured times foretell. So one chunk delays no token by more than ``max_stall``. In a pipeline it delays
+the tokens of its own step on every stage, and the tokens of later steps while they wait for that step; no token is
+delayed twice. When *every* step in flight carries a chunk, the whole round is longer by ``max_stall``, and the first of
+these steps may make tokens late by twice as much, once. A step always takes one block of prompt, however slow, so that
+every prompt comes to an end.
 
-All that rests on a rule of the batch builder: while other sequences decode, one prompt has one chunk in flight. Chunks
-of a prompt that has the pipeline for itself are whole and follow each other through it. A sequence whose last chunk was
-sent counts as decoding: so whole chunks all come before its first token, and none between two tokens.
+The promise rests on a rule of the batch builder: while other sequences decode, a prompt has one chunk in flight. A
+prompt that has the pipeline for itself sends chunks of full size, one after the other. A sequence whose last chunk was
+sent counts as decoding, so all of its full-size chunks come before its first token, and none between two tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class ChunkBudget:
     Args:
         largest: rows of prompt in any step.
         smallest: rows that a step may always have.
-        max_stall: seconds.
+        max_stall: seconds that prompt rows may add to a step while any sequence decodes.
         costs: step times through the whole pipeline; without times of prompt rows every step may have ``largest``.
     """
 
@@ -40,7 +41,7 @@ class ChunkBudget:
         Args:
             is_decoding: whether any sequence waits for its next token, or soon will.
             n_rows: rows of trees in the step.
-            context: tokens of the prompt before the chunk; attention to them takes time, too.
+            context: tokens of the prompt before the chunk, which attention reads too.
         """
         if not is_decoding or self._costs is None:
             return self._largest

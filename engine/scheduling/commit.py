@@ -1,4 +1,4 @@
-"""What a target's answer does to a sequence, and what the world and the speculator learn of it."""
+"""What a target's answer does to a sequence, and what its client and its speculator learn of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Commit:
 
     sequence: Sequence
     event: StepEvent | None  # None: nothing was emitted (a prompt chunk that is not the last)
-    outcome: Outcome | None  # for its speculator; None when there is no news for it
+    outcome: Outcome | None  # for its speculator; None when the speculator has nothing to learn
 
 
 def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Commit:

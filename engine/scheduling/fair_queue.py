@@ -1,12 +1,12 @@
-"""The order in which waiting sequences get their turn. Knows tenants and priorities, nothing of memory or steps.
+"""The order in which waiting sequences are admitted. Knows tenants and priorities, nothing of memory or steps.
 
-Within a priority tenants share what is served by *start-time fair queueing*: on a clock that counts tokens of work, a
+Within a priority, tenants share the target by *start-time fair queueing*: on a clock that counts tokens of work, a
 tenant's next sequence starts where its last one ended, but not before the present; the earliest start goes first.
-However many sequences one tenant queues, another one's waits for about one of them.
+However many sequences one tenant queues, a sequence of another tenant waits for about one of them.
 
-The work of a sequence is the tokens still to be read and the most it may still write. Prompts alone would let short
-questions with endless answers pass for light; how long an answer will be is unknown, and a request that asks for
-less is served sooner.
+The work of a sequence is the tokens still to be read plus the most it may still write. Counting prompts alone would
+take a short question with an endless answer for light work. The length of an answer is unknown in advance, so a request
+that asks for fewer tokens is served sooner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.scheduling.sequence import Sequence
 
 
 def work_of(sequence: Sequence) -> int:
-    """Tokens a waiting sequence has to have read and may have written."""
+    """Tokens that a waiting sequence still has to read, plus the most it may still write."""
     return sequence.n_prefill + sequence.max_new
 
 
@@ -27,10 +27,10 @@ def work_of(sequence: Sequence) -> int:
 class _Level:
     """The sequences of one priority."""
 
-    front: list[Sequence] = field(default_factory=list)  # interrupted ones keep their place, by arrival
-    tenants: dict[str, deque[Sequence]] = field(default_factory=dict)  # no empty ones
-    starts: dict[str, int] = field(default_factory=dict)  # where the next sequence of a tenant starts
-    clock: int = 0  # start of the sequence that was served last
+    front: list[Sequence] = field(default_factory=list)  # interrupted sequences, by arrival: they keep their place
+    tenants: dict[str, deque[Sequence]] = field(default_factory=dict)  # by arrival; no empty queue
+    starts: dict[str, int] = field(default_factory=dict)  # tenant -> clock at which its next sequence starts
+    clock: int = 0  # tokens: start of the sequence that was served last
 
     def start(self, tenant: str) -> int:
         return max(self.starts.get(tenant, 0), self.clock) if tenant not in self.tenants else self.starts[tenant]
@@ -54,7 +54,7 @@ class QueueSnapshot:
     """The queue of one moment, in order: tells newcomers their places without walking through it."""
 
     sequences: list[Sequence]
-    places: list[tuple[int, int, int]]  # (priority, start, number) of each; interrupted ones start before all
+    places: list[tuple[int, int, int]]  # (priority, start, number) of each; an interrupted sequence has start -1
     starts: dict[int, dict[str, int]]  # priority -> tenant -> where its next sequence would start
     clocks: dict[int, int]  # priority -> start of the sequence that was served last
 
@@ -66,10 +66,10 @@ class QueueSnapshot:
 
 
 class FairQueue:
-    """Waiting sequences: first by priority (lower first), then interrupted ones, then the tenants in turns."""
+    """Waiting sequences: by priority (lower first), then interrupted sequences, then the tenants in turns."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}  # no empty ones
+        self._levels: dict[int, _Level] = {}  # by priority; no empty level
         self._n = 0
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class FairQueue:
         return self._n
 
     def push(self, sequence: Sequence) -> None:
-        """Queue a newcomer behind its tenant's others."""
+        """Queue a newcomer behind the other sequences of its tenant."""
         level = self._levels.setdefault(sequence.request.priority, _Level())
         level.starts[sequence.request.tenant] = level.start(sequence.request.tenant)
         level.tenants.setdefault(sequence.request.tenant, deque()).append(sequence)
@@ -112,8 +112,11 @@ class FairQueue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that will not be served; its tenant is not charged. Raises ValueError when it is not
-        here."""
+        """Take out a sequence that will not be served; its tenant is not charged.
+
+        Raises:
+            ValueError: the sequence is not in the queue.
+        """
         level = self._levels.get(sequence.request.priority, _Level())
         if sequence in level.front:
             level.front.remove(sequence)
@@ -137,7 +140,7 @@ class FairQueue:
         return snapshot
 
     def _tidy(self, priority: int, tenant: str) -> None:
-        """Forget what makes no difference any more: memory is bounded by who waits."""
+        """Forget what no longer makes a difference: memory is bounded by the number of waiting tenants."""
         level = self._levels[priority]
         if not level.tenants.get(tenant, True):
             del level.tenants[tenant]

@@ -32,7 +32,7 @@ class CapturedWork:
 
     work: Work
     span: Span
-    heads: Sequence[tuple[int, int]]  # its needs', (layer, head), of any stage
+    heads: Sequence[tuple[int, int]]  # (layer, head), as its needs list them, on any stage
     table: BlockTable
 
 
@@ -40,7 +40,7 @@ class CapturedWork:
 class CapturedStep:
     """What a stage keeps of a step until verification tells which row of every tree was the last accepted.
 
-    Good until the blocks of its sequences are written to again, that is until their next step.
+    Valid until the blocks of its sequences are written to again, that is until their next step.
     """
 
     step: PackedStep

@@ -26,7 +26,7 @@ class Activations:
 
 
 class StageLike(Protocol):
-    """One layer range at work; one thread calls it."""
+    """A range of layers and their part of the KV cache; one thread calls it."""
 
     @property
     def n_sequences(self) -> int:
@@ -38,24 +38,27 @@ class StageLike(Protocol):
     def admit(self, step: Step) -> None:
         """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
 
-        All a step without work asks for, and all that must become of one that fails.
+        A step without work asks for no more, and a step that fails must still be admitted.
         """
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         """Begin this stage's part of a step; ``incoming`` is None on the first stage. Admits the step first.
 
-        A device may still be at it: the activations have their shapes, and their values after ``wait``.
+        The device may still be computing when this returns: the activations have their shapes at once, their values
+        after ``wait``.
         """
 
     def wait(self) -> None:
-        """Until what ``forward`` began is done."""
+        """Block until the device has done what ``forward`` began."""
 
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage, after ``forward``: answers in the order of the step's work. Needs no ``wait`` before it."""
 
     def captured(self) -> CapturedStep | None:
-        """What attention rows of the step will be made from, for a stage that is not the last; None: no row is
-        wanted of it."""
+        """What attention rows of the step are made from, for a stage that hears the results only later.
+
+        Returns None when no sequence of the step needs a row of this stage.
+        """
 
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
         """Attention rows of this stage's heads, after ``verify``."""

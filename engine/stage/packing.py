@@ -53,8 +53,10 @@ def compaction(works: Sequence[Work], tables: dict[int, BlockTable]) -> tuple[li
 def copies(
     starts: Sequence[SequenceStart], tables: dict[int, BlockTable], block_size: int
 ) -> tuple[list[int], list[int]]:
-    """Arena rows to copy (from, to) so that new sequences begin with what others have read; all at once, because blocks
-    that one takes over may be the source of another."""
+    """Arena rows to copy (from, to) so that new sequences begin with a prefix that is in the cache.
+
+    All rows are copied at once: a block that one sequence takes over may be the source of another.
+    """
     source: list[int] = []
     target: list[int] = []
     for start in starts:

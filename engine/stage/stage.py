@@ -1,7 +1,7 @@
 """A pipeline stage: a shard of layers, its part of the KV cache, and on the last stage the verification.
 
-A stage obeys: block numbers, trees and accepted paths come with the step. It knows sequences by number only and
-frees them when told. One thread runs it.
+A stage decides nothing: block numbers, trees and accepted paths come with the step. It knows sequences by number only,
+and frees them when a step says so. One thread runs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.sampling.processors import History
 from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
 from engine.stage.base import Activations
 from engine.stage.logit_readback import LogitRows, logit_rows, node_top, prompt_top
-from engine.stage.packing import Packed, compaction, copies, pack, row_tokens
+from engine.stage.packing import Packed, Span, compaction, copies, pack, row_tokens
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
 from engine.verify.batch import Walk, WalkItem, verify
@@ -29,7 +29,7 @@ class _Sequence:
     """What a stage remembers of a sequence."""
 
     start: SequenceStart
-    text: list[int]  # what was copied and chunks so far, only until a history is made of them
+    text: list[int]  # copied tokens and chunks so far, kept only until ``history`` is made of them
     history: History | None = None  # last stage only, and only if penalties or a minimum length need it
 
 
@@ -42,7 +42,7 @@ class _Running:
 
 
 class Stage:
-    """One layer range at work.
+    """A range of layers and their part of the KV cache. Implements ``engine.stage.base.StageLike``.
 
     Args:
         shard: the layers.
@@ -101,7 +101,7 @@ class Stage:
         return Activations(hidden, tapped if tapped is not None else incoming.tapped)
 
     def wait(self) -> None:
-        """Until a GPU has done what ``forward`` gave it: times are true then, and one that hangs or fails shows."""
+        """Block until a GPU has done what ``forward`` began: times are true then, and a hang or failure shows here."""
         if self._shard.device.type == "cuda":
             torch.cuda.current_stream(self._shard.device).synchronize()
 
@@ -118,14 +118,19 @@ class Stage:
         walks = iter(verify(logits, items))
         return [
             self._result(
-                work, rows, logits[first : first + len(rows.rows)], next(walks) if work.draw else None, i, activations
+                work,
+                span,
+                rows,
+                logits[first : first + len(rows.rows)],
+                next(walks) if work.draw else None,
+                activations,
             )
-            for i, (work, rows, first) in enumerate(zip(works, needed, firsts, strict=True))
+            for work, span, rows, first in zip(works, packed.spans, needed, firsts, strict=True)
         ]
 
     @torch.inference_mode()
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
-        """Attention rows of the wanted heads on this stage, once verification told the last accepted row.
+        """Attention rows of the wanted heads on this stage, fp32 ``[n_positions]`` each, once the results are known.
 
         Keyed by (sequence, place in its needs' heads); empty for sequences that need none.
         """
@@ -133,8 +138,10 @@ class Stage:
         return {} if captured is None else captured.rows(results)
 
     def captured(self) -> CapturedStep | None:
-        """What the attention rows of the step will be made from, for a stage that hears the results only later; None
-        when no row of this stage is wanted."""
+        """What attention rows of the step are made from, for a stage that hears the results only later.
+
+        Returns None when no sequence of the step needs a row of this stage.
+        """
         packed, works = self._running.packed, self._running.works
         if packed is None or not packed.step.captured:
             return None
@@ -147,8 +154,8 @@ class Stage:
     def admit(self, step: Step) -> None:
         """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
 
-        All a step without work asks for, and all that must become of one that fails: later chunks of its sequences may
-        be on their way, in one step with others that must not suffer.
+        A step without work asks for no more. A step that fails must still be admitted: later chunks of its sequences
+        may be on their way, in one step with other sequences, which must not suffer.
         """
         if step is self._admitted:
             return
@@ -164,7 +171,7 @@ class Stage:
                 self._tables[work.seq].extend(work.new_blocks)
 
     def _logits(self, hidden: Tensor, packed: Packed, needed: Sequence[LogitRows]) -> tuple[Tensor, list[int]]:
-        """Logits of all needed rows, and where each work's begin."""
+        """Logits ``[n_needed, vocab]`` of all needed rows, and the row at which each work's begin, ``[n_works]``."""
         picked: list[int] = []
         firsts: list[int] = []
         for span, rows in zip(packed.spans, needed, strict=True):
@@ -175,7 +182,7 @@ class Stage:
         return self._shard.logits(hidden), firsts
 
     def _remember(self, work: Work) -> None:
-        """Keep what penalties and a minimum length have to know; the walk itself adds what it commits."""
+        """Keep the text that penalties and a minimum length look at; the walk itself adds the tokens it commits."""
         sequence = self._sequences[work.seq]
         params = sequence.start.params
         if sequence.history is not None or not (params.has_penalties or params.min_tokens):
@@ -195,14 +202,13 @@ class Stage:
         return WalkItem(tree, first, sequence.start.params, sequence.history, context, work.max_new)
 
     def _result(
-        self, work: Work, rows: LogitRows, logits: Tensor, walk: Walk | None, index: int, activations: Activations
+        self, work: Work, span: Span, rows: LogitRows, logits: Tensor, walk: Walk | None, activations: Activations
     ) -> WorkResult:
-        sequence = self._sequences[work.seq]
-        needs = sequence.start.needs
+        """The answer to one work; ``logits`` ``[len(rows.rows), vocab]`` are its own."""
+        needs = self._sequences[work.seq].start.needs
         accepted = walk.accepted if walk is not None else []
         hidden = None
         if needs.hidden_layer is not None and activations.tapped is not None:
-            span = self._running.packed.spans[index]  # type: ignore[union-attr]
             kept = range(span.n) if work.tree is None else [0, *(node + 1 for node in accepted)]
             states = activations.tapped[0, [span.first + row for row in kept]].float()
             hidden = project(states, needs.hidden_dims).cpu().numpy()
@@ -227,12 +233,13 @@ class Stage:
         return None
 
     def _tap_dims(self, works: Sequence[Work]) -> int:
-        """Dimensions the tapped states travel in: full ones (0) where sequences of one step do not agree."""
+        """Dimensions in which the tapped states travel; 0, all of them, where sequences of one step do not agree."""
         wanted = [self._sequences[work.seq].start.needs for work in works]
         dims = {needs.hidden_dims for needs in wanted if needs.hidden_layer is not None}
         return dims.pop() if len(dims) == 1 else 0
 
     def _local_heads(self, works: Sequence[Work]) -> dict[int, list[int]]:
+        """Heads that any sequence of the step needs a row of, by local layer."""
         wanted: dict[int, set[int]] = {}
         for work in works:
             for layer, head in self._sequences[work.seq].start.needs.heads:
