@@ -101,7 +101,7 @@ def _along(curve: Curve, rows: Rows) -> Seconds:
 
 
 def read_costs(file: Path) -> StepCosts | None:
-    """What ``write_costs`` wrote; None when there is nothing, or nothing that makes sense, or of another form."""
+    """What ``write_costs`` wrote; None when there is no such file, or it holds something else or another format."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:

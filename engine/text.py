@@ -1,7 +1,7 @@
 """From token ids to text while the ids are still arriving: incremental detokenisation and stop strings.
 
-Knows tokenizers and strings; knows nothing of requests, steps or HTTP. Text is handed out only once no later token can
-change it, so the pieces always add up to what decoding all ids at once gives.
+Knows tokenizers and strings; knows nothing of requests, steps or HTTP. Text is returned only once no later token can
+change it, so the pieces always add up to the text that decoding all ids at once gives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+REPLACEMENT = "\ufffd"  # a decoder writes it for bytes that are not (yet) a character
 WINDOW = 16  # tokens decoded again with every push before the window moves on
 
 
@@ -43,9 +43,9 @@ class Detokenizer:
     """Text of one growing token sequence.
 
     Decoders are not concatenative (leading spaces, characters made of several tokens), so every push decodes a short
-    window of recent tokens again and hands out what is new. A window starts where a character ended, and its first
-    token, already handed out, takes whatever a decoder does to the start of a text. The result is
-    ``tokenizer.decode(ids, clean_up_tokenization_spaces=False)``.
+    window of recent tokens again and returns the text that is new. A window starts where a character ended. Its first
+    token was returned before, so whatever a decoder does to the start of a text happens to that token. The pieces add
+    up to ``tokenizer.decode(ids, clean_up_tokenization_spaces=False)``.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool = True) -> None:
@@ -55,7 +55,7 @@ class Detokenizer:
         self._byte_ids = profile.byte_ids
         self._window: list[int] = []
         self._clean = 0  # tokens of the window before the last point where no character was open
-        self._sent = 0  # characters of the window's text already handed out
+        self._sent = 0  # characters of the window's text that were returned already
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Append tokens; returns the text that became certain, possibly empty."""
@@ -75,7 +75,7 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """The sequence is complete: the text held back until now. The object is empty afterwards."""
+        """The sequence is complete: returns the text held back until now, and starts over with an empty sequence."""
         rest = self._decode(self._window)[self._sent :] if self._window else ""
         self._window, self._clean, self._sent = [], 0, 0
         return rest
@@ -112,7 +112,7 @@ class StopMatcher:
     def push(self, text: str, n_tokens: int = 1) -> str:
         """Append text that came with ``n_tokens`` tokens; returns text that is certainly before any stop string.
 
-        Push token by token if ``tokens`` shall be exact. After a match everything is ignored.
+        Push token by token if ``tokens`` is to be exact. After a match everything is ignored.
         """
         if self.matched is not None:
             return ""
@@ -129,7 +129,7 @@ class StopMatcher:
         return buffer[:cut]
 
     def flush(self) -> str:
-        """The text is complete: what was held back, empty after a match."""
+        """The text is complete: returns the text that was held back, empty after a match."""
         rest, self._held = self._held, ""
         return rest
 
@@ -144,7 +144,7 @@ class StopMatcher:
         return None if best is None else best[1]
 
     def _hold_from(self, buffer: str) -> int:
-        """Where the longest end of ``buffer`` begins that a stop string could begin with."""
+        """Where the longest suffix of ``buffer`` that is a prefix of a stop string begins."""
         hold = len(buffer)
         for stop in self._stops:
             start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))

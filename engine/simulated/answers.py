@@ -1,7 +1,8 @@
 """What a simulated target writes: recorded answers, and for any other prompt a text made up from its hash.
 
-Both are functions of the prompt (a made-up one, if the request samples, also of seed and choice), never of how the text
-was drafted, batched or interrupted; position decides, so a sequence that is prefilled again goes on where it was.
+An answer is a function of the prompt (a made-up one also of seed and choice, if the request samples), never of how the
+text was drafted, batched or interrupted. Position decides which token comes, so a sequence that is prefilled
+again goes on where it was.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.sampling.params import SamplingParams
 
-FRESH, COPIED = (4, 12), (8, 24)  # tokens of a made-up text's spans, fewest and most
-COPIES = 0.5  # share of spans that repeat an earlier one, prompt included: what text methods live on
+FRESH, COPIED = (4, 12), (8, 24)  # fewest and most tokens of a span of made-up text
+COPIES = 0.5  # share of spans that repeat earlier text, prompt included: what drafting from text can find
 
 Recording = tuple[list[int], list[int]]  # prompt, answer
 
 
 def pack_recordings(recordings: Iterable[Recording]) -> bytes:
-    """Recordings as they travel to the stages."""
+    """Recordings as they travel to the stages: msgpack of (prompt, answer) pairs of token ids."""
     return msgspec.msgpack.encode([(list(prompt), list(answer)) for prompt, answer in recordings])
 
 
@@ -54,14 +55,14 @@ class Answers:
         return len(self._recorded)
 
     def to(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
-        """What is written behind a prompt."""
+        """The answer to a prompt; ``params`` give seed, choice and the stop ids, which made-up text avoids."""
         avoid = self._avoid | set(params.stop_ids)
         made_up = _MadeUp(prompt, params, self._vocab_size, avoid)
         return Answer(self._recorded.get(tuple(prompt), []), made_up)
 
 
 class Answer:
-    """The text behind one prompt, as long as it is read on: the recorded part, then made-up text."""
+    """The text behind one prompt: the recorded answer, then made-up text without end."""
 
     def __init__(self, recorded: Sequence[int], made_up: _MadeUp) -> None:
         self._recorded = recorded

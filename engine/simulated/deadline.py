@@ -1,7 +1,7 @@
-"""Sleeping until a moment, to a few dozen microseconds: what the timer adds is learnt and left out.
+"""Sleeping until a moment, to a few dozen microseconds: the timer's delay is measured and subtracted.
 
 An event loop's or a kernel's timer wakes a thread 60 to 200 microseconds late; over the stages of a pipeline that would
-look like a cost of scheduling. So a sleep ends early by the usual delay, and the rest is waited for actively.
+look like a cost of scheduling. So a sleep ends early by the usual delay, and a busy loop waits for the rest.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-FIRST_DELAY_S = 1e-4  # before any was seen
-LONGEST_DELAY_S = 5e-4  # a longer one was a busy machine, not the timer
-SMOOTHING = 0.1  # of the newest delay
+FIRST_DELAY_S = 1e-4  # the timer's delay before any was measured
+LONGEST_DELAY_S = 5e-4  # a longer delay comes from a busy machine, not from the timer
+SMOOTHING = 0.1  # weight of the newest delay in the average
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Lateness:
 
 
 class DeadlineSleep:
-    """For one thread."""
+    """Sleeps of one thread, and how late they ended."""
 
     def __init__(self) -> None:
         self.lateness = Lateness()

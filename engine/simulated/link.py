@@ -1,7 +1,7 @@
 """The wire between two simulated stages: hidden states of a model's size take their time, though none travel.
 
-What travels is the moment at which they would be there. Both ends read the same clock, so stages that are to simulate
-links live on one machine.
+The moment at which they would arrive travels instead. Both ends read the same clock, so stages with simulated links
+must run on one machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from engine.simulated.profile import PipelineProfile
 from engine.stage.base import Activations
 
-LONGEST_S = 60.0  # a moment further away is another machine's clock
+LONGEST_S = 60.0  # seconds; a moment further away is another machine's clock
 
 
 class Link:
@@ -22,14 +22,14 @@ class Link:
         self._free_at = 0.0  # when the wire behind this stage has sent what it was given
 
     def arrival(self, incoming: Activations | None, now: float) -> float:
-        """When the hidden states are there; the past if that was long since, or they came from no stage."""
+        """``time.perf_counter`` when the hidden states arrive; ``now`` if they have, or on the first stage."""
         if incoming is None:
             return now
         moment = float(incoming.hidden.reshape(-1).contiguous().view(torch.float64)[0])
         return moment if now < moment < now + LONGEST_S else now
 
     def departure(self, ended: float, n_rows: int) -> Activations:
-        """What the next stage is told, by a stage that has finished ``n_rows`` rows at ``ended``.
+        """What a stage sends that finished ``n_rows`` rows at ``ended``: the moment of arrival as fp32 ``[1, 1, 2]``.
 
         The wire is busy with one step after the other; its latency does not delay the next send.
         """

@@ -1,4 +1,4 @@
-"""How long a simulated stage takes for a step, and the profiles that come with the package. Numbers only, no clock."""
+"""Seconds that a simulated stage takes for a step, and the profiles that come with the package. No clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PipelineProfile:
     """
 
     base_s: float  # seconds of a stage for the smallest step
-    stages: int = 1  # of a pipeline, unless the deployment is told otherwise
+    stages: int = 1  # of the pipeline, where the configuration names no number
     flat_sequences: int = 1
     flat_rows: int = 1 << 20  # roots and nodes
     node_s: float = 0.0  # seconds per drafted node and stage, from the first on
@@ -45,7 +45,7 @@ class PipelineProfile:
                     raise ConfigError(f"profile: {name} is {value}; it must be at least {least} and finite")
 
     def stage_seconds(self, sequences: int, nodes: int, prompt_rows: int = 0, is_last: bool = False) -> float:
-        """Seconds one stage takes for a step of ``sequences`` trees with ``nodes`` nodes together, and prompt rows."""
+        """Seconds one stage takes for ``sequences`` trees with ``nodes`` nodes in all, and for rows of prompt."""
         load = max(1.0, sequences / self.flat_sequences, (sequences + nodes) / self.flat_rows)
         seconds = self.base_s * load + self.node_s * nodes + self.prompt_row_s * prompt_rows
         return seconds + (self.verify_s if is_last else 0.0)
@@ -55,7 +55,7 @@ class PipelineProfile:
         return rows * self.row_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0
 
     def work_seconds(self, works: Sequence[Work], is_last: bool) -> float:
-        """``stage_seconds`` of a step's work."""
+        """``stage_seconds`` of a step's work; ``is_last``: on the last stage."""
         trees = [work.tree for work in works if work.tree is not None]
         prompt_rows = sum(len(work.tokens) for work in works if work.tree is None)
         return self.stage_seconds(len(trees), sum(map(len, trees)), prompt_rows, is_last)

@@ -41,8 +41,8 @@ class SimulatedStage:
     It reads nothing back but tokens: methods that need more are refused at admission, and get nothing here.
 
     Args:
-        profile: how long what takes.
-        answers: what the last stage writes; None on the others.
+        profile: seconds of steps and links.
+        answers: the texts that the last stage writes; None on every other stage.
         n_blocks: KV blocks.
         block_size: tokens per block.
     """
@@ -67,7 +67,7 @@ class SimulatedStage:
 
     @property
     def lateness(self) -> Lateness:
-        """How exact the sleeps were."""
+        """How late the sleeps ended."""
         return self._sleep.lateness
 
     def reset(self) -> None:
@@ -90,9 +90,9 @@ class SimulatedStage:
                 self._sequences[work.seq].table.extend(work.new_blocks)
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Begin the step's time, now or when the link would have delivered it; what is returned is tiny.
+        """Begin the step's time, now or when the link would have delivered its input; returns the moment of arrival.
 
-        All there is to do is done at once, within the step's time, as a processor does its part beside a GPU.
+        The bookkeeping is done at once, within the step's time, as a CPU does its part beside a GPU.
         """
         began = self._link.arrival(incoming, time.perf_counter())
         self.admit(step)
@@ -111,20 +111,20 @@ class SimulatedStage:
         self._sleep.until(self._due)
 
     def verify(self, activations: Activations) -> list[WorkResult]:
-        """Last stage, after ``forward``: what became of every tree, walked along its answer."""
+        """Last stage, after ``forward``: waits, then returns every tree's walk along its answer."""
         self.wait()
         return self._results
 
     def captured(self) -> CapturedStep | None:
-        """Nothing: there is no attention here."""
+        """None: a simulated stage has no attention."""
         return None
 
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
-        """None: there is no attention here."""
+        """Empty: a simulated stage has no attention."""
         return {}
 
     def _store(self, step: Step) -> None:
-        """What a real stage does with keys and values, with tokens."""
+        """Copy, compact and write tokens as a real stage does keys and values."""
         works = step.work
         tables = {work.seq: self._sequences[work.seq].table for work in works}
         for source, target in (copies(step.starts, tables, self._block_size), compaction(works, tables)):

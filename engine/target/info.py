@@ -1,4 +1,4 @@
-"""What a target is to those who give it work, wherever it computes."""
+"""What a target shows to its scheduler, in this process or behind channels."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class TargetInfo:
     """What a scheduler needs to know of a target."""
 
     spec: ModelSpec
-    n_blocks: int
-    block_size: int
+    n_blocks: int  # KV blocks, the same number on every stage
+    block_size: int  # tokens per block
     max_model_len: int  # tokens, prompt + output
 
 
 class Target(Protocol):
-    """Scores steps, in order."""
+    """Scores steps in the order in which it is given them."""
 
     info: TargetInfo
 
     def step(self, step: Step) -> StepResult:
-        """Run one micro-batch through all stages."""
+        """Run one micro-batch through all stages; the results are in the order of its work."""
 
 
 def positions(info: TargetInfo) -> int:

@@ -35,15 +35,15 @@ from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.tree import ROOT, TokenTree
 
-CONTEXT = 256  # tokens before every tree, and of the prompt chunk
+CONTEXT = 256  # tokens of the prompt chunk, and before every tree
 MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
-REPEATS = 7  # of each, after one that finds memory and threads unprepared
+REPEATS = 7  # of each kind of step, after a first one that finds memory and threads unprepared
 BLOCK = 64  # tokens
 VERSION = 1  # of the file
 
 
 class _TimedShard(ModelShard):
-    """A shard that knows how long it took."""
+    """A shard that measures its last embedding and its last run, in seconds."""
 
     embed_seconds = 0.0
     run_seconds = 0.0
@@ -68,7 +68,7 @@ class _TimedShard(ModelShard):
 def layer_costs(
     config: Any, spec: ModelSpec, dtype: torch.dtype, device: torch.device, quantization: str | None, folder: str = ""
 ) -> ModelParts:
-    """Seconds per step of every part, as measured now or before.
+    """Seconds per step of every part, measured now or taken from an earlier measurement.
 
     Args:
         config: the checkpoint's Hugging Face config.
@@ -116,7 +116,7 @@ def _timed(stage: Stage, shard: _TimedShard, step: Step) -> tuple[float, float, 
 
 
 def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
-    """Per kind of step its share and its repetitions; the chunk comes first and leaves the context to the others."""
+    """Per kind of step its share and its repetitions; the chunk comes first and is the context of the trees."""
     prompt = [place % spec.vocab_size for place in range(context)]
     start = SequenceStart(0, SamplingParams(max_tokens=1 << 30), context, Needs())
     for nodes, share in MIX:
@@ -156,7 +156,7 @@ def _now(device: torch.device) -> float:
 
 
 def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> str:
-    """Another config, dtype, device or number of threads has another file."""
+    """A name that differs with config, dtype, quantization, device and number of threads."""
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     else:
@@ -167,7 +167,7 @@ def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantizati
 
 
 def _read(file: Path) -> dict[str, tuple[float, float, float]] | None:
-    """What ``layer_costs`` kept; None when there is nothing, or nothing that makes sense."""
+    """What ``layer_costs`` kept; None when there is no such file, or it holds something else."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {str(kind): (float(one[0]), float(one[1]), float(one[2])) for kind, one in found.items()} or None

@@ -108,7 +108,7 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
 def memory_of_stages(
     options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence[LayerRange]
 ) -> list[StageMemory]:
-    """What every stage will hold, weights and KV cache: for a log."""
+    """Weights and KV cache of every stage, for a log; empty for a simulated target."""
     if options.simulation is not None:
         return []
     dtype = resolve_dtype(options.dtype, info.spec, options.device)
@@ -117,13 +117,13 @@ def memory_of_stages(
 
 
 def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
-    """Bytes of KV cache that a layer has; the stage with most layers has most of it."""
+    """Bytes of KV cache that each layer takes."""
     spec = info.spec
     return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
 
 
 def load_layers(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> ModelShard:
-    """A stage's part of a checkpoint, as the options want it.
+    """A stage's layers of a checkpoint, in the dtype, on the device and with the quantization of the options.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -140,7 +140,7 @@ def load_layers(options: TargetOptions, path: Path, layers: LayerRange, info: Ta
 
 
 def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> StageLike:
-    """One stage of a pipeline, ready to work.
+    """One stage of a pipeline, real or simulated, ready for its first step.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.

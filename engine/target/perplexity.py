@@ -1,8 +1,8 @@
-"""How likely a model finds whole texts: one perplexity per text. Knows models, no drafts, no cache, no corpus.
+"""The perplexity of whole texts under a model, one per text. Knows models, no drafts, no cache, no corpus.
 
 Texts of a batch are padded to the longest and run through the layers of the engine's own shards, with plain causal
-attention instead of the engine's tree attention: nothing is cached, because nothing comes behind a text. Padding stands
-behind a text, where causal attention never looks.
+attention instead of the engine's tree attention: no text is continued, so nothing is cached. Padding stands behind a
+text, where causal attention never looks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Perplexity:
     """Scores texts under a model: ``exp(-(1/t) sum_i log p(u_i | start, u_<i))``.
 
     Args:
-        shards: all layers in order, each on its device; from now on they are good for this only.
+        shards: all layers in order, each on its device; their attention is replaced, so they can score texts only.
         start: token before every text that does not begin with it, so that its first token has a context too; None:
             there is none, and a text's first token is context only.
     """
@@ -152,6 +152,6 @@ class Perplexity:
 
 
 def _uncached(shard: ModelShard) -> PackedStep:
-    """What a shard wants to know of the cache: that there is none."""
+    """A step of a shard without a KV cache."""
     arena = KVArena(0, 0, 1, shard.spec.n_kv_heads, shard.spec.head_dim, shard.dtype, shard.device)
     return PackedStep(arena, [], None, None)

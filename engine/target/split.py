@@ -1,7 +1,7 @@
-"""From what the user asks for to the layers of every stage: auto, even, measured, or counts.
+"""From the configured split to the layers of every stage: auto, even, measured, or counts.
 
 ``auto`` weighs every part by its parameters: a step multiplies by each of them once and does little else, so a large
-vocabulary head counts as the layers that it costs. ``measured`` takes seconds instead.
+vocabulary head counts as much as layers with as many parameters. ``measured`` takes seconds instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def choose_ranges(
 
 
 def _work(config: Any, spec: ModelSpec) -> ModelParts:
-    """Work of a step in parameters: a lookup in the embedding is none, a tied head is as much as any other."""
+    """Work of a step in parameters: a lookup in the embedding costs none, a tied head as much as an untied one."""
     sizes = parameters(config, spec)
     return ModelParts(sizes.layers, 0, sizes.head)
 

@@ -1,4 +1,4 @@
-"""What a user may ask of a split, and whether it makes sense before any model is read."""
+"""What a configuration may say of the split into stages, and checks that need no weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layer_counts(split: str) -> tuple[int, ...]:
     """``"22,20"`` -> (22, 20).
 
     Raises:
-        ConfigError: it is nothing of the kind.
+        ConfigError: ``split`` is no list of counts of at least 1.
     """
     try:
         counts = tuple(int(part) for part in split.split(","))
@@ -53,10 +53,10 @@ def layer_counts(split: str) -> tuple[int, ...]:
 
 
 def check_memory(memory: tuple[int, ...], n_stages: int) -> tuple[int, ...] | None:
-    """A limit for every stage, bytes; None: there is none.
+    """A limit for every stage, in bytes; None when memory is not limited.
 
     Raises:
-        ConfigError: neither one number nor one per stage, or one that is not above 0.
+        ConfigError: ``memory`` has neither one number nor one per stage, or a number is not above 0.
     """
     if not memory:
         return None

@@ -24,24 +24,24 @@ GRID = {  # batch size -> nodes per sequence
     16: (0, 1, 4, 16),
 }
 PROMPT_ROWS = (1, 64, 256, 512)  # rows of a chunk
-FAR = 2048  # tokens before a chunk that are many
+FAR = 2048  # tokens before a chunk that is measured far from the beginning of its text
 REPEATS = 8
-LONG_ENOUGH = 1.0  # seconds per curve: a slow target's steps are measured once, after one for nothing
+LONG_ENOUGH = 1.0  # seconds per curve: a slow target's steps are measured once, after a first one that does not count
 TOO_LONG = 2.0  # seconds: larger steps than one that takes so long are not measured
 READ_BACK = Needs(node_top_k=16, top_logprobs=True)
 READ_BACK_PROMPT = Needs(prompt_top_k=16, top_logprobs=True)
-FIRST_SEQ = 1 << 40  # numbers no request has
+FIRST_SEQ = 1 << 40  # sequence numbers from here on belong to no request
 
 
 def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step, float, StepCosts]:
-    """Yields the steps to run, wants the seconds each took, returns the costs.
+    """Yields the steps to run, is sent the seconds each took, and returns the costs.
 
     Args:
         info: of the target.
-        needs: what the sequences read back, which takes time too; by default what the sources of ``auto`` want.
+        needs: what the sequences read back, which takes time too; by default what the sources of ``auto`` need.
 
-    Chunks of prompt are measured at the beginning of a text and far from it, where attention has more to look at; what
-    stands before them is of no account, so nothing is written there.
+    Chunks of prompt are measured at the beginning of a text and far from it, where attention reads more keys. Times
+    do not depend on the values of these keys, so nothing is written there.
 
     A generator, so that a target in this process and a pipeline behind channels are measured by the same code. Batches
     that the cache cannot hold are left out. The target forgets all sequences with the last step.
@@ -148,7 +148,7 @@ def _room(info: TargetInfo) -> int:
 
 
 def _contexts(info: TargetInfo) -> list[int]:
-    """Tokens before the chunks: none, and as many as make a difference, if there is room."""
+    """Tokens before the chunks: none, and up to ``FAR`` if the cache has room for them."""
     far = min(FAR, _room(info) - PROMPT_ROWS[-1])
     return [0, far] if far >= PROMPT_ROWS[-1] else [0]
 
