@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = [Question([arguments.prompt])]
 
     import torch  # takes seconds, a wrong flag none
+
     from app.offline.setup import generator
     from app.reporting.progress import bar
 

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = read_questions(arguments.prompts, arguments.limit)
 
     import torch  # takes seconds, a wrong flag none
+
     from app.inputs.cache import model_hash
     from app.inputs.models import model_path
     from app.offline.setup import load_target

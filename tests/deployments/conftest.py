@@ -134,7 +134,7 @@ class Served:
 
     async def settled(self) -> dict[str, int | bool]:
         """The router's state once every stage has heard that nothing is left; fails if that does not happen."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         up = [stages for stages, lane in zip(self.pipelines, self.router.lanes, strict=True) if lane.is_up]
         while time.monotonic() < deadline and (
             any(stages.n_sequences for stages in up) or any(lane.scheduler.sequences for lane in self.router.lanes)
@@ -184,7 +184,8 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
         served = Served(tiny_checkpoint, target, pipelines)
         scheduler = SchedulerOptions(n_micro_batches=n_stages, **limits)
         speculators = draft_client or InlineDraftClient(SpeculatorPool(), target.spec.vocab_size)
-        chosen = replace(options or RouterOptions("tiny"), scheduler=scheduler)
+        any_wait = RouterOptions("tiny", max_wait=None)  # a busy machine must not refuse
+        chosen = replace(options or any_wait, scheduler=scheduler)
         served.router = Router(chosen, target, speculators, [served.target(i) for i in range(n_lanes)], learn)
         served.router.start()
         try:

@@ -83,7 +83,7 @@ def test_what_makes_no_sense_is_refused(flags: dict[str, Any], said: str) -> Non
 def test_a_field_that_does_not_fit_the_profile_is_refused_in_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "one-stage.json"
     file.write_text('{"base_s": 0.02}')
-    with pytest.raises(ConfigError, match="^transport is gloo, but has no effect: stages is 1"):
+    with pytest.raises(ConfigError, match=r"^transport is gloo, but has no effect: stages is 1"):
         _config(simulate=str(file), transport="gloo")
 
 

@@ -36,7 +36,7 @@ def test_haproxy_does_not_splice_and_dies_with_its_parent_even_if_that_is_killed
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while child.name() != "sleep" and time.monotonic() < deadline:
             time.sleep(0.01)
         family = [child, *child.children(recursive=True)]
@@ -47,7 +47,7 @@ def test_haproxy_does_not_splice_and_dies_with_its_parent_even_if_that_is_killed
 
 def test_haproxy_lives_through_a_term_signal_and_the_script_ends_with_it(haproxy: str) -> None:
     with subprocess.Popen([haproxy]) as child:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not (watchers := psutil.Process(child.pid).children()) and time.monotonic() < deadline:
             time.sleep(0.01)
         child.terminate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -81,10 +82,11 @@ async def test_the_wait_that_is_expected_grows_with_the_queue(serving: Any, make
     async with serving(1, [Slow], max_sequences=2, max_waiting=8) as served:
         await acquainted(served, make_job)
         crowd, waits, lane = Crowd(served), [], served.router.lanes[0]
+        rate = copy(lane.service_rate)  # steps beside this test change the lane's own
         for number in range(10):
             newcomer = endless(make_job, 99)
             sequence = Sequence.of(99, newcomer)
-            waits.append(WaitEstimate(lane.scheduler, lane.service_rate).seconds(sequence))
+            waits.append(WaitEstimate(lane.scheduler, rate).seconds(sequence))
             assert await crowd.send(endless(make_job, number)) is None
         assert waits[:2] == [0.0, 0.0]
         assert waits[2:] == sorted(waits[2:])
@@ -132,8 +134,8 @@ async def test_many_refusals_need_one_look_at_the_queue(
             assert await crowd.send(endless(make_job, number)) is None
         limits = SchedulerOptions(max_sequences=1, max_waiting=2)
         admission = Admission([lane], RouterOptions("tiny", scheduler=limits), lambda: now[0])
-        looks, line = [], lane.scheduler.line
-        monkeypatch.setattr(lane.scheduler, "line", lambda: looks.append(now[0]) or line())
+        looks, snapshot = [], lane.scheduler.snapshot_queue
+        monkeypatch.setattr(lane.scheduler, "snapshot_queue", lambda: looks.append(now[0]) or snapshot())
 
         def refuse(n_before: int) -> None:
             for _ in range(100):
