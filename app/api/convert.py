@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jinja2
 import msgspec
 
+from app.access.caller import Caller
 from app.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
 from app.api.service import Settings
 from deployments.submission.messages import ModelCard
@@ -35,15 +36,18 @@ class Converter:
         self._settings = settings
 
     async def requests(
-        self, body: ChatCompletionRequest | CompletionRequest, response_id: str
+        self, body: ChatCompletionRequest | CompletionRequest, response_id: str, caller: Caller
     ) -> tuple[list[Request], int]:
         """A request per choice, prompt by prompt, and their common seed as the response reports it.
 
         Raises:
+            AccessError: the caller may not ask for the namespace or priority.
             RequestError: a prompt is empty, an id is outside the vocabulary, there are too many choices, or the chat
                 template refuses the messages.
             PromptTooLongError: a prompt and its limit of tokens exceed the context.
         """
+        caller.check_priority(body.priority)
+        caller.check_namespace(body.speculative.namespace or "")
         if isinstance(body, ChatCompletionRequest):
             prompts = [await self.encode_chat(body.messages)]
         else:
@@ -57,7 +61,8 @@ class Converter:
         for prompt in prompts:
             params = self._params(body, self._token_limit(body, len(prompt)), seed)
             for choice in range(body.n):
-                requests.append(self._request(body, prompt, params, choice, f"{response_id}-{len(requests)}"))
+                request_id = f"{response_id}-{len(requests)}"
+                requests.append(self._request(body, prompt, params, choice, request_id, caller))
         return requests, seed
 
     async def encode_chat(
@@ -100,7 +105,13 @@ class Converter:
             raise RequestError(f"{param} holds the token id {wrong}; ids must be 0 to {size - 1}", param)
 
     def _request(
-        self, body: GenerationRequest, prompt: list[int], params: SamplingParams, choice: int, request_id: str
+        self,
+        body: GenerationRequest,
+        prompt: list[int],
+        params: SamplingParams,
+        choice: int,
+        request_id: str,
+        caller: Caller,
     ) -> Request:
         options = body.speculative
         namespace = options.namespace or ""
@@ -111,7 +122,7 @@ class Converter:
             max_nodes=options.max_nodes if options.enabled else None,
             priority=body.priority,
             namespace=namespace,
-            tenant=body.user or namespace,
+            tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
             id=request_id,
         )
 

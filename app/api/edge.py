@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from app.access.caller import IN_CLUSTER
 from app.api.errors import answer_for
 from app.api.http import Api, create_app
 from app.api.parsing import validated
@@ -35,6 +36,8 @@ class EdgeOptions:
 class Edge:
     """Hosted by an ingress replica: ``app``, the ASGI application, and two methods for handles.
 
+    Handles reach only code that runs in the cluster: their bodies need no key, and all their fields count.
+
     A body with ``messages`` is a chat completion, one with ``prompt`` a completion; fields and answers are those of
     the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
     """
@@ -46,7 +49,7 @@ class Edge:
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
         try:
-            raw = await self._api.answer(self._parse(body, stream=False))
+            raw = await self._api.answer(self._parse(body, stream=False), IN_CLUSTER)
         except Exception as error:
             return _failed(error)
         answer: dict[str, Any] = msgspec.json.decode(raw)
@@ -55,7 +58,7 @@ class Edge:
     async def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Answer a body with the chunks of the HTTP endpoint's event stream."""
         try:
-            async with aclosing(await self._api.events(self._parse(body, stream=True))) as events:
+            async with aclosing(await self._api.events(self._parse(body, stream=True), IN_CLUSTER)) as events:
                 async for event in events:
                     for line in event.split(b"\n\n"):
                         if line.startswith(PREFIX + b"{"):

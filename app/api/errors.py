@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from app.access.errors import AccessError
 from engine import errors
 
 logger = logging.getLogger("spectra.api")
@@ -63,6 +64,8 @@ def answer_for(error: BaseException) -> ErrorAnswer:
     match error:
         case ApiError():
             return ErrorAnswer(error.status, error.message, error.param, error.code)
+        case AccessError():
+            return ErrorAnswer(error.status, str(error), error.param, error.code, error.headers)
         case errors.UnknownMethodError():
             return ErrorAnswer(400, str(error), CLIENT_NAMES["method"], "unknown_method")
         case errors.PromptTooLongError():

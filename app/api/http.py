@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.access.caller import Caller, caller_of
 from app.api.convert import Converter
 from app.api.errors import ErrorAnswer, answer_for, model_not_found
 from app.api.generation import Choice, Generation, Piece
@@ -115,28 +116,29 @@ class Api:
         """GET /version."""
         return _json({"version": self._settings.version})
 
-    async def answer(self, wanted: GenerationBody) -> bytes:
+    async def answer(self, wanted: GenerationBody, caller: Caller) -> bytes:
         """The whole response body, as JSON."""
-        envelope, generation = await self._prepare(wanted)
+        envelope, generation = await self._prepare(wanted, caller)
         return whole_response(envelope, await _collect(generation), self._texts)
 
-    async def events(self, wanted: GenerationBody) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events; the caller must close the generator."""
-        envelope, generation = await self._prepare(wanted)
+    async def events(self, wanted: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events; its reader must close the generator."""
+        envelope, generation = await self._prepare(wanted, caller)
         writer = StreamWriter(envelope, generation.choices, self._texts, wanted.include_usage)
         return _events(generation, writer)
 
     async def _generate(self, request: Request, wanted: GenerationBody) -> Response:
+        caller = caller_of(request.scope)
         if wanted.stream:
-            return EventStream(await self.events(wanted))
-        body = await run_while_connected(request.receive, self.answer(wanted))
+            return EventStream(await self.events(wanted, caller))
+        body = await run_while_connected(request.receive, self.answer(wanted, caller))
         return Response(body, media_type="application/json")
 
-    async def _prepare(self, wanted: GenerationBody) -> tuple[Envelope, Generation]:
+    async def _prepare(self, wanted: GenerationBody, caller: Caller) -> tuple[Envelope, Generation]:
         self._check_model(wanted.model)
         is_chat = isinstance(wanted, ChatCompletionRequest)
         response_id = ("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex
-        requests, seed = await self._converter.requests(wanted, response_id)
+        requests, seed = await self._converter.requests(wanted, response_id, caller)
         envelope = Envelope(
             id=response_id,
             created=int(time.time()),
