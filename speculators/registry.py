@@ -50,7 +50,7 @@ class SpeculatorOptions:
     step_costs: StepCosts | None = None  # of the target, for auto; see engine.step_cost
 
     def warm(self) -> SpeculatorOptions:
-        """The same, where methods that can learn from one request for the next do so, within a namespace."""
+        """The same, where methods that can learn from one request for the next do so, within a scope."""
         return replace(
             self,
             suffix=replace(self.suffix, shared=True),

@@ -1,4 +1,4 @@
-"""State that requests of one namespace pass on to later ones, and never to requests of another namespace."""
+"""State that requests of one scope pass on to later ones, and never to requests of another scope."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-MOST = 64  # namespaces kept; one that was unused while so many others were used begins anew
+MOST = 64  # scopes kept; one that was unused while so many others were used begins anew
 
 
 class TenantState(OrderedDict[str, T]):
-    """Namespace -> what was learnt there; only the most recently used namespaces, so that memory is bounded."""
+    """Scope -> what was learnt there; only the most recently used scopes, so that memory is bounded."""
 
-    def of(self, namespace: str, make: Callable[[], T]) -> T:
-        """The state of the namespace; made anew if there is none."""
-        if namespace not in self:
-            self.keep(namespace, make())
-        self.move_to_end(namespace)
-        return self[namespace]
+    def of(self, scope: str, make: Callable[[], T]) -> T:
+        """The state of the scope; made anew if there is none."""
+        if scope not in self:
+            self.keep(scope, make())
+        self.move_to_end(scope)
+        return self[scope]
 
-    def keep(self, namespace: str, value: T) -> None:
-        """Replace the state of the namespace; beyond ``MOST``, drop the namespace unused for longest."""
-        self[namespace] = value
-        self.move_to_end(namespace)
+    def keep(self, scope: str, value: T) -> None:
+        """Replace the state of the scope; beyond ``MOST``, drop the scope unused for longest."""
+        self[scope] = value
+        self.move_to_end(scope)
         while len(self) > MOST:
             self.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -122,6 +123,7 @@ class Converter:
             max_nodes=options.max_nodes if options.enabled else None,
             priority=body.priority,
             namespace=namespace,
+            scope=scope_of(caller.tenant, namespace, salt=body.cache_salt),
             tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
             id=request_id,
         )
@@ -176,3 +178,12 @@ class Converter:
             raise RequestError(
                 f"{wanted} choices are wanted (prompts times n); it must be at most {self._settings.max_choices}", "n"
             )
+
+
+def scope_of(*names: str, salt: str | None) -> str:
+    """The scope of requests that agree in all names, which hold no "/" but for the first, and in their cache salt.
+
+    The salt is a secret of those who share it: it travels as a digest, so that nothing behind the edge can show it.
+    """
+    digest = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if salt else ""
+    return "/".join((*names, digest))

@@ -21,6 +21,7 @@ from retrieval_store.service.manifest_feed import is_namespace
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
+MAX_SALT_CHARS = 256
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # wider integers have no form on the way to the target
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -61,8 +62,9 @@ class SpeculativeOptions(Strict):
     method: str | None = None  # None: the server's default; "+" joins several methods
     max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
-    # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share what
-    # speculators learn from them, and a client can name any namespace: a gateway that knows the tenant should set it.
+    # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share cached
+    # prefixes and what speculators learn from them, unless their cache salts differ; a client can name any namespace:
+    # a gateway that knows the tenant should set it.
     namespace: str | None = None
 
     @field_validator("namespace")
@@ -102,6 +104,8 @@ class GenerationRequest(Strict):
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: Int32 = 0  # lower goes first
+    # Requests share cached prefixes and what speculators learn only with requests of the same salt, as in vLLM.
+    cache_salt: str | None = None
     verification: Literal["coupled", "rejection"] = "coupled"
     speculative: SpeculativeOptions = SpeculativeOptions()
     return_token_ids: bool = False
@@ -137,6 +141,13 @@ class GenerationRequest(Strict):
     def _seed_range(cls, value: int | None) -> int | None:
         if value is not None and not -(2**63) <= value < 2**64:
             raise refuse("must be a 64-bit integer")
+        return value
+
+    @field_validator("cache_salt")
+    @classmethod
+    def _salt_length(cls, value: str | None) -> str | None:
+        if value is not None and not 0 < len(value) <= MAX_SALT_CHARS:
+            raise refuse(f"must have 1 to {MAX_SALT_CHARS} characters")  # without the value, which is a secret
         return value
 
     @model_validator(mode="after")

@@ -76,7 +76,7 @@ class TimedTarget:
 
 
 class MeteredEngine(Engine):
-    """An engine that times its steps and puts each job into a namespace.
+    """An engine that times its steps and puts each job into a scope.
 
     The sequences in a step share its time evenly, so that ``Times.seconds`` of all sequences sum to the time that the
     engine worked, at any batch size; ``Times.step_seconds`` holds the whole time of each step.
@@ -85,21 +85,19 @@ class MeteredEngine(Engine):
         target: runs the steps.
         pool: speculators.
         options: of the scheduler.
-        namespace: called for every job; speculators share what they learn among the jobs of one namespace.
+        scope: called for every job; speculators share what they learn among the jobs of one scope.
     """
 
-    def __init__(
-        self, target: Target, pool: DraftPool, options: SchedulerOptions, namespace: Callable[[], str]
-    ) -> None:
+    def __init__(self, target: Target, pool: DraftPool, options: SchedulerOptions, scope: Callable[[], str]) -> None:
         self._timed = TimedTarget(target)
         super().__init__(self._timed, pool, options)
-        self._namespace = namespace
+        self._scope = scope
         self._times: dict[int, Times] = {}
         self.finished: deque[Times] = deque()  # in the order of the events that ended sequences
 
     def submit(self, request: Request) -> int:
-        """Queue a request in its namespace; its time includes what the speculator does with the prompt."""
-        request = msgspec.structs.replace(request, namespace=self._namespace())
+        """Queue a request in its scope; its time includes what the speculator does with the prompt."""
+        request = msgspec.structs.replace(request, scope=self._scope())
         began = time.perf_counter()
         seq = super().submit(request)
         self._times[seq] = Times(time.perf_counter() - began)

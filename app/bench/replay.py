@@ -125,7 +125,7 @@ class Plan:
 
 
 class Replay:
-    """Replays a plan; as in ``app.bench.runs``, each turn of a cold setting has a namespace of its own.
+    """Replays a plan; as in ``app.bench.runs``, each turn of a cold setting has a scope of its own.
 
     Args:
         pool: speculators of all settings.
@@ -168,11 +168,11 @@ class Replay:
                     file.append(self._replay(setting, method, turn, shared))
                     done()
 
-    def _replay(self, setting: Setting, method: str, turn: Recorded, namespace: str | None) -> Record:
+    def _replay(self, setting: Setting, method: str, turn: Recorded, scope: str | None) -> Record:
         """Commit one recorded answer while ``method`` drafts."""
         params = SamplingParams(max_tokens=len(turn.answer))
-        space = next(self._fresh) if namespace is None else namespace
-        seq = self._engine.submit(Request(turn.prompt, params, method, self._plan.max_nodes, namespace=space))
+        space = next(self._fresh) if scope is None else scope
+        seq = self._engine.submit(Request(turn.prompt, params, method, self._plan.max_nodes, scope=space))
         self._target.record(seq, turn.answer)
         written: list[int] = []
         while True:

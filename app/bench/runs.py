@@ -57,8 +57,8 @@ class Bench:
     """Measures a plan on one engine.
 
     Methods take turns question by question (unit by unit in batches), each round in another order, so that changes of
-    the machine's speed meet all methods alike. In a cold setting every turn has a namespace of its own, so that
-    speculators know nothing of earlier turns; in a warm setting all turns of a method and repeat share a namespace.
+    the machine's speed meet all methods alike. In a cold setting every turn has a scope of its own, so that
+    speculators know nothing of earlier turns; in a warm setting all turns of a method and repeat share a scope.
 
     Args:
         target: the model.
@@ -78,11 +78,11 @@ class Bench:
         self._pools = pools
         self._tokenizer = tokenizer
         self._fresh = (f"cold {i}" for i in count())
-        self._shared: str | None = None  # the namespace of warm turns
+        self._shared: str | None = None  # the scope of warm turns
         size = max(64, plan.batch_size)
         # All methods run the same prompts: with a prefix cache only the first one would pay for the prefill.
         options = SchedulerOptions(max_sequences=size, max_waiting=size, prefix_cache=False)
-        self._engine = MeteredEngine(target, pools[plan.settings[0].warm], options, self._namespace)
+        self._engine = MeteredEngine(target, pools[plan.settings[0].warm], options, self._scope)
         self._failures = FailureCount()
 
     def check(self) -> None:
@@ -190,7 +190,7 @@ class Bench:
         for answer in generator.answers(questions, plan.batch_size):
             yield answer, self._engine.finished.popleft()
 
-    def _namespace(self) -> str:
+    def _scope(self) -> str:
         return next(self._fresh) if self._shared is None else self._shared
 
 

@@ -51,7 +51,7 @@ class Placement:
 
 
 def _prefix_keys(request: Request) -> Iterator[Hashable]:
-    """Keys of a request's prefixes, the longest first; requests of different namespaces share none."""
+    """Keys of a request's prefixes, the longest first; requests of different scopes share none."""
     for n in PREFIX_TOKENS:
         if len(request.prompt) >= n:
-            yield request.namespace, n, hash(tuple(request.prompt[:n]))
+            yield request.scope, n, hash(tuple(request.prompt[:n]))

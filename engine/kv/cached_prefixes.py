@@ -20,7 +20,7 @@ STRIDE = 256  # tokens compared at once
 class CachedPrefix:
     """Tokens from the beginning of a text, whose rows lie in ``blocks``."""
 
-    namespace: str  # tenant; prefixes of one namespace are never offered to another
+    scope: str  # of requests; prefixes of one scope are never offered to another
     tokens: list[int]
     blocks: list[int]
     top_ids: PromptTopIds  # what was read back behind these tokens, if anything
@@ -62,12 +62,12 @@ class CachedPrefixes:
             return
         self.mask[text.blocks] = True
         self._by_block.update(dict.fromkeys(text.blocks, text))
-        self._by_start.setdefault(self._start(text.namespace, text.tokens), {})[text] = None
+        self._by_start.setdefault(self._start(text.scope, text.tokens), {})[text] = None
         self._all[text] = None
 
-    def sharing_first_block(self, namespace: str, tokens: list[int]) -> list[CachedPrefix]:
-        """The prefixes of a namespace whose first block holds the same tokens as that of ``tokens``."""
-        return [*self._by_start.get(self._start(namespace, tokens), ())]
+    def sharing_first_block(self, scope: str, tokens: list[int]) -> list[CachedPrefix]:
+        """The prefixes of a scope whose first block holds the same tokens as that of ``tokens``."""
+        return [*self._by_start.get(self._start(scope, tokens), ())]
 
     def use(self, text: CachedPrefix) -> None:
         """Mark a prefix as most recently used."""
@@ -92,7 +92,7 @@ class CachedPrefixes:
         self._all.clear()
 
     def _cut(self, text: CachedPrefix, n_blocks: int) -> None:
-        start = self._start(text.namespace, text.tokens)
+        start = self._start(text.scope, text.tokens)
         for block in text.blocks[n_blocks:]:
             self.mask[block] = False
             del self._by_block[block]
@@ -105,8 +105,8 @@ class CachedPrefixes:
             if not same:
                 del self._by_start[start]
 
-    def _start(self, namespace: str, tokens: list[int]) -> tuple[str, tuple[int, ...]]:
-        return namespace, tuple(tokens[: self.block_size])
+    def _start(self, scope: str, tokens: list[int]) -> tuple[str, tuple[int, ...]]:
+        return scope, tuple(tokens[: self.block_size])
 
     def check_integrity(self) -> None:
         """Assert that every block belongs to the one text that it is listed for; for tests and debugging."""
@@ -115,5 +115,5 @@ class CachedPrefixes:
         assert set(blocks) == set(self._by_block) == set(np.flatnonzero(self.mask).tolist())
         for text in self._all:
             assert len(text.blocks) == -(-len(text.tokens) // self.block_size) > 0
-            assert text in self._by_start[self._start(text.namespace, text.tokens)]
+            assert text in self._by_start[self._start(text.scope, text.tokens)]
         assert sum(map(len, self._by_start.values())) == len(self._all)

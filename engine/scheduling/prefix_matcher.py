@@ -55,7 +55,7 @@ class PrefixMatcher:
             return PrefixMatch(0, [], PromptTopIds())
         size = self._blocks.block_size
         best, n_best = None, size - 1
-        known = self._cached.sharing_first_block(sequence.request.namespace, sequence.tokens)
+        known = self._cached.sharing_first_block(sequence.request.scope, sequence.tokens)
         for text in [*known, *(self._text(other) for other in live if self._may_share(sequence, other))]:
             n = _shared(sequence, text, n_best)
             if n > n_best:
@@ -70,7 +70,7 @@ class PrefixMatcher:
         size = self._blocks.block_size
         return (
             other is not sequence
-            and other.request.namespace == sequence.request.namespace
+            and other.request.scope == sequence.request.scope
             and other.n_stable >= size
             and other.tokens[:size] == sequence.tokens[:size]
         )
@@ -78,7 +78,7 @@ class PrefixMatcher:
     def _text(self, sequence: Sequence) -> CachedPrefix:
         n = sequence.n_stable
         blocks = self._blocks.table(sequence.seq)[: self._blocks.blocks_for(n)]
-        return CachedPrefix(sequence.request.namespace, sequence.tokens[:n], blocks, sequence.prompt_top_ids)
+        return CachedPrefix(sequence.request.scope, sequence.tokens[:n], blocks, sequence.prompt_top_ids)
 
 
 def _shared(sequence: Sequence, text: CachedPrefix, n_best: int) -> int:

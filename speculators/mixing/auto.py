@@ -69,7 +69,7 @@ class AutoConfig:
 class _RequestStatistics:
     """Statistics of one request."""
 
-    shared: DepthCalibration  # of its namespace
+    shared: DepthCalibration  # of its scope
     calibration: DepthCalibration = field(default_factory=DepthCalibration)
     pause: int = 0  # steps until the sources are asked again
     next_pause: float = FIRST_PAUSE  # after the next failure
@@ -115,9 +115,7 @@ class Auto:
 
     def begin(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        self._statistics[view.request_id] = _RequestStatistics(
-            self._shared.of(view.request.namespace, DepthCalibration)
-        )
+        self._statistics[view.request_id] = _RequestStatistics(self._shared.of(view.request.scope, DepthCalibration))
         for part in self._parts:
             part.begin(view)
 

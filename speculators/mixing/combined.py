@@ -69,7 +69,7 @@ class Combined:
 
     def begin(self, view: RequestView) -> None:
         """Forwarded to all parts."""
-        self._estimates.begin(view.request_id, view.request.namespace)
+        self._estimates.begin(view.request_id, view.request.scope)
         for part in self._parts:
             part.begin(view)
 

@@ -2,7 +2,7 @@
 
 A node whose parent was accepted has been *tried*: the target wrote its token or not. What sources claimed for their
 tried nodes against what came true gives a factor per source and depth; a source that claims nothing gets its plain
-rate of acceptance there. Both start from what earlier requests of the same namespace have shown.
+rate of acceptance there. Both start from what earlier requests of the same scope have shown.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Estimates:
 
     def __init__(self) -> None:
         self._shared: TenantState[_Counts] = TenantState()
-        self._own: dict[int, tuple[_Counts, _Counts]] = {}  # request id -> its own counts, those of its namespace
+        self._own: dict[int, tuple[_Counts, _Counts]] = {}  # request id -> its own counts, those of its scope
 
-    def begin(self, request_id: int, namespace: str = "") -> None:
+    def begin(self, request_id: int, scope: str = "") -> None:
         """A request that has shown nothing yet."""
-        self._own[request_id] = (_Counts(), self._shared.of(namespace, _Counts))
+        self._own[request_id] = (_Counts(), self._shared.of(scope, _Counts))
 
     def end(self, request_id: int) -> None:
         """Forget a request."""

@@ -48,8 +48,8 @@ class SuffixConfig:
     max_draft: int = 60
     min_probability: float = 0.1  # of a path, as the product of branch frequencies
     max_occurrences: int = 64  # of one suffix that are followed, the most recent ones
-    history: int = 65536  # tokens of earlier outputs kept per namespace; 0: none
-    shared: bool = False  # whether earlier outputs of the namespace are searched too
+    history: int = 65536  # tokens of earlier outputs kept per scope; 0: none
+    shared: bool = False  # whether earlier outputs of the scope are searched too
 
     def __post_init__(self) -> None:
         if self.mode not in ("mixed", "paper"):
@@ -108,8 +108,8 @@ class SuffixDecoding:
         if len(context) == 0 or budget <= 0:
             return []
         texts = [context]
-        if self._config.shared and view.request.namespace in self._earlier:
-            texts.append(self._earlier[view.request.namespace].view)
+        if self._config.shared and view.request.scope in self._earlier:
+            texts.append(self._earlier[view.request.scope].view)
         drafts = [draft for text in texts for draft in self._drafts(text, context, budget)]
         best = max(drafts, key=lambda draft: draft.expected, default=None)
         if best is None or not best.tokens:
@@ -120,14 +120,14 @@ class SuffixDecoding:
         """Nothing to learn: the owner of the view has already appended the tokens."""
 
     def end(self, view: RequestView) -> None:
-        """Keep the output for later requests of the namespace, if they may see it."""
+        """Keep the output for later requests of the scope, if they may see it."""
         output = view.context.view[view.n_prompt :].tolist()
         if not self._config.shared or not self._config.history or not output:
             return
-        kept = self._earlier.get(view.request.namespace)
+        kept = self._earlier.get(view.request.scope)
         tokens = [] if kept is None else kept.view[-self._config.history :].tolist()
         tokens = [*tokens, *output, DOCUMENT_END][-self._config.history :]
-        self._earlier.keep(view.request.namespace, TokenBuffer(tokens))
+        self._earlier.keep(view.request.scope, TokenBuffer(tokens))
 
     def _drafts(self, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
         """Drafts for the lengths of match that some occurrence reaches and no longer one does.

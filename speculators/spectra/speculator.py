@@ -73,7 +73,7 @@ class Spectra:
 
     def begin(self, view: RequestView) -> None:
         """Forwarded to both parts."""
-        self._estimates.begin(view.request_id, view.request.namespace)
+        self._estimates.begin(view.request_id, view.request.scope)
         self._core.begin(view)
         if self._retrieval is not None:
             self._retrieval.begin(view)

@@ -58,7 +58,7 @@ class SuccessorConfig:
     adapt: float = 0.03  # how fast trusts follow what proves right; 0: never
     least: float = 1e-5  # path probability below which no node is drafted
     prompt_window: int = 8192  # last tokens of a long prompt that are learnt from
-    shared: bool = False  # one state for all requests of a namespace, instead of one per request
+    shared: bool = False  # one state for all requests of a scope, instead of one per request
 
     def __post_init__(self) -> None:
         least = {"top_k": 1, "text_width": 1, "target_rows": 4, "text_rows": 4, "recent": 1, "prompt_window": 0}
@@ -218,11 +218,11 @@ class Successors:
         return Sampling(params.temperature, np.uint64(key))
 
     def _model(self, view: RequestView) -> Model:
-        """The request's own model, or its namespace's."""
+        """The request's own model, or its scope's."""
         if not self._config.shared:
             return self._new_model(view.vocab_size, len(view.context) + view.request.params.max_tokens)
         rows = self._config.target_rows
-        return self._shared.of(view.request.namespace, lambda: self._new_model(view.vocab_size, rows))
+        return self._shared.of(view.request.scope, lambda: self._new_model(view.vocab_size, rows))
 
     def _new_model(self, vocab_size: int, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""

@@ -41,7 +41,7 @@ class TokenRecyclingConfig:
     max_nodes: int = 80
     depth: int = 6  # tokens
     use_prompt: bool = True  # fill the matrix from the prompt's logits; the paper does not
-    shared: bool = False  # one matrix per namespace, as in the paper; else one per request
+    shared: bool = False  # one matrix per scope, as in the paper; else one per request
     max_tokens: int = 65536  # rows kept
 
     def __post_init__(self) -> None:
@@ -94,9 +94,9 @@ class TokenRecycling:
         self._shapes: dict[int, list[tuple[int, int]]] = {}  # nodes -> shape
 
     def begin(self, view: RequestView) -> None:
-        """An empty matrix, or the namespace's."""
+        """An empty matrix, or the scope's."""
         shared = self._config.shared
-        self._matrices[view.request_id] = self._shared.of(view.request.namespace, dict) if shared else {}
+        self._matrices[view.request_id] = self._shared.of(view.request.scope, dict) if shared else {}
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """The tree of ranks, where the matrix knows successors."""

@@ -92,7 +92,7 @@ def test_every_method_writes_the_text_of_plain_decoding(family: str, style: str)
 
 @pytest.mark.parametrize("sources", [("suffix",), ("token-recycling",), ("suffix", "token-recycling")])
 def test_what_earlier_requests_taught_changes_no_text(sources: tuple[str, ...]) -> None:
-    """State shared within a namespace, and drafts that know the noise: only the number of steps may change."""
+    """State shared within a scope, and drafts that know the noise: only the number of steps may change."""
     jobs = [job(text, "warm", temperature=0.8, seed=seed) for text in random_prompts(2) for seed in (1, 2)]
     plain = [msgspec.structs.replace(one, method="autoregressive") for one in jobs]
     runner = make_engine(

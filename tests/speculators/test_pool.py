@@ -100,14 +100,14 @@ def test_no_state_survives_its_request(method):
         pool.end(i)
         pool.end(i)  # a second time is harmless
     assert pool.n_live == 0
-    kept_by_namespace = {""}  # how far estimates could be trusted; no text
-    assert set(_states(pool._speculators[method])) <= kept_by_namespace
+    kept_by_scope = {""}  # how far estimates could be trusted; no text
+    assert set(_states(pool._speculators[method])) <= kept_by_scope
 
 
-def test_what_is_shared_is_kept_by_namespace_and_nothing_by_request():
+def test_what_is_shared_is_kept_by_scope_and_nothing_by_request():
     pool = SpeculatorPool(SpeculatorOptions().warm())
-    for i, namespace in enumerate(["a", "b", "a"]):
-        request = Request([1, 2, 3, 1, 2], SamplingParams(), "token-recycling+suffix+spectra-core", namespace=namespace)
+    for i, scope in enumerate(["a", "b", "a"]):
+        request = Request([1, 2, 3, 1, 2], SamplingParams(), "token-recycling+suffix+spectra-core", scope=scope)
         pool.begin(i, request, 48)
     pool.advance([(i, FIRST) for i in range(3)], dict.fromkeys(range(3), 64))
     for i in range(3):
@@ -118,7 +118,7 @@ def test_what_is_shared_is_kept_by_namespace_and_nothing_by_request():
 
 
 def _states(speculator):
-    """The keys of everything below a speculator, wrappers included: request ids and namespaces."""
+    """The keys of everything below a speculator, wrappers included: request ids and scopes."""
     for value in vars(speculator).values():
         if isinstance(value, dict | set):
             yield from value

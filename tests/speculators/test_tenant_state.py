@@ -1,4 +1,4 @@
-"""What namespaces leave to later requests stays theirs, and stays bounded."""
+"""What scopes leave to later requests stays theirs, and stays bounded."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from speculators.successors.speculator import SuccessorConfig, Successors
 from speculators.tenant_state import MOST, TenantState
 
 
-def test_the_namespace_unused_for_longest_gives_way():
+def test_the_scope_unused_for_longest_gives_way():
     kept: TenantState[list[int]] = TenantState()
     for i in range(MOST):
         kept.of(f"tenant {i}", list).append(i)
@@ -30,8 +30,8 @@ def test_the_namespace_unused_for_longest_gives_way():
     assert kept.of("tenant 1", list) == []
 
 
-def request_of(namespace, request_id, context=(1, 2)):
-    return RequestView.of(request_id, Request(context, SamplingParams(), namespace=namespace), 64)
+def request_of(scope, request_id, context=(1, 2)):
+    return RequestView.of(request_id, Request(context, SamplingParams(), scope=scope), 64)
 
 
 def accepted(tree, n_tokens=2):
@@ -39,10 +39,10 @@ def accepted(tree, n_tokens=2):
     return Outcome([tree.tokens[0], 9][:n_tokens], tree, (0,))
 
 
-def test_what_one_namespace_taught_the_estimates_stays_there():
+def test_what_one_scope_taught_the_estimates_stays_there():
     estimates = Estimates()
-    for request_id, namespace in enumerate(("a", "b")):
-        estimates.begin(request_id, namespace)
+    for request_id, scope in enumerate(("a", "b")):
+        estimates.begin(request_id, scope)
     for _ in range(20):
         estimates.observe(0, accepted(TokenTree([5], [ROOT])), [{"pld": 0.5}])
     estimates.begin(2, "a")
@@ -54,13 +54,13 @@ def test_what_one_namespace_taught_the_estimates_stays_there():
 
 
 def first_drafts(method):
-    """A draft in namespace b, twenty right ones in namespace a, and another first draft in namespace b."""
+    """A draft in scope b, twenty right ones in scope a, and another first draft in scope b."""
 
-    def draft(namespace, request_id):
-        request = request_of(namespace, request_id, (1, 2, 3, 1, 2, 4, 1, 2))
+    def draft(scope, request_id):
+        request = request_of(scope, request_id, (1, 2, 3, 1, 2, 4, 1, 2))
         method.begin(request)
         branches = method.propose(request, 6)
-        for _ in range(20 if namespace == "a" else 0):
+        for _ in range(20 if scope == "a" else 0):
             tree = compose(branches, 6)
             request.context.extend([1, 2])  # the same place again
             method.observe(request, accepted(tree))
@@ -71,7 +71,7 @@ def first_drafts(method):
     return draft("b", 0), draft("a", 1), draft("b", 2)
 
 
-def test_what_a_combination_learnt_in_one_namespace_changes_no_draft_of_another():
+def test_what_a_combination_learnt_in_one_scope_changes_no_draft_of_another():
     combined = Combined([PromptLookup(), Anpd()])
     before, taught, after = first_drafts(combined)
     assert before
@@ -80,7 +80,7 @@ def test_what_a_combination_learnt_in_one_namespace_changes_no_draft_of_another(
     assert combined._estimates._shared["b"].tried == {}
 
 
-def test_what_auto_learnt_in_one_namespace_changes_no_draft_of_another():
+def test_what_auto_learnt_in_one_scope_changes_no_draft_of_another():
     auto = Auto([PromptLookup()])
     before, _, after = first_drafts(auto)
     assert before
@@ -92,7 +92,7 @@ def test_what_auto_learnt_in_one_namespace_changes_no_draft_of_another():
 @pytest.mark.parametrize(
     "method", [SuffixDecoding(SuffixConfig(mode="paper", shared=True)), Successors(SuccessorConfig(shared=True))]
 )
-def test_the_text_of_another_namespace_is_not_drafted_and_old_namespaces_go(method):
+def test_the_text_of_another_scope_is_not_drafted_and_old_scopes_go(method):
     for i in range(MOST + 5):
         request = request_of(f"tenant {i}", i, (1, 2))
         method.begin(request)
@@ -102,8 +102,8 @@ def test_the_text_of_another_namespace_is_not_drafted_and_old_namespaces_go(meth
     kept = method._earlier if isinstance(method, SuffixDecoding) else method._shared
     assert len(kept) == MOST
 
-    def drafted(namespace):
-        request = request_of(namespace, 1000, (3, 7))
+    def drafted(scope):
+        request = request_of(scope, 1000, (3, 7))
         method.begin(request)
         tokens = [int(token) for branch in method.propose(request, 8) for token in branch.tokens]
         method.end(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import httpx
 import pytest
 
@@ -73,6 +75,19 @@ async def test_every_parameter_arrives(client, backend) -> None:
 async def test_disabled_speculation_is_the_autoregressive_method(client, backend) -> None:
     await post(client, "/v1/chat/completions", **CHAT, speculative={"enabled": False, "method": "pld", "max_nodes": 3})
     assert (backend.seen[0].method, backend.seen[0].max_nodes) == ("autoregressive", None)
+
+
+async def test_requests_share_a_scope_only_where_namespace_and_salt_agree(client, backend) -> None:
+    salts = (None, "a", "b", "/", "A", "x" * 256)
+    namespaces = (None, "a", "b")
+    for _ in range(2):
+        for salt, namespace in product(salts, namespaces):
+            speculative = {} if namespace is None else {"namespace": namespace}
+            await post(client, "/v1/completions", model="tiny", prompt="Hi", cache_salt=salt, speculative=speculative)
+    scopes = [request.scope for request in backend.seen]
+    assert scopes[: len(scopes) // 2] == scopes[len(scopes) // 2 :]
+    assert len(set(scopes)) == len(salts) * len(namespaces)
+    assert not any("x" in scope for scope in scopes), "a salt is a secret: only its digest travels"
 
 
 async def test_choices_differ_in_nothing_but_their_number(client, backend) -> None:

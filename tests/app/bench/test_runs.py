@@ -34,18 +34,18 @@ COLD, WARM = Setting(0.0, False), Setting(0.0, True)
 
 
 class Remembering:
-    """Drafts the texts it saw earlier in the same namespace, and notes which namespaces it was asked in."""
+    """Drafts the texts it saw earlier in the same scope, and notes which scopes it was asked in."""
 
     name = "remembering"
     needs = Needs()
 
     def __init__(self, depth: int = 4) -> None:
-        self.namespaces: list[str] = []
+        self.scopes: list[str] = []
         self._depth = depth
         self._seen: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def begin(self, request: RequestView) -> None:
-        self.namespaces.append(request.request.namespace)
+        self.scopes.append(request.request.scope)
 
     def propose(self, request: RequestView, budget: int) -> list[Branch]:
         known = self._seen.get(self._key(request), [])[len(request.context) :]
@@ -58,7 +58,7 @@ class Remembering:
         self._seen[self._key(request)] = request.context.view.tolist()
 
     def _key(self, request: RequestView) -> tuple[str, tuple[int, ...]]:
-        return request.request.namespace, tuple(request.context.view[: request.n_prompt].tolist())
+        return request.request.scope, tuple(request.context.view[: request.n_prompt].tolist())
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_methods_take_turns_in_changing_order(run: Callable[..., list[Record]]) 
 
 def test_a_cold_turn_knows_nothing_of_the_others(run: Callable[..., list[Record]], speculator: Remembering) -> None:
     records = run(repeats=3)
-    assert len(set(speculator.namespaces)) == len(speculator.namespaces) == 3 * 4 + 1  # one to warm the target up
+    assert len(set(speculator.scopes)) == len(speculator.scopes) == 3 * 4 + 1  # one to warm the target up
     assert not any(record.by_source for record in records if record.method == "remembering")
 
 
@@ -208,9 +208,9 @@ def test_a_warm_turn_knows_the_passes_before_it(run: Callable[..., list[Record]]
         assert max(record.step_tokens) == 5
     cold = [record for record in records if record.method == "remembering" and not record.warm]
     assert not any(record.by_source for record in cold)
-    warm_spaces = speculator.namespaces[-8:]  # the last repeat: one pass to learn, one that is measured
+    warm_spaces = speculator.scopes[-8:]  # the last repeat: one pass to learn, one that is measured
     assert len(set(warm_spaces)) == 1
-    assert len(set(speculator.namespaces)) == 2 + 2 * 4 + 2
+    assert len(set(speculator.scopes)) == 2 + 2 * 4 + 2
 
 
 def test_without_a_pass_before_it_a_warm_pass_knows_earlier_turns_only(run: Callable[..., list[Record]]) -> None:

@@ -172,7 +172,7 @@ async def test_requests_that_begin_alike_share_a_lane_until_it_has_too_much_to_d
         tasks.append(asyncio.create_task(served.answer(make_job(9, max_tokens=50, stop_ids=()))))
         await asyncio.sleep(0)
         assert n_live(served) == [3, 1]  # it has another beginning
-        tasks.append(asyncio.create_task(served.answer(alike(4, max_tokens=600), namespace="other")))
+        tasks.append(asyncio.create_task(served.answer(alike(4, max_tokens=600), scope="other")))
         await asyncio.sleep(0)
         assert n_live(served) == [3, 2]  # so has, to another tenant, the same text
         tasks.append(asyncio.create_task(served.answer(alike(5, max_tokens=700))))

@@ -17,8 +17,8 @@ def lane(load: float = 0.0, is_up: bool = True) -> FakeLane:
     return FakeLane(sequences=[FakeSequence(0, work=load)], is_up=is_up)
 
 
-def request(prompt: list[int], namespace: str = "") -> Any:
-    return SimpleNamespace(prompt=prompt, namespace=namespace)
+def request(prompt: list[int], scope: str = "") -> Any:
+    return SimpleNamespace(prompt=prompt, scope=scope)
 
 
 def by_prefix(*lanes: FakeLane, slack: int = 100) -> Any:
@@ -49,9 +49,9 @@ def test_a_known_prefix_wins_against_a_smaller_load_within_the_slack() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [request(LONG, "tenant"), request(LONG[:15]), request([9, *LONG])], ids=["namespace", "short", "other"]
+    "other", [request(LONG, "tenant"), request(LONG[:15]), request([9, *LONG])], ids=["scope", "short", "other"]
 )
-def test_other_prefixes_and_other_namespaces_do_not_count(other: Any) -> None:
+def test_other_prefixes_and_other_scopes_do_not_count(other: Any) -> None:
     first, second = lane(0), lane(1)
     chooser = by_prefix(first, second)
     chooser.choose(request(LONG))

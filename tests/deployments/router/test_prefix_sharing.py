@@ -1,4 +1,4 @@
-"""Requests that begin alike, on real stages: less to read, the same text, nothing across namespaces."""
+"""Requests that begin alike, on real stages: less to read, the same text, nothing across scopes."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ async def test_requests_that_begin_alike_write_what_each_would_alone(
         assert float(asked.split()[-1]) == 2 * sum(len(job.prompt) for job in jobs)
 
 
-async def test_a_namespace_finds_only_its_own_texts(serving: Any, offline: Offline) -> None:
+async def test_a_scope_finds_only_its_own_texts(serving: Any, offline: Offline) -> None:
     job = jobs_that_begin_alike(1)[0]
     async with serving(2) as served:
-        for namespace, n in (("a", 0), ("b", 0), ("", 0), ("a", len(job.prompt) - 1)):
-            answer = await served.answer(job, namespace=namespace)
+        for scope, n in (("a", 0), ("b", 0), ("", 0), ("a", len(job.prompt) - 1)):
+            answer = await served.answer(job, scope=scope)
             assert answer.token_ids == offline(job).token_ids
             assert answer.events[-1].stats.cached_tokens == n
 

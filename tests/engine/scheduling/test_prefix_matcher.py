@@ -53,7 +53,7 @@ def known() -> Known:
         shared = (TEXTS[i % 2] * 2)[: chance.randrange(6, 50)]
         own = [chance.randrange(3, 97) for _ in range(chance.randrange(0, 12))]
         params = SamplingParams(max_tokens=N_TOKENS, **STYLES[i % 3])
-        job = Request(shared + own, params, METHODS[(i + i // 6) % 6], 16, namespace="ab"[i % 5 == 4])
+        job = Request(shared + own, params, METHODS[(i + i // 6) % 6], 16, scope="ab"[i % 5 == 4])
         alone = Driver(make_engine(make_target(FAMILY), None, PLAIN), 2)
         alone.submit(Request(job.prompt, params, "token-recycling"))
         alone.finish(chance)
@@ -141,8 +141,8 @@ def made() -> Engine:
     return make_engine(make_target(FAMILY, block_size=BLOCK))
 
 
-def job(prompt: list[int], method: str = "autoregressive", namespace: str = "", **params: Any) -> Request:
-    return Request(prompt, SamplingParams(max_tokens=N_TOKENS, **params), method, 16, namespace=namespace)
+def job(prompt: list[int], method: str = "autoregressive", scope: str = "", **params: Any) -> Request:
+    return Request(prompt, SamplingParams(max_tokens=N_TOKENS, **params), method, 16, scope=scope)
 
 
 def test_the_same_prompt_again_is_read_but_for_its_last_token(made: Engine, texts: list[list[int]]) -> None:
@@ -168,11 +168,11 @@ def test_what_is_shared_need_not_end_with_a_block(n_shared: int, made: Engine, t
     assert n_read == len(other) - n_found
 
 
-def test_another_namespace_finds_nothing(made: Engine, texts: list[list[int]]) -> None:
-    complete_one(made, job(texts[0], namespace="a"))
-    assert complete_one(made, job(texts[0], namespace="b"))[1] == 0
+def test_another_scope_finds_nothing(made: Engine, texts: list[list[int]]) -> None:
+    complete_one(made, job(texts[0], scope="a"))
+    assert complete_one(made, job(texts[0], scope="b"))[1] == 0
     assert complete_one(made, job(texts[0]))[1] == 0
-    assert complete_one(made, job(texts[0], namespace="a"))[1] == len(texts[0]) - 1
+    assert complete_one(made, job(texts[0], scope="a"))[1] == len(texts[0]) - 1
 
 
 def test_without_the_option_nothing_is_found(texts: list[list[int]]) -> None:
@@ -230,13 +230,13 @@ def test_a_text_that_is_being_written_is_shared_up_to_its_last_root() -> None:
     """Accepted nodes behind the root are moved with the next step, which is the one that copies."""
     made = driver(200, 1, 64)
     jobs, wanted, _ = known()
-    made.submit(Request(jobs[1].prompt, jobs[1].params, "always-right", 4, namespace="a"))
+    made.submit(Request(jobs[1].prompt, jobs[1].params, "always-right", 4, scope="a"))
     request = running(made)
     assert made.send()
     assert made.receive()
     request = running(made)
     assert request.keep
-    made.submit(Request([*request.tokens, 5, 6], jobs[1].params, namespace="a"))
+    made.submit(Request([*request.tokens, 5, 6], jobs[1].params, scope="a"))
     n_stable = request.n_cached - len(request.keep)
     assert start_of(made, made.requests[1].seq) == n_stable
     made.finish(random.Random(0))

@@ -81,7 +81,7 @@ PARTS = st.tuples(*(st.lists(trees(name), max_size=3) for name in "abc"))
 @settings(max_examples=60, deadline=None)
 @given(PARTS, st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
-    request = SimpleNamespace(request_id=0, request=SimpleNamespace(namespace=""))
+    request = SimpleNamespace(request_id=0, request=SimpleNamespace(scope=""))
     combined = Combined([Part(name, branches) for name, branches in zip("abc", parts, strict=True)])
     combined.begin(request)
     estimates = Estimates()

@@ -21,9 +21,9 @@ FAITHFUL = SuffixConfig(mode="paper", max_occurrences=EVERY)
 TEXTS = st.integers(2, 4).flatmap(lambda n: st.lists(st.integers(0, n), max_size=40))
 
 
-def view(tokens, n_prompt=None, namespace="", request_id=0):
+def view(tokens, n_prompt=None, scope="", request_id=0):
     n = len(tokens) if n_prompt is None else n_prompt
-    request = Request(tokens[:n], SamplingParams(), namespace=namespace, emitted=tokens[n:])
+    request = Request(tokens[:n], SamplingParams(), scope=scope, emitted=tokens[n:])
     return RequestView.of(request_id, request, 64)
 
 
@@ -141,13 +141,13 @@ def test_earlier_outputs_count_as_documents_of_their_own(outputs, context):
         request = view([9, *output], 1, "a", i)
         shared.begin(request)
         shared.end(request)
-    check(shared.propose(view(context, namespace="a"), 30), context, [[context], outputs], 30)
-    check(shared.propose(view(context, namespace="b"), 30), context, [[context]], 30)
+    check(shared.propose(view(context, scope="a"), 30), context, [[context], outputs], 30)
+    check(shared.propose(view(context, scope="b"), 30), context, [[context]], 30)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), TEXTS), max_size=8))
-def test_what_one_namespace_wrote_is_never_drafted_in_another(requests):
+def test_what_one_scope_wrote_is_never_drafted_in_another(requests):
     speculator = SuffixDecoding(SuffixConfig(mode="paper", shared=True))
     for i, (first, output) in enumerate(requests):
         home = 0 if first else 100
@@ -174,7 +174,7 @@ def test_the_history_is_bounded_and_keeps_the_latest(history):
     kept = speculator._earlier["a"].view.tolist() if history else []
     assert len(kept) <= history
     assert history == 0 or kept == [t for i in range(20) for t in (*range(10 * i, 10 * i + 8), -1)][-history:]
-    assert (speculator.propose(view([193, 194], namespace="a"), 8) != []) == (history >= 10)
+    assert (speculator.propose(view([193, 194], scope="a"), 8) != []) == (history >= 10)
     assert (history == 0) == (speculator._earlier == {})
 
 

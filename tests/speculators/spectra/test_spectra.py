@@ -31,8 +31,8 @@ def spectra(documents, mode="score", core=None, **config):
     return Spectra(core, retrieval, SpectraConfig(mode, **config))
 
 
-def view(context, namespace="", request_id=0):
-    return RequestView.of(request_id, Request(context, SamplingParams(), namespace=namespace), 512)
+def view(context, scope="", request_id=0):
+    return RequestView.of(request_id, Request(context, SamplingParams(), scope=scope), 512)
 
 
 def drafts(method, context, budget=64):
@@ -191,7 +191,7 @@ def test_labels_change_no_draft(decode):
     assert decode(SpectraCore(plain), target, prompt, 120) == decode(SpectraCore(labelled), target, prompt, 120)
 
 
-def test_what_was_learnt_in_one_namespace_changes_no_draft_of_another(decode_steps):
+def test_what_was_learnt_in_one_scope_changes_no_draft_of_another(decode_steps):
     target = HashTarget(48, n_successors=3)
     method = spectra([target.generate([i, i + 1], 60) for i in range(20)])
     context = target.generate([5], 30)

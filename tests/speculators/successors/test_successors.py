@@ -31,8 +31,8 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SMALL = SuccessorConfig(target_rows=512, text_rows=512)
 
 
-def view(prompt, request_id=0, vocab_size=48, namespace="", **params):
-    return RequestView.of(request_id, Request(prompt, SamplingParams(**params), namespace=namespace), vocab_size)
+def view(prompt, request_id=0, vocab_size=48, scope="", **params):
+    return RequestView.of(request_id, Request(prompt, SamplingParams(**params), scope=scope), vocab_size)
 
 
 class Decoding:
@@ -260,12 +260,12 @@ def test_ended_requests_are_not_held_by_anything():
     assert held == []
 
 
-# What requests of one namespace may learn from each other.
+# What requests of one scope may learn from each other.
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 999), st.sampled_from(HALVES))
-def test_what_one_namespace_learns_never_reaches_another(seed, sources):
+def test_what_one_scope_learns_never_reaches_another(seed, sources):
     """Namespaces write with disjoint tokens, so a foreign one betrays itself."""
     speculator = Successors(replace(SMALL, shared=True), sources)
     rng = np.random.default_rng(seed)
@@ -287,12 +287,12 @@ def test_what_one_namespace_learns_never_reaches_another(seed, sources):
 
 
 @pytest.mark.parametrize("sources", HALVES)
-def test_a_warm_request_starts_with_what_its_namespace_knows(sources):
+def test_a_warm_request_starts_with_what_its_scope_knows(sources):
     target = HashTarget(48, n_successors=2)
     speculator = Successors(SuccessorConfig(shared=True), sources)
-    cold = decode(speculator, target, view(PROMPT, 0, namespace="a"), 15)
-    warm = decode(speculator, target, view(PROMPT, 1, namespace="a"), 15)
-    other = decode(speculator, target, view(PROMPT, 2, namespace="b"), 15)
+    cold = decode(speculator, target, view(PROMPT, 0, scope="a"), 15)
+    warm = decode(speculator, target, view(PROMPT, 1, scope="a"), 15)
+    other = decode(speculator, target, view(PROMPT, 2, scope="b"), 15)
     assert len(warm.output) > len(cold.output)
     assert other.drafts == cold.drafts
     assert set(speculator._shared) == {"a", "b"}
@@ -451,7 +451,7 @@ def test_the_pool_runs_all_three_under_sampling_parameters():
     target = HashTarget(48, n_successors=2)
     prompt = [*PROMPT, *target.generate(PROMPT, 60)]
     for i, method in enumerate(("suffix", "token-recycling", "suffix+token-recycling")):
-        pool.begin(i, Request(prompt, SamplingParams(temperature=0.7, seed=i), method, namespace="a"), 48)
+        pool.begin(i, Request(prompt, SamplingParams(temperature=0.7, seed=i), method, scope="a"), 48)
     drafts = pool.advance([(i, target.read_prompt(prompt)) for i in range(3)], dict.fromkeys(range(3), 9))
     assert all(0 < len(nodes(drafts[i])) <= 9 for i in range(3))
 

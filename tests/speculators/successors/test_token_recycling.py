@@ -22,8 +22,8 @@ from speculators.testing import HashTarget
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def view(prompt, request_id=0, vocab_size=48, namespace=""):
-    return RequestView.of(request_id, Request(prompt, SamplingParams(), namespace=namespace), vocab_size)
+def view(prompt, request_id=0, vocab_size=48, scope=""):
+    return RequestView.of(request_id, Request(prompt, SamplingParams(), scope=scope), vocab_size)
 
 
 def depths_of(shape):
@@ -196,18 +196,18 @@ def test_nothing_outlives_its_request_unless_it_is_shared():
     assert (speculator._matrices, speculator._shared) == ({}, {})
     assert decode(speculator, target, view(PROMPT)) == first
     shared = TokenRecycling(TokenRecyclingConfig("paper", shared=True, use_prompt=False))
-    request = view([3], namespace="a")
+    request = view([3], scope="a")
     decode(shared, target, request)
     assert shared._matrices == {}
-    for namespace, knows in (("a", True), ("b", False)):
-        later = view([3], 1, namespace=namespace)
+    for scope, knows in (("a", True), ("b", False)):
+        later = view([3], 1, scope=scope)
         shared.begin(later)
         assert (shared.propose(later, 8) != []) == knows
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 999))
-def test_what_one_namespace_learns_never_reaches_another(seed):
+def test_what_one_scope_learns_never_reaches_another(seed):
     speculator = TokenRecycling(TokenRecyclingConfig("paper", top_k=4, shared=True))
     rng = np.random.default_rng(seed)
     homes = {"a": range(20), "b": range(10, 30)}  # contexts in common, successors not
