@@ -27,6 +27,7 @@ from app.api.schemas import ChatCompletionRequest, CompletionRequest, Detokenize
 from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
 from deployments.submission.messages import Health
+from engine.errors import SpectraError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -97,16 +98,25 @@ class Api:
         return _json(self._model_fields(name))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 only if a request sent now would be served."""
+        """GET /health: 200 while this process lives; the body says how the server behind it fares."""
         try:
             health = await self._backend.health()
         except Exception as error:
             logger.warning("the backend does not answer", exc_info=error)
             health = Health(ok=False, reason="the backend does not answer")
-        return _json(
-            {"status": "ok" if health.ok else "unavailable", "reason": health.reason, **health.detail},
-            200 if health.ok else 503,
-        )
+        return _json({"status": "ok" if health.ok else "unavailable", "reason": health.reason, **health.detail})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: 200 only if a request sent now would be served, else 503 with the reason."""
+        try:
+            await self._backend.check_ready()
+        except SpectraError as error:
+            return _json({"status": "unavailable", "reason": str(error)}, 503)
+        return _json({"status": "ok", "reason": ""})
+
+    async def ping(self, request: Request) -> Response:
+        """GET /ping: 200 while this process lives, without a body."""
+        return Response()
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics for Prometheus."""
@@ -223,6 +233,8 @@ def create_app(api: Api) -> FastAPI:
         ("GET", "/v1/models", api.models),
         ("GET", "/v1/models/{name:path}", api.model),
         ("GET", "/health", api.health),
+        ("GET", "/ready", api.ready),
+        ("GET", "/ping", api.ping),
         ("GET", "/metrics", api.metrics),
         ("GET", "/version", api.version),
     ]

@@ -62,8 +62,16 @@ class Backend(Protocol):
         """
         ...
 
+    async def check_ready(self) -> None:
+        """Ask on the way that requests take; returns if a request sent now would be served. Must not hang.
+
+        Raises:
+            SpectraError: why it would not.
+        """
+        ...
+
     async def health(self) -> Health:
-        """Whether a request sent now would be served; must not hang."""
+        """Figures for operators; must not hang."""
         ...
 
     async def metrics_text(self) -> str:

@@ -176,14 +176,13 @@ class Server:
                     self._progress.say(f"{FLAG}: the store does not answer, serving without it until it does: {error}")
 
     def _wait_until_ready(self) -> None:
-        body = {"model": self.config.served_name, "prompt": [1], "max_tokens": 1, "temperature": 0}
         deadline = time.monotonic() + READY_S
         with httpx.Client(timeout=30.0) as client:
             while time.monotonic() < deadline and not self._stop.is_set():
                 # Asking any earlier would hold us up: the proxy keeps a request until a replica can take it.
                 if self._is_running():
                     with contextlib.suppress(httpx.HTTPError):
-                        if client.post(f"{self.url}/completions", json=body).status_code == httpx.codes.OK:
+                        if client.get(f"{self._base}/ready").status_code == httpx.codes.OK:
                             return
                 self._stop.wait(0.1)
         if not self._stop.is_set():
@@ -256,7 +255,8 @@ class Server:
 
     def _has_sessions(self, client: httpx.Client) -> bool:
         try:
-            return bool(client.get(f"{self._base}/health").json().get("sessions"))
+            # Without a figure the router is too busy to answer, or gone, and its requests wait for the next one.
+            return bool(client.get(f"{self._base}/health").json().get("sessions", True))
         except httpx.TimeoutException:
             return True  # it may be too busy to answer
         except (httpx.HTTPError, ValueError):

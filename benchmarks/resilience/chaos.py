@@ -16,7 +16,7 @@ methods) while one fault after the other is injected:
 All faults take about three minutes on two quiet cores. Columns, in seconds after the fault:
 
     replaced           the victim has gone and another process of its kind is there
-    not ready          from when to when /health said so
+    not ready          from when to when /ready said so
     longest pause      of any stream
     recovered          the end of the last pause above 0.5 s: every stream flows again. After the loss of an ingress,
                        clients must first receive again what they had before
@@ -198,7 +198,7 @@ def _row(
 ) -> dict[str, Any]:
     longest, recovered = longest_and_recovery(phase, gaps)
     during = [sample for sample in samples if phase.acted <= sample.at <= phase.ended]
-    down = [sample.at - phase.acted for sample in during if sample.health.get("status") != "ok"]
+    down = [sample.at - phase.acted for sample in during if not sample.is_ready]
     breaks = [found for record in streams.records for found in record.breaks]
     n_broken = sum(phase.acted <= found.at <= phase.ended for found in breaks)
     if n_broken and not phase.fault.breaks_streams:

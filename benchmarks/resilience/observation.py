@@ -1,4 +1,4 @@
-"""What is seen of a server from outside: its processes, their memory, and what /health says. Judges nothing."""
+"""What is seen of a server from outside: its processes and memory, what /health and /ready say. Judges nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -32,6 +33,7 @@ class Sample:
 
     at: float  # monotonic seconds
     health: dict[str, Any]  # empty: no answer
+    is_ready: bool  # /ready said that a request sent now would be served
     memory: dict[str, float]  # part -> MiB resident; empty: not measured
 
     @property
@@ -56,9 +58,9 @@ async def sampled(url: str, root: int, period: float, with_memory: bool = False)
     async def look() -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=6.0)) as session:
             while True:
-                health = await ask_health(session, url)
+                health, is_ready = await ask_health(session, url), await ask_ready(session, url)
                 memory = resident(root) if with_memory else {}
-                samples.append(Sample(time.monotonic(), health, memory))
+                samples.append(Sample(time.monotonic(), health, is_ready, memory))
                 await asyncio.sleep(period)
 
     task = asyncio.create_task(look())
@@ -78,6 +80,15 @@ async def ask_health(session: aiohttp.ClientSession, url: str) -> dict[str, Any]
             return found
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return {}
+
+
+async def ask_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether /ready says that a request sent now would be served."""
+    try:
+        async with session.get(f"{url}/ready") as response:
+            return response.status == HTTPStatus.OK
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False
 
 
 def processes(root: int) -> list[psutil.Process]:

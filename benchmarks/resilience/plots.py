@@ -15,19 +15,19 @@ FAULT, CALM = "tab:red", "0.6"
 
 
 def chaos(phases: Sequence[Phase], text: Mapping[int, Sequence[float]], samples: Sequence[Sample], path: Path) -> None:
-    """A line of dots per client (``text``: when it received some), a line per fault, and bars where /health was not
-    ok."""
+    """A line of dots per client (``text``: when it received some), a line per fault, and bars where /ready was not
+    200."""
     start = min(moments[0] for moments in text.values() if moments)
     end = max(moments[-1] for moments in text.values() if moments)
     figure, (axes,) = grid(1, 1, (max(11.0, (end - start) / 8), 6.0))
     for client, moments in sorted(text.items()):
         axes.plot([at - start for at in moments], [client] * len(moments), ".", markersize=1.5, color="tab:blue")
     for sample, following in pairwise(samples):
-        if sample.health.get("status") != "ok":
+        if not sample.is_ready:
             axes.axvspan(sample.at - start, following.at - start, color="tab:orange", alpha=0.25, linewidth=0)
     for phase in phases:
         _mark(axes, phase.acted - start, phase.name, FAULT)
-    axes.set(xlabel="seconds; orange: /health says that it is not ready", ylabel="stream", xlim=(0, end - start))
+    axes.set(xlabel="seconds; orange: /ready says no", ylabel="stream", xlim=(0, end - start))
     save(figure, path)
 
 

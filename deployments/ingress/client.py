@@ -20,7 +20,8 @@ from engine.errors import TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
-ANSWER_S = 5.0  # a router that does not answer so long is not healthy
+ANSWER_S = 5.0  # a router that does not answer so long is not ready
+DETAILS_S = 0.8  # for what /health tells beside: less than the second that probes usually wait
 GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica shows, by calls of Ray and of gRPC
 
 
@@ -52,10 +53,22 @@ class RouterClient:
         attachment: Attachment = await self._answer("attach", self._node)
         return attachment
 
+    async def check_ready(self) -> None:
+        """Ask the router over the channel that requests take; returns if it would serve a request sent now.
+
+        Raises:
+            TargetLostError: why it would not, or that it does not answer in time.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._channel.check_ready()
+        except TimeoutError:
+            raise TargetLostError("no router answers on the channel that requests take") from None
+
     async def health(self) -> Health:
-        """The router's own word; not ready when it does not answer."""
+        """The router's own word, by a call of Ray; not ready when it does not answer soon."""
         with contextlib.suppress(TargetLostError):
-            health: Health = await self._answer("health")
+            health: Health = await self._answer("health", within=DETAILS_S)
             return health
         return Health(ok=False, reason="the router does not answer")
 
@@ -64,9 +77,9 @@ class RouterClient:
         text: str = await self._answer("metrics")
         return text
 
-    async def _answer(self, method: str, *arguments: Any) -> Any:
+    async def _answer(self, method: str, *arguments: Any, within: float = ANSWER_S) -> Any:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(within):
                 return await self._router.options(method_name=method).remote(*arguments)
         except (*GONE, TimeoutError) as error:
             raise TargetLostError(f"the router does not answer: {type(error).__name__}") from error

@@ -72,7 +72,7 @@ class RouterDeployment:
         learn = None if self._retrieval is None else self._retrieval.learn
         self._router = Router(options, info, draft_client, [target.client() for target in self._targets], learn, costs)
         self._router.start()
-        self._submissions = SubmissionServer(self._router.stream)
+        self._submissions = SubmissionServer(self._router.stream, self._problem)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
 
@@ -100,15 +100,19 @@ class RouterDeployment:
             aliases=self._aliases,
         )
 
+    def _problem(self) -> str:
+        """Why a request sent now would not be served; "": it would be, as at least one pipeline is up."""
+        if self._router.is_ready:
+            return ""
+        return "; ".join(target.trouble for target in self._targets if target.trouble) or "no pipeline is up"
+
     async def health(self) -> Health:
-        """Ready while at least one pipeline is up."""
-        state = await self._router.state()
-        ready = self._router.is_ready
+        """How the router fares."""
+        state, problem = await self._router.state(), self._problem()
         detail: dict[str, str | int | float | bool] = {"router_pid": os.getpid()}
         detail |= {name: value for name, value in state.items() if name != "ready"}
         detail |= {} if self._retrieval is None else self._retrieval.detail()
-        trouble = "; ".join(target.trouble for target in self._targets if target.trouble)
-        return Health(ok=ready, reason="" if ready else trouble or "no pipeline is up", detail=detail)
+        return Health(ok=not problem, reason=problem, detail=detail)
 
     async def close(self) -> None:
         """Stop serving, when the whole application goes: running streams get an error instead of waiting for the next

@@ -17,10 +17,12 @@ from deployments.submission.messages import Failure
 from deployments.submission.protocol import (
     BEAT_S,
     SUBMIT,
+    Ask,
     Attachment,
     Cancel,
     Command,
     Heartbeat,
+    Readiness,
     Submit,
     decode_events,
     encode,
@@ -34,6 +36,7 @@ from engine.request import Request
 
 RETRY_S = 0.1  # pause between two attempts to reach a router
 MAX_LOSSES = 5  # routers lost in a row without an event of a request: the request may be what kills them
+LOST = "the router is lost"
 PATIENCE_S = 60.0  # a router that is replaced takes several seconds, on a busy machine many
 
 logger = logging.getLogger(__name__)
@@ -77,6 +80,15 @@ class SubmissionChannel:
             losses += 1
         raise TargetLostError(f"{losses} routers were lost one after the other; send the request again")
 
+    async def check_ready(self) -> None:
+        """Ask the router over this channel; returns if it would serve a request sent now.
+
+        Raises:
+            TargetLostError: why it would not.
+        """
+        connection = await self._current()
+        await connection.check_ready()
+
     def close(self) -> None:
         """Drop the connection; requests that still run look for another router."""
         if self._connection is not None:
@@ -113,6 +125,7 @@ class RouterConnection:
         self._channel = channel
         self._heartbeat = Heartbeat(beat)
         self._inboxes: dict[int, asyncio.Queue[StepEvent | Failure | None]] = {}  # by request number; None: lost
+        self._questions: dict[int, asyncio.Future[str]] = {}  # by number; to become why the router is not ready
         self._commands: list[msgspec.Raw] = []  # encoded, for the next frame
         self._next = 0
         self.is_open = True
@@ -150,6 +163,22 @@ class RouterConnection:
             if self._inboxes.pop(number, None) is not None:  # the router still runs it
                 self._send(Cancel(number))
 
+    async def check_ready(self) -> None:
+        """Returns if the router would serve a request sent now.
+
+        Raises:
+            TargetLostError: why it would not.
+        """
+        number, self._next = self._next, self._next + 1
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(Ask(number))
+            problem = await answer if self.is_open else LOST
+        finally:
+            del self._questions[number]
+        if problem:
+            raise TargetLostError(problem)
+
     def close(self) -> None:
         """Drop the connection; ``run`` ends for every request."""
         if not self.is_open:
@@ -161,6 +190,8 @@ class RouterConnection:
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.put_nowait(None)
+        for number in self._questions:
+            self._answer(number, LOST)
 
     def _send(self, command: Command) -> None:
         """Commands of one turn of the event loop share a frame; raises EncodeError for this one alone."""
@@ -177,7 +208,10 @@ class RouterConnection:
         try:
             while True:
                 for event in decode_events(await self._channel.receive()):
-                    self._deliver(event.number, event.event or event.failure)
+                    if isinstance(event, Readiness):
+                        self._answer(event.number, event.problem)
+                    else:
+                        self._deliver(event.number, event.event or event.failure)
                 self._heartbeat.heard()
         except (TargetLostError, msgspec.DecodeError) as error:
             logger.warning("the router is lost: %s", error)
@@ -189,6 +223,11 @@ class RouterConnection:
         inbox = self._inboxes.pop(number, None) if is_last else self._inboxes.get(number)
         if inbox is not None:  # else the request was cancelled a moment ago
             inbox.put_nowait(item)
+
+    def _answer(self, number: int, problem: str) -> None:
+        question = self._questions.get(number)
+        if question is not None and not question.done():  # else the caller has stopped waiting
+            question.set_result(problem)
 
     async def _beat(self) -> None:
         while await self._heartbeat.beat():

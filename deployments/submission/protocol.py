@@ -44,7 +44,13 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     number: int
 
 
-class RequestEvent(msgspec.Struct, frozen=True, array_like=True):
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """Would a request sent now be served? ``number`` is as that of ``Submit``."""
+
+    number: int
+
+
+class RequestEvent(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """One event of one request, or the error that ends it."""
 
     number: int
@@ -52,14 +58,22 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True):
     failure: Failure | None = None
 
 
-Command = Submit | Cancel
+class Readiness(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """The answer to ``Ask``."""
+
+    number: int
+    problem: str = ""  # why a request sent now would not be served
+
+
+Command = Submit | Cancel | Ask
+Event = RequestEvent | Readiness
 
 _ENCODER = msgspec.msgpack.Encoder()
-_COMMANDS: msgspec.msgpack.Decoder[list[Submit | Cancel]] = msgspec.msgpack.Decoder(list[Submit | Cancel])
-_EVENTS: msgspec.msgpack.Decoder[list[RequestEvent]] = msgspec.msgpack.Decoder(list[RequestEvent])
+_COMMANDS: msgspec.msgpack.Decoder[list[Command]] = msgspec.msgpack.Decoder(list[Command])
+_EVENTS: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
 
 
-def encode_message(message: Command | RequestEvent) -> msgspec.Raw:
+def encode_message(message: Command | Event) -> msgspec.Raw:
     """One message of a frame, encoded alone: a value that cannot be encoded fails its own request and no other.
 
     Raises:
@@ -71,7 +85,7 @@ def encode_message(message: Command | RequestEvent) -> msgspec.Raw:
         raise msgspec.EncodeError(str(error)) from error
 
 
-def encode(messages: Sequence[Command | RequestEvent | msgspec.Raw]) -> bytes:
+def encode(messages: Sequence[Command | Event | msgspec.Raw]) -> bytes:
     """A frame for the other side; without messages a heartbeat."""
     return _ENCODER.encode(messages)
 
@@ -81,7 +95,7 @@ def decode_commands(raw: bytes) -> list[Command]:
     return _COMMANDS.decode(raw)
 
 
-def decode_events(raw: bytes) -> list[RequestEvent]:
+def decode_events(raw: bytes) -> list[Event]:
     """A frame of a router; raises msgspec.DecodeError when it is malformed."""
     return _EVENTS.decode(raw)
 

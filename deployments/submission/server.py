@@ -18,9 +18,12 @@ from deployments.submission.messages import Failure
 from deployments.submission.protocol import (
     BEAT_S,
     SUBMIT,
+    Ask,
     Attachment,
     Command,
+    Event,
     Heartbeat,
+    Readiness,
     RequestEvent,
     Submit,
     decode_commands,
@@ -40,6 +43,7 @@ MAX_UNREAD = 16 << 20  # bytes a router keeps for an ingress that does not read
 logger = logging.getLogger(__name__)
 
 RunRequest = Callable[[Request], AsyncGenerator[StepEvent, None]]
+Problem = Callable[[], str]  # why a request sent now would not be served; "": it would be
 
 
 class SubmissionServer:
@@ -47,11 +51,13 @@ class SubmissionServer:
 
     Args:
         run: starts a request; closing the generator cancels it.
+        problem: asked when an ingress asks whether a request sent now would be served.
         beat: seconds between heartbeats.
     """
 
-    def __init__(self, run: RunRequest, beat: float = BEAT_S) -> None:
+    def __init__(self, run: RunRequest, problem: Problem = str, beat: float = BEAT_S) -> None:
         self._run = run
+        self._problem = problem
         self._beat = beat
         self._secret = secrets.token_bytes(32)
         self._folder = SocketFolder()
@@ -98,7 +104,7 @@ class SubmissionServer:
         try:
             if not self._is_cut:
                 channel = await AsyncChannel.accept(reader, writer, self._secret, (SUBMIT,))
-                connection = IngressConnection(channel, self._run, self._beat)
+                connection = IngressConnection(channel, self._run, self._problem, self._beat)
                 self._connections.add(connection)
                 await connection.serve()
         except UnauthenticatedError as error:
@@ -119,13 +125,14 @@ class IngressConnection:
 
     Args:
         channel: authenticated.
-        run: as in ``SubmissionServer``.
+        run, problem: as in ``SubmissionServer``.
         beat: seconds between heartbeats.
     """
 
-    def __init__(self, channel: AsyncChannel, run: RunRequest, beat: float) -> None:
+    def __init__(self, channel: AsyncChannel, run: RunRequest, problem: Problem, beat: float) -> None:
         self._channel = channel
         self._run = run
+        self._problem = problem
         self._heartbeat = Heartbeat(beat)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._events: list[msgspec.Raw] = []  # encoded, for the next frame
@@ -166,6 +173,8 @@ class IngressConnection:
             task = asyncio.get_running_loop().create_task(self._stream(command.number, command.request))
             self._running[command.number] = task
             task.add_done_callback(lambda _: self._running.pop(command.number, None))
+        elif isinstance(command, Ask):
+            self._send(Readiness(command.number, self._problem()))
         elif command.number in self._running:  # else it has just ended
             self._running[command.number].cancel()
 
@@ -181,7 +190,7 @@ class IngressConnection:
             failure = Failure.of(StepFailedError("the router failed on this request"))
             self._send(RequestEvent(number, None, failure))
 
-    def _send(self, event: RequestEvent) -> None:
+    def _send(self, event: Event) -> None:
         """Keep it for the frame that leaves once all requests have run in this turn of the event loop.
 
         Raises:

@@ -132,6 +132,10 @@ class ScriptedBackend:
             cached_tokens=n_prompt - 1,
         )
 
+    async def check_ready(self) -> None:
+        if not self.is_healthy:
+            raise TargetLostError("no target")
+
     async def health(self) -> Health:
         return Health(ok=self.is_healthy, reason="" if self.is_healthy else "no target", detail={"replicas": 1})
 

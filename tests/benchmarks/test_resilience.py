@@ -47,7 +47,7 @@ def test_every_fault_has_a_victim_that_is_known_by_its_title() -> None:
 
 
 def test_growth_is_the_slope_of_the_last_two_thirds() -> None:
-    samples = [Sample(60.0 * n, {}, {"router": 500.0 if n < 3 else 100.0 + n}) for n in range(9)]
+    samples = [Sample(60.0 * n, {}, True, {"router": 500.0 if n < 3 else 100.0 + n}) for n in range(9)]
     assert growth(samples)["router"] == {"after_a_third": 103.0, "at_the_end": 108.0, "mib_per_hour": 60.0}
 
 

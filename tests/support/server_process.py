@@ -57,8 +57,13 @@ class Server:
         return ids
 
     def health(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.http.get("/health").json()
-        return answer
+        """What /health says once a router has told its figures."""
+        deadline = time.monotonic() + 60
+        while True:
+            answer: dict[str, Any] = self.http.get("/health").json()
+            if "sessions" in answer:
+                return answer
+            assert time.monotonic() < deadline, answer
 
     def settled(self, within: float = 30.0) -> dict[str, Any]:
         """Health once nothing runs any more; fails if something is left over."""

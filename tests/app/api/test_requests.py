@@ -168,13 +168,20 @@ async def test_tokenize_and_detokenize_are_inverse(client, backend) -> None:
     assert (await post(client, "/detokenize", tokens=plain["tokens"])) == {"prompt": "<|bos|>quick fox"}
 
 
-async def test_health_tells_the_truth(client, backend) -> None:
-    assert (await client.get("/health")).status_code == 200
+async def test_ready_tells_whether_requests_are_served_and_health_that_the_process_lives(client, backend) -> None:
+    ready = await client.get("/ready")
+    assert (ready.status_code, ready.json()) == (200, {"status": "ok", "reason": ""})
     backend.is_healthy = False
-    response = await client.get("/health")
+    response = await client.get("/ready")
     assert (response.status_code, response.json()["reason"]) == (503, "no target")
+    response = await client.get("/health")
+    assert (response.status_code, response.json()["status"]) == (200, "unavailable")
+    assert (response.json()["reason"], response.json()["replicas"]) == ("no target", 1)
     backend.health = None  # cannot even be asked
-    assert (await client.get("/health")).status_code == 503
+    response = await client.get("/health")
+    assert (response.status_code, response.json()["reason"]) == (200, "the backend does not answer")
+    ping = await client.get("/ping")
+    assert (ping.status_code, ping.content) == (200, b"")
 
 
 async def test_version_and_metrics(client) -> None:

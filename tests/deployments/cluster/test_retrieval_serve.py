@@ -11,6 +11,7 @@ import re
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,8 +87,13 @@ class Site:
         return version
 
     def health(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.http.get("/health").json()
-        return answer
+        """What /health says once a router has told its figures."""
+        deadline = time.monotonic() + 60
+        while True:
+            answer: dict[str, Any] = self.http.get("/health").json()
+            if "sessions" in answer:
+                return answer
+            assert time.monotonic() < deadline, answer
 
     @property
     def version(self) -> str:

@@ -60,10 +60,9 @@ def healthy_again(server: Server, lost: int) -> dict[str, Any]:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError, ValueError):
-            answer = server.http.get("/health")
-            if answer.status_code == httpx.codes.OK:
-                health: dict[str, Any] = answer.json()
-                assert health["router_pid"] != lost, "a dead router was said to be well"
+            if server.http.get("/ready").status_code == httpx.codes.OK:
+                health = server.health()
+                assert health["router_pid"] != lost, "a dead router was said to be ready"
                 return health
         time.sleep(0.1)
     raise AssertionError("no router comes up")

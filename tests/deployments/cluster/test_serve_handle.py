@@ -52,7 +52,7 @@ for _ in range(5):
 deadline = time.monotonic() + 60
 while True:
     said["health"] = httpx.get(f"http://127.0.0.1:{port}/health").json()
-    if not said["health"]["sessions"] or time.monotonic() > deadline:
+    if said["health"].get("sessions") == 0 or time.monotonic() > deadline:
         break
     time.sleep(0.05)
 again = {"prompt": "The quick brown", "max_tokens": 60, "temperature": 0, "return_token_ids": True, "ignore_eos": True}

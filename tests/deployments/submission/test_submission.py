@@ -123,6 +123,33 @@ async def test_a_bug_in_the_router_fails_its_request_only() -> None:
         await stream.aclose()
 
 
+async def test_readiness_is_asked_on_the_way_of_requests() -> None:
+    problem = ""
+    async with submitting(Endless().run, problem=lambda: problem) as pair:
+        await pair.channel.check_ready()
+        stream = pair.channel.stream(REQUEST)
+        await anext(stream)
+        problem = "no pipeline is up"
+        with pytest.raises(TargetLostError, match="no pipeline is up"):
+            await pair.channel.check_ready()
+        await anext(stream)
+        assert pair.attached == 1
+        await stream.aclose()
+
+
+async def test_a_router_that_is_lost_or_stuck_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with submitting(Endless().run) as pair:
+        await pair.channel.check_ready()
+        monkeypatch.setattr(submission_server.IngressConnection, "_flush", lambda self: None)  # nothing leaves any more
+        asking = asyncio.create_task(pair.channel.check_ready())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(asking)
+        pair.server.cut()
+        with pytest.raises(TargetLostError):
+            await asking
+
+
 @pytest.mark.parametrize("n_seen", [0, 1, 5])
 async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: Any, make_job: MakeJob) -> None:
     async with serving() as served, submitting(served.router.stream) as pair:
