@@ -7,6 +7,8 @@ they cross processes cheaply. Nothing here knows text, HTTP or how tokens came a
 from __future__ import annotations
 
 import operator
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -51,11 +53,21 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int  # nodes scored, probes not counted
     accepted_tokens: int  # drafted nodes on accepted paths, cut to what was emitted
     step_tokens: list[int] = []  # tokens committed by each decode step, bonus included; at least 1 each
+    accepted_steps: list[int] = []  # by j: decode steps that accepted exactly j drafted nodes; as long as needed
     max_nodes_used: int = 0  # largest tree of any step, nodes
     by_source: dict[str, SourceCounts] = {}
-    seconds: float = 0.0  # from submission to the last token
+    seconds: float = 0.0  # from submission to the last token: the sum of the next three
+    queue_seconds: float = 0.0  # from submission until it first owned KV blocks
+    prefill_seconds: float = 0.0  # from there to the first token
+    decode_seconds: float = 0.0  # from the first token to the last, with all that a preemption cost
     preemptions: int = 0  # how often the sequence lost its KV blocks and was prefilled again
     cached_tokens: int = 0  # of the prompt, whose rows were in the cache already
+
+
+def histogram(values: Iterable[int]) -> list[int]:
+    """How often each number occurs: by number, up to the largest."""
+    counts = Counter(values)
+    return [counts[number] for number in range(max(counts, default=-1) + 1)]
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):

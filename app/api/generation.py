@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.api.service import Backend
+from deployments.submission.messages import ModelCard
 from engine.errors import TargetLostError
-from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
+from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
 from engine.request import Request
 from engine.text import Detokenizer, StopMatcher
 
@@ -53,22 +54,22 @@ class Choice:
         index: of the choice in the response: prompt * n + choice.
         request: of the choice.
         tokenizer: of the model.
-        eos_ids: ids that end a text and are not reported as ``stop_reason``.
+        card: of the model; its ``eos_ids`` end a text and are not reported as ``stop_reason``.
     """
 
-    def __init__(
-        self, index: int, request: Request, tokenizer: PreTrainedTokenizerFast, eos_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, index: int, request: Request, tokenizer: PreTrainedTokenizerFast, card: ModelCard) -> None:
         self.index = index
         self.request = request
+        self.max_nodes = card.draft_limit(request)  # drafted nodes that a step may have
         self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
         self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text
-        self._eos_ids = eos_ids
+        self._eos_ids = card.eos_ids
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
         self._by_token = self._matcher is not None or request.params.logprobs is not None
         self._n_chars = 0  # characters that the detokenizer has returned
         self._step_tokens: list[int] = []
+        self._step_accepted: list[int] = []  # only where a stop string may end the text
         self._drafts: dict[str, SourceCounts] | None = {}
 
     def feed(self, event: StepEvent) -> Piece:
@@ -93,6 +94,7 @@ class Choice:
             drafted_tokens=sum(counts.drafted for counts in self._drafts.values()),
             accepted_tokens=sum(counts.accepted for counts in self._drafts.values()),
             step_tokens=self._step_tokens,
+            accepted_steps=histogram(self._step_accepted),
             by_source=self._drafts,
         )
 
@@ -137,6 +139,8 @@ class Choice:
             if event.drafts is None:
                 self._drafts = None
             elif self._drafts is not None:
+                if self._matcher is not None:
+                    self._step_accepted.append(sum(counts.accepted for counts in event.drafts.values()))
                 for name, counts in event.drafts.items():
                     self._drafts[name] = counts.plus(self._drafts[name]) if name in self._drafts else counts
         self.n_tokens += used

@@ -158,7 +158,7 @@ class Api:
             system_fingerprint=self._card.fingerprint,
             return_token_ids=wanted.return_token_ids,
         )
-        choices = [Choice(i, request, self._tokenizer, self._card.eos_ids) for i, request in enumerate(requests)]
+        choices = [Choice(i, request, self._tokenizer, self._card) for i, request in enumerate(requests)]
         return envelope, Generation(self._backend, choices)
 
     def _check_model(self, name: str | None) -> None:

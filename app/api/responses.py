@@ -61,6 +61,8 @@ def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     """``metrics`` of a response, summed over its choices; empty if a choice has no statistics.
 
     Every decode forward counts as a step, also one without drafts; the bonus token counts as accepted length.
+    ``acceptance_histogram`` has an entry for 0 to ``num_spec_tokens`` accepted drafted tokens: steps that accepted as
+    many.
     """
     every: list[RequestStats] = [stats for c in choices if (stats := c.final_stats()) is not None]
     if len(every) < len(choices):
@@ -71,12 +73,19 @@ def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     for stats in every:
         for name, counts in stats.by_source.items():
             by_source[name] = counts.plus(by_source[name]) if name in by_source else counts
+    limit = max(choice.max_nodes for choice in choices)
+    by_accepted = [0] * max(limit + 1, *(len(stats.accepted_steps) for stats in every))
+    for stats in every:
+        for n_accepted, n_steps in enumerate(stats.accepted_steps):
+            by_accepted[n_accepted] += n_steps
     figures = {
         "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
+        "num_spec_tokens": limit,
+        "acceptance_histogram": by_accepted,
         "by_source": {name: counts.named for name, counts in by_source.items()},
     }
     return {"speculative_decoding": figures}

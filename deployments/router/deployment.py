@@ -98,6 +98,8 @@ class RouterDeployment:
             created=self._created,
             fingerprint=f"{info.spec.family}-{info.spec.n_layers}x{info.spec.hidden_size}",
             aliases=self._aliases,
+            method=options.method,
+            max_nodes=min(options.max_nodes, options.scheduler.max_tree_nodes),
         )
 
     def _problem(self) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from engine import errors
+from engine.request import Request
+from engine.scheduling.drafting import AUTOREGRESSIVE
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +25,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "spectra"
     fingerprint: str | None = None  # changes with weights, dtype or software
     aliases: tuple[str, ...] = ()  # further names clients may use
+    method: str = ""  # of speculation, for requests that name none
+    max_nodes: int = 0  # drafted nodes per step, for requests that set no limit
+
+    def draft_limit(self, request: Request) -> int:
+        """Nodes that one step may draft for the request; 0: plain decoding."""
+        if (request.method or self.method) == AUTOREGRESSIVE:
+            return 0
+        return self.max_nodes if request.max_nodes is None else request.max_nodes
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

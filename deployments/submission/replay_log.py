@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from engine.events import RequestStats, SourceCounts, StepEvent
+from engine.events import RequestStats, SourceCounts, StepEvent, histogram
 from engine.request import Request
 
 
@@ -43,21 +43,26 @@ class ReplayLog:
         return msgspec.structs.replace(event, stats=self._total(event.stats))
 
     def _total(self, last: RequestStats) -> RequestStats:
-        """Figures over all routers; ``last`` is what the last router counted."""
+        """Figures over all routers; ``last`` is what the last router counted, whose phases are its own."""
         steps = self._taken if self._request.emitted else self._taken[1:]  # the first event of all is the prefill's
         by_source: dict[str, SourceCounts] = {}
         for _, drafts in steps:
             for name, counts in (drafts or {}).items():
                 by_source[name] = counts.plus(by_source[name]) if name in by_source else counts
+        accepted = [sum(counts.accepted for counts in (drafts or {}).values()) for _, drafts in steps]
         drafted = [sum(counts.drafted for counts in (drafts or {}).values()) for _, drafts in steps]
         return RequestStats(
             prompt_tokens=len(self._request.prompt),
             target_forwards=len(steps),
             drafted_tokens=sum(drafted),
-            accepted_tokens=sum(counts.accepted for counts in by_source.values()),
+            accepted_tokens=sum(accepted),
             step_tokens=[len(tokens) for tokens, _ in steps],
+            accepted_steps=histogram(accepted),
             max_nodes_used=max(last.max_nodes_used, *drafted, 0),  # the probes of earlier routers are lost with them
             by_source=by_source,
             seconds=time.perf_counter() - self._began,
+            queue_seconds=last.queue_seconds,
+            prefill_seconds=last.prefill_seconds,
+            decode_seconds=last.decode_seconds,
             preemptions=last.preemptions + self._n_routers - 1,
         )

@@ -28,7 +28,10 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Commit:
         if answer.prompt_top_ids is not None:
             sequence.prompt_top_ids.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
         news = _chunk_outcome(sequence, work, answer)
-        sequence.state = State.DRAFTING if sequence.n_cached == sequence.n_prefill else State.PREFILLING
+        sequence.state = State.PREFILLING
+        if sequence.n_cached == sequence.n_prefill:
+            sequence.state = State.DRAFTING
+            sequence.stats.count_prefilled()
     else:
         news = _outcome(work, answer)
         sequence.n_cached += 1 + len(answer.accepted)

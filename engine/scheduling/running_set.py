@@ -69,6 +69,7 @@ class RunningSet:
     def enter(self, sequence: Sequence) -> None:
         """A sequence comes out of the queue."""
         sequence.state, sequence.n_sent = State.PREFILLING, 0
+        sequence.stats.count_entry()
         insort(self._all, sequence, key=lambda other: (other.request.priority, other.seq))
 
     def leave(self, sequence: Sequence) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.events import RequestStats, SourceCounts
+from engine.events import RequestStats, SourceCounts, histogram
 from engine.tree import TokenTree
 
 
@@ -16,7 +16,10 @@ class StatsCounter:
 
     n_prompt: int
     began: float = field(default_factory=time.perf_counter)  # seconds
+    entered: float | None = None  # seconds; when the sequence first owned KV blocks
+    prefilled: float | None = None  # seconds; when its text was in the cache, and its first token drawn
     step_tokens: list[int] = field(default_factory=list)
+    step_accepted: list[int] = field(default_factory=list)  # drafted nodes that each decode forward accepted
     n_drafted: int = 0
     n_accepted: int = 0
     max_nodes: int = 0
@@ -24,9 +27,20 @@ class StatsCounter:
     n_preempted: int = 0
     n_cached: int = 0  # tokens of the prompt that were found in the cache
 
+    def count_entry(self) -> None:
+        """The sequence leaves the queue; only the first time counts."""
+        if self.entered is None:
+            self.entered = time.perf_counter()
+
+    def count_prefilled(self) -> None:
+        """All of the text is in the cache; only the first time counts."""
+        if self.prefilled is None:
+            self.prefilled = time.perf_counter()
+
     def count_step(self, tree: TokenTree, accepted: Sequence[int], n_emitted: int) -> dict[str, SourceCounts]:
         """One decode forward; returns the step's own counts by source."""
         self.step_tokens.append(n_emitted)
+        self.step_accepted.append(len(accepted))
         self.max_nodes = max(self.max_nodes, len(tree))
         step = count_sources(tree, accepted)
         for name, counts in step.items():
@@ -38,15 +52,22 @@ class StatsCounter:
 
     def freeze(self) -> RequestStats:
         """The figures as they leave the engine."""
+        now = time.perf_counter()
+        prefilled = now if self.prefilled is None else self.prefilled
+        entered = prefilled if self.entered is None else self.entered
         return RequestStats(
             prompt_tokens=self.n_prompt,
             target_forwards=len(self.step_tokens),
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
             step_tokens=list(self.step_tokens),
+            accepted_steps=histogram(self.step_accepted),
             max_nodes_used=self.max_nodes,
             by_source=dict(self.by_source),
-            seconds=time.perf_counter() - self.began,
+            seconds=now - self.began,
+            queue_seconds=entered - self.began,
+            prefill_seconds=prefilled - entered,
+            decode_seconds=now - prefilled,
             preemptions=self.n_preempted,
             cached_tokens=self.n_cached,
         )

@@ -18,7 +18,7 @@ from app.api.http import Api, create_app
 from app.api.service import Settings
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
-from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob
+from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.support.tiny_models import tiny_tokenizer
@@ -55,6 +55,8 @@ class ScriptedBackend:
             created=7,
             fingerprint="fp",
             aliases=("org/alias",),
+            method="pld",
+            max_nodes=4,
         )
 
     async def submit(self, request: Request) -> AsyncIterator[StepEvent]:
@@ -127,6 +129,7 @@ class ScriptedBackend:
             drafted_tokens=drafted,
             accepted_tokens=accepted,
             step_tokens=steps,
+            accepted_steps=histogram(n - 1 for n in steps),
             max_nodes_used=4,
             by_source={"pld": SourceCounts(drafted, accepted, drafted, accepted, accepted)},
             cached_tokens=n_prompt - 1,

@@ -75,6 +75,9 @@ def check_figures(events: list[StepEvent], n_prompt: int) -> RequestStats:
         for name, counts in (event.drafts or {}).items():
             sums[name] = counts.plus(sums[name]) if name in sums else counts
     assert stats.by_source == sums
+    assert sum(stats.accepted_steps) == stats.target_forwards
+    assert sum(j * n for j, n in enumerate(stats.accepted_steps)) == stats.accepted_tokens
+    assert min(stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) >= 0
     assert stats.drafted_tokens == sum(counts.drafted for counts in sums.values())
     assert stats.accepted_tokens == sum(counts.accepted for counts in sums.values())
     return stats

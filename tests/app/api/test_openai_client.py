@@ -50,6 +50,23 @@ def test_a_stream_without_usage_carries_its_metrics_on_the_final_chunk(client) -
     counts |= {"proposed_accepted": accepted, "sole_accepted": accepted}
     assert figures["by_source"] == {"pld": counts}
     assert whole.usage.completion_tokens == 1 + steps + accepted
+    check_histogram(figures, limit=4)
+
+
+def check_histogram(figures, limit) -> None:
+    """As vLLM documents it: dense, by accepted drafted tokens, each step once."""
+    histogram = figures["acceptance_histogram"]
+    assert figures["num_spec_tokens"] == limit
+    assert len(histogram) == limit + 1
+    assert sum(histogram) == figures["num_spec_steps"]
+    assert sum(j * n for j, n in enumerate(histogram)) == figures["num_accepted_draft_tokens"]
+
+
+@pytest.mark.parametrize(("speculative", "limit"), [({"max_nodes": 9}, 9), ({"method": "pld"}, 4)])
+def test_the_histogram_of_accepted_tokens_is_as_long_as_a_draft_may_be(client, speculative, limit) -> None:
+    for more in ({}, {"n": 2, "temperature": 1.0}, {"stop": "river"}):  # the engine's figures, and the edge's
+        answer = client.chat.completions.create(**CHAT | more, extra_body={"speculative": speculative})
+        check_histogram(answer.metrics["speculative_decoding"], limit)
 
 
 def test_text_completions_take_several_prompts_and_choices(client, backend) -> None:

@@ -93,12 +93,14 @@ def test_a_request_chooses_its_speculation_and_is_told_what_it_did(server: Serve
     plain = server.complete(**fields, speculative={"enabled": False}).json()
     figures = plain["metrics"]["speculative_decoding"]
     assert (figures["num_draft_tokens"], figures["num_spec_steps"], figures["by_source"]) == (0, 59, {})
+    assert (figures["num_spec_tokens"], figures["acceptance_histogram"]) == (0, [59])
     drafted = server.complete(**fields, speculative={"method": "pld", "max_nodes": 4}).json()
     figures = drafted["metrics"]["speculative_decoding"]
     assert drafted["choices"] == plain["choices"]
     assert figures["num_spec_steps"] < 30
     assert figures["by_source"]["pld"]["accepted"] == figures["num_accepted_draft_tokens"] > 30
     assert figures["num_draft_tokens"] <= 4 * figures["num_spec_steps"]
+    assert (figures["num_spec_tokens"], sum(figures["acceptance_histogram"])) == (4, figures["num_spec_steps"])
 
 
 def test_bad_requests_get_their_status_and_a_running_stream_does_not_notice(server: Server) -> None:

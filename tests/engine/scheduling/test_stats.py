@@ -67,6 +67,8 @@ def test_a_request_is_the_sum_of_its_steps(steps: list[tuple[TokenTree, list[int
     assert stats.target_forwards == len(steps)
     assert stats.step_tokens == [len(accepted) + 1 for _, accepted in steps]
     assert stats.accepted_tokens == sum(len(accepted) for _, accepted in steps)
+    assert sum(stats.accepted_steps) == len(steps)
+    assert sum(j * n for j, n in enumerate(stats.accepted_steps)) == stats.accepted_tokens
     assert stats.drafted_tokens == sum(tree.probe.count(False) for tree, _ in steps)
     assert stats.max_nodes_used == max((len(tree) for tree, _ in steps), default=0)
     for name, total in stats.by_source.items():
@@ -85,6 +87,21 @@ def test_what_left_the_counter_does_not_change_any_more() -> None:
     assert stats.by_source == {"a": SourceCounts(1, 1, 1, 1, 1)}
     assert counter.freeze().by_source == {"a": SourceCounts(2, 1, 2, 1, 1)}
     assert counter.freeze().seconds >= stats.seconds >= 0.0
+
+
+def test_the_time_of_a_request_is_that_of_its_phases() -> None:
+    counter = StatsCounter(n_prompt=1)
+    waits = counter.freeze()
+    assert waits.seconds == waits.queue_seconds > 0 == waits.prefill_seconds == waits.decode_seconds
+    counter.count_entry()
+    counter.count_prefilled()
+    entered, prefilled = counter.entered, counter.prefilled
+    counter.count_entry()  # again, after a preemption
+    counter.count_prefilled()
+    assert (counter.entered, counter.prefilled) == (entered, prefilled)
+    stats = counter.freeze()
+    assert min(stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) > 0
+    assert stats.seconds == pytest.approx(stats.queue_seconds + stats.prefill_seconds + stats.decode_seconds)
 
 
 def test_counts_have_names() -> None:
