@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+LEAST_TEMPERATURE = 1e-5  # logits divided by less need not be finite; the draw would be the argmax anyway
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the target's distribution becomes tokens; immutable, and small enough to travel with the request.
 
-    ``temperature`` 0 means greedy. ``top_k`` 0 means no limit. Penalties follow Hugging Face (repetition: prompt and
-    output) and OpenAI (presence, frequency: output only).
+    ``temperature`` 0 means greedy, and what is given below ``LEAST_TEMPERATURE`` becomes 0. ``top_k`` 0 means no limit.
+    Penalties follow Hugging Face (repetition: prompt and output) and OpenAI (presence, frequency: output only).
     """
 
     max_tokens: int = 128
@@ -28,6 +30,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()  # strings that end the text, not returned
     logprobs: int | None = None  # None: none; k: the drawn token's and the k best
     verification: str = "coupled"  # or "rejection"
+
+    def __post_init__(self) -> None:
+        """Make the temperatures that no division survives those of greedy decoding."""
+        if 0.0 != self.temperature < LEAST_TEMPERATURE:
+            msgspec.structs.force_setattr(self, "temperature", 0.0)
 
     @property
     def is_greedy(self) -> bool:

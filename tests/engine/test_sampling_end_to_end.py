@@ -104,6 +104,45 @@ def test_what_earlier_requests_taught_changes_no_text(sources: tuple[str, ...]) 
     assert accepted[1] > accepted[0]
 
 
+@pytest.mark.parametrize("temperature", [9e-6, 5e-324])
+def test_a_temperature_that_no_division_survives_is_greedy(temperature: float) -> None:
+    """Beside requests that sample, with drafts, with both rules of verification, penalties and log-probabilities."""
+    style: dict[str, Any] = {"repetition_penalty": 1.3, "logit_bias": {9: 2.0, 8: -100.0}, "top_p": 0.9, "logprobs": 3}
+    prompts = random_prompts(1)
+    greedy, cold = (
+        [
+            job(prompt, method, temperature=degree, verification=rule, seed=5, **shifted)
+            for degree in (heat, 0.8)
+            for prompt in prompts
+            for method in ("autoregressive", "suffix+token-recycling", "spectra-core")
+            for rule in ("coupled", "rejection")
+            for shifted in ({}, style)
+        ]
+        for heat in (0.0, temperature)
+    )
+    done = [complete_all(make_engine(make_target("qwen3")), jobs, 8) for jobs in (greedy, cold)]
+    assert texts_of(done[0]) == texts_of(done[1])
+    assert [one.logprobs for one in done[0]] == [one.logprobs for one in done[1]]
+    assert [one.stats.accepted_tokens for one in done[0]] == [one.stats.accepted_tokens for one in done[1]]
+
+
+def test_the_least_temperature_still_samples() -> None:
+    """What is below is the very parameter of greedy decoding, however it was made."""
+    greedy = SamplingParams(seed=5)
+    for temperature in (0.0, 9.99e-6, 1e-6, 1e-30, 2.2e-308, 5e-324):
+        params = SamplingParams(temperature=temperature, seed=5)
+        assert params == greedy
+        assert msgspec.structs.replace(params, temperature=temperature) == greedy
+        assert msgspec.msgpack.decode(
+            msgspec.msgpack.encode({"temperature": temperature}), type=SamplingParams
+        ).is_greedy
+    least = [job(text, temperature=1e-5, seed=5) for text in random_prompts(2)]
+    assert not least[0].params.is_greedy
+    plain = [job(text) for text in random_prompts(2)]
+    done = (texts_of(complete_all(make_engine(make_target("qwen3")), jobs, 2)) for jobs in (least, plain))
+    assert next(done) == next(done), "the argmax, because no noise reaches so far"
+
+
 def test_other_requests_in_the_batch_change_nothing() -> None:
     jobs = [
         job(text, method, **params)

@@ -77,6 +77,12 @@ async def test_disabled_speculation_is_the_autoregressive_method(client, backend
     assert (backend.seen[0].method, backend.seen[0].max_nodes) == ("autoregressive", None)
 
 
+@pytest.mark.parametrize(("temperature", "served"), [(1e-6, 0.0), (5e-324, 0.0), (1e-5, 1e-5)])
+async def test_temperatures_that_no_division_survives_are_greedy(client, backend, temperature, served) -> None:
+    await post(client, "/v1/chat/completions", **CHAT, temperature=temperature)
+    assert backend.seen[0].params.temperature == served
+
+
 async def test_requests_share_a_scope_only_where_namespace_and_salt_agree(client, backend) -> None:
     salts = (None, "a", "b", "/", "A", "x" * 256)
     namespaces = (None, "a", "b")
