@@ -11,6 +11,7 @@ Unknown fields are refused; `app.api.parsing` turns violations into OpenAI's err
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -165,9 +166,9 @@ class GenerationRequest(Strict):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def logprob_count(self) -> int | None:
         """Best alternatives to report per token; None: no logprobs at all."""
-        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
