@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ import jinja2
 import msgspec
 
 from app.access.caller import Caller
-from app.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
+from app.api.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
 from app.api.service import Settings
+from app.api.tokenizing import TextEncoder
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.request import Request
@@ -30,13 +30,11 @@ class Converter:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, card: ModelCard, settings: Settings) -> None:
         self._tokenizer = tokenizer
-        # Some tokenizer.json files carry training-time settings that would cut prompts silently.
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
+        self._encoder = TextEncoder(tokenizer, card.max_model_len)
         self._card = card
         self._settings = settings
 
-    async def requests(
+    def requests(
         self, body: ChatCompletionRequest | CompletionRequest, response_id: str, caller: Caller
     ) -> tuple[list[Request], int]:
         """A request per choice, prompt by prompt, and their common seed as the response reports it.
@@ -50,10 +48,10 @@ class Converter:
         caller.check_priority(body.priority)
         caller.check_namespace(body.speculative.namespace or "")
         if isinstance(body, ChatCompletionRequest):
-            prompts = [await self.encode_chat(body.messages)]
+            prompts = [self.encode_chat(body.messages)]
         else:
             self._check_choices(len(body.prompt) * body.n)
-            prompts = [await self._prompt_ids(p) for p in body.prompt]
+            prompts = [self._prompt_ids(p) for p in body.prompt]
         self.check_ids(body.stop_token_ids, "stop_token_ids")
         self.check_ids(body.logit_bias, "logit_bias")
         # A drawn seed has 53 bits, so that a client whose numbers are doubles can send it back.
@@ -66,13 +64,14 @@ class Converter:
                 requests.append(self._request(body, prompt, params, choice, request_id, caller))
         return requests, seed
 
-    async def encode_chat(
+    def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, add_special_tokens: bool = False
     ) -> list[int]:
         """Ids of a conversation under the model's chat template, which writes all special tokens itself.
 
         Raises:
             RequestError: the model has no template, or it refuses the messages.
+            PromptTooLongError: the text cannot fit into the context.
         """
         if not self._tokenizer.chat_template:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
@@ -83,16 +82,26 @@ class Converter:
             )
         except jinja2.TemplateError as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
-        return await self.encode(str(text), add_special_tokens=add_special_tokens)
+        return self._encoder.encode(str(text), "messages", add_special_tokens=add_special_tokens)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; a long text is tokenised in a thread (the tokenizer releases the interpreter lock)."""
-        backend = self._tokenizer.backend_tokenizer
-        if len(text) <= self._settings.thread_chars:
-            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            encoding = await asyncio.to_thread(backend.encode, text, add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a prompt; raises PromptTooLongError if it cannot fit into the context."""
+        return self._encoder.encode(text, "prompt", add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            RequestError: an id is outside the vocabulary.
+            PromptTooLongError: there are more than the context holds.
+        """
+        if len(ids) > self._card.max_model_len:
+            raise PromptTooLongError(
+                f"tokens has {len(ids)} ids; it must have at most {self._card.max_model_len}, this model's context",
+                "tokens",
+            )
+        self.check_ids(ids, "tokens")
+        return self._encoder.decode(ids)
 
     def check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
         """Check that the ids of field ``param`` are in the vocabulary.
@@ -101,8 +110,8 @@ class Converter:
             RequestError: an id is outside the vocabulary.
         """
         size = self._card.vocab_size
-        wrong = next((i for i in ids if not 0 <= i < size), None)
-        if wrong is not None:
+        if ids and (min(ids) < 0 or max(ids) >= size):
+            wrong = next(i for i in ids if not 0 <= i < size)
             raise RequestError(f"{param} holds the token id {wrong}; ids must be 0 to {size - 1}", param)
 
     def _request(
@@ -163,9 +172,9 @@ class Converter:
             )
         return wanted or max(body.min_tokens, min(room, self._settings.default_max_tokens))
 
-    async def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
+    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            ids = await self.encode(prompt, add_special_tokens=True) if prompt else []
+            ids = self.encode(prompt, add_special_tokens=True) if prompt else []
         else:
             ids = prompt
             self.check_ids(ids, "prompt")
@@ -174,10 +183,8 @@ class Converter:
         return ids
 
     def _check_choices(self, wanted: int) -> None:
-        if wanted > self._settings.max_choices:
-            raise RequestError(
-                f"{wanted} choices are wanted (prompts times n); it must be at most {self._settings.max_choices}", "n"
-            )
+        if wanted > MAX_CHOICES:
+            raise RequestError(f"{wanted} choices are wanted (prompts times n); it must be at most {MAX_CHOICES}", "n")
 
 
 def scope_of(*names: str, salt: str | None) -> str:

@@ -19,6 +19,7 @@ logger = logging.getLogger("spectra.api")
 
 # Where clients write fields of the engine's requests, if not under the same name.
 CLIENT_NAMES = {"method": "speculative.method", "max_nodes": "speculative.max_nodes"}
+MAX_MESSAGE = 1000  # characters: what a client sent never comes back in full
 
 
 class ApiError(Exception):
@@ -45,7 +46,8 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
         """OpenAI's error object as JSON."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if self.status == 429 else kind
-        fields: dict[str, Any] = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        message = self.message[:MAX_MESSAGE]
+        fields: dict[str, Any] = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": fields})
 
     def response(self) -> Response:

@@ -17,13 +17,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.access.caller import Caller, caller_of
+from app.api.bodies import Bodies
 from app.api.convert import Converter
 from app.api.errors import ErrorAnswer, answer_for, model_not_found
 from app.api.generation import Choice, Generation, Piece
 from app.api.logprobs import TokenTexts
-from app.api.parsing import parse, read_body
+from app.api.parsing import Schema, parse
 from app.api.responses import Envelope, StreamWriter, whole_response
-from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.schemas import (
+    MAX_CHOICES,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
 from deployments.submission.messages import Health
@@ -47,6 +54,8 @@ class Api:
         self._settings = settings
         self._card = backend.model_card
         self._converter = Converter(tokenizer, self._card, settings)
+        self._bodies = Bodies(settings.max_body_bytes)
+        self._max_numbers = MAX_CHOICES * self._card.max_model_len  # of a body: ids of prompts
         self._texts = TokenTexts(tokenizer)
 
     @property
@@ -56,34 +65,24 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        body = await read_body(request, self._settings.max_body_bytes)
-        return await self._generate(request, parse(ChatCompletionRequest, body))
+        return await self._generate(request, ChatCompletionRequest)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        body = await read_body(request, self._settings.max_body_bytes)
-        return await self._generate(request, parse(CompletionRequest, body))
+        return await self._generate(request, CompletionRequest)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a prompt, or of messages under the chat template."""
-        wanted = parse(TokenizeRequest, await read_body(request, self._settings.max_body_bytes))
-        self._check_model(wanted.model)
-        if wanted.messages is not None:
-            special = bool(wanted.add_special_tokens)
-            ids = await self._converter.encode_chat(
-                wanted.messages, add_generation_prompt=wanted.add_generation_prompt, add_special_tokens=special
-            )
-        else:
-            special = wanted.add_special_tokens is not False
-            ids = await self._converter.encode(wanted.prompt or "", add_special_tokens=special)
-        return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
+        async with self._bodies.read(request) as body:
+            wanted = await self._parse(TokenizeRequest, body)
+            return await self._bodies.run(wanted.weight, self._tokenized, wanted)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: text of ids, special tokens included."""
-        wanted = parse(DetokenizeRequest, await read_body(request, self._settings.max_body_bytes))
-        self._check_model(wanted.model)
-        self._converter.check_ids(wanted.tokens, "tokens")
-        return _json({"prompt": self._tokenizer.backend_tokenizer.decode(wanted.tokens, skip_special_tokens=False)})
+        async with self._bodies.read(request) as body:
+            wanted = await self._parse(DetokenizeRequest, body)
+            self._check_model(wanted.model)
+            return _json({"prompt": await self._bodies.run(wanted.weight, self._converter.decode, wanted.tokens)})
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -128,27 +127,49 @@ class Api:
 
     async def answer(self, wanted: GenerationBody, caller: Caller) -> bytes:
         """The whole response body, as JSON."""
-        envelope, generation = await self._prepare(wanted, caller)
-        return whole_response(envelope, await _collect(generation), self._texts)
+        return await self._whole(*await self._prepare(wanted, caller))
 
     async def events(self, wanted: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
-        envelope, generation = await self._prepare(wanted, caller)
-        writer = StreamWriter(envelope, generation.choices, self._texts, wanted.include_usage)
-        return _events(generation, writer)
+        return self._stream(wanted, *await self._prepare(wanted, caller))
 
-    async def _generate(self, request: Request, wanted: GenerationBody) -> Response:
-        caller = caller_of(request.scope)
+    async def _generate(self, request: Request, schema: type[GenerationBody]) -> Response:
+        async with self._bodies.read(request) as body:
+            wanted = await self._parse(schema, body)
+            envelope, generation = await self._prepare(wanted, caller_of(request.scope))
         if wanted.stream:
-            return EventStream(await self.events(wanted, caller))
-        body = await run_while_connected(request.receive, self.answer(wanted, caller))
-        return Response(body, media_type="application/json")
+            return EventStream(self._stream(wanted, envelope, generation))
+        answer = await run_while_connected(request.receive, self._whole(envelope, generation))
+        return Response(answer, media_type="application/json")
+
+    async def _whole(self, envelope: Envelope, generation: Generation) -> bytes:
+        return whole_response(envelope, await _collect(generation), self._texts)
+
+    def _stream(
+        self, wanted: GenerationBody, envelope: Envelope, generation: Generation
+    ) -> AsyncGenerator[bytes, None]:
+        return _events(generation, StreamWriter(envelope, generation.choices, self._texts, wanted.include_usage))
+
+    async def _parse(self, schema: type[Schema], body: bytes) -> Schema:
+        return await self._bodies.run(len(body), parse, schema, body, self._max_numbers)
+
+    def _tokenized(self, wanted: TokenizeRequest) -> Response:
+        self._check_model(wanted.model)
+        if wanted.messages is not None:
+            special = bool(wanted.add_special_tokens)
+            ids = self._converter.encode_chat(
+                wanted.messages, add_generation_prompt=wanted.add_generation_prompt, add_special_tokens=special
+            )
+        else:
+            special = wanted.add_special_tokens is not False
+            ids = self._converter.encode(wanted.prompt or "", add_special_tokens=special)
+        return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
 
     async def _prepare(self, wanted: GenerationBody, caller: Caller) -> tuple[Envelope, Generation]:
         self._check_model(wanted.model)
         is_chat = isinstance(wanted, ChatCompletionRequest)
         response_id = ("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex
-        requests, seed = await self._converter.requests(wanted, response_id, caller)
+        requests, seed = await self._bodies.run(wanted.weight, self._converter.requests, wanted, response_id, caller)
         envelope = Envelope(
             id=response_id,
             created=int(time.time()),

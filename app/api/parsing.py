@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from app.api.errors import ApiError
-from engine.errors import RequestError
+from engine.errors import PromptTooLongError, RequestError
 
 Schema = TypeVar("Schema", bound="Strict")
-DRAIN_FACTOR = 16  # times the limit is read and dropped before the connection is given up
+SMALL = 16_384  # bytes that are parsed within 2 ms, whatever they hold
+MAX_NESTED = 65_536  # strings, arrays and objects of a body
+MAX_DIGITS = 128  # of a number; Python takes quadratic time to read them
+MAX_KEYS = 64  # of an object
+MAX_SHOWN = 64  # characters of a client's value in an error
+DIGITS = bytes.maketrans(b"123456789", b"000000000")
 BOUNDS = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -36,48 +40,50 @@ class Strict(BaseModel):
     # OpenAI's fields that this server cannot honour, and their values that ask for nothing.
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, at most ``limit`` bytes.
-
-    Bytes beyond the limit are read and dropped, because a client that is still sending would not see the answer.
-
-    Raises:
-        ApiError: 415 for a media type other than JSON, 413 for a body above the limit.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise ApiError(
-            415,
-            f"Content-Type is {media_type or 'missing'}; it must be application/json",
-            code="unsupported_media_type",
-        )
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= limit:
-            chunks.append(chunk)
-        else:
-            chunks.clear()
-            if size > DRAIN_FACTOR * limit:
-                break
-    if size > limit:
-        raise ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
-    return b"".join(chunks)
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, value: Any) -> Any:
+        """Each unknown field would be an error of its own."""
+        if isinstance(value, dict) and len(value) > MAX_KEYS:
+            raise refuse(f"has {len(value)} fields; it must have at most {MAX_KEYS}")
+        return value
 
 
-def parse(schema: type[Schema], body: bytes) -> Schema:
+def parse(schema: type[Schema], body: bytes, max_numbers: int) -> Schema:
     """Decode and check ``body``; a null is an absent field, as in OpenAI's API.
 
     Raises:
-        RequestError: malformed JSON, an unknown or unsupported field, or a value out of range.
+        RequestError: malformed JSON, more than ``MAX_NESTED`` values or ``max_numbers`` numbers, an unknown or
+            unsupported field, or a value out of range.
     """
+    if len(body) > SMALL:
+        _check_values(body, max_numbers)
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from None
     return validated(schema, fields)
+
+
+def _check_values(body: bytes, max_numbers: int) -> None:
+    """Refuse a body of too many values before it is decoded: a decoder holds the interpreter lock until its end, and
+    makes objects of fifty bytes of what three bytes ask for. All text but strings is looked at, by functions that
+    read gigabytes a second.
+
+    Raises:
+        RequestError: there are too many values, or a number has too many digits.
+    """
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    n_nested = bare.count(b'"') // 2
+    if n_nested <= MAX_NESTED:
+        bare = b"".join(bare.split(b'"')[::2])
+        n_nested += bare.count(b"[") + bare.count(b"{")
+    if n_nested > MAX_NESTED:
+        raise RequestError(f"the body has more than {MAX_NESTED} strings, arrays and objects")
+    if bare.count(b",") > MAX_NESTED + max_numbers:  # an item each
+        raise PromptTooLongError(f"the body has more than {max_numbers} numbers; no prompts of this model have so many")
+    if b"0" * (MAX_DIGITS + 1) in bare.translate(DIGITS):
+        raise RequestError(f"the body has a number of more than {MAX_DIGITS} digits")
 
 
 def validated(schema: type[Schema], fields: Any) -> Schema:
@@ -102,16 +108,17 @@ def _known_fields(schema: type[Strict], fields: dict[str, Any]) -> dict[str, Any
             if value is not None:
                 known[name] = value
         elif name not in schema.unsupported:
-            raise RequestError(f"unknown field {_shorten(name)}", name[:64])
+            raise RequestError(f"unknown field {shorten(name)}", name[:MAX_SHOWN])
         elif value is not None and value not in schema.unsupported[name]:
-            raise RequestError(f"{name} is {_shorten(value)}; this server does not support it: leave it out", name)
+            raise RequestError(f"{name} is {shorten(value)}; this server does not support it: leave it out", name)
     return known
 
 
 def _request_error(details: ErrorDetails) -> RequestError:
     param = ""
     for part in details["loc"]:
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+        name = str(part)[:MAX_SHOWN]
+        param += f"[{name}]" if isinstance(part, int) else f".{name}" if param else name
     kind, context = details["type"], details.get("ctx", {})
     if not param:
         return RequestError(details["msg"], details["msg"].partition(" ")[0])
@@ -121,9 +128,7 @@ def _request_error(details: ErrorDetails) -> RequestError:
         return RequestError(f"unknown field {param}", param)
     if kind == "refused":
         return RequestError(f"{param} {details['msg']}", param)
-    return RequestError(
-        f"{param} is {_shorten(details['input'])}; it {_expected(kind, context, details['msg'])}", param
-    )
+    return RequestError(f"{param} is {shorten(details['input'])}; it {_expected(kind, context, details['msg'])}", param)
 
 
 def _expected(kind: str, context: dict[str, Any], message: str) -> str:
@@ -134,9 +139,24 @@ def _expected(kind: str, context: dict[str, Any], message: str) -> str:
     if kind in ("too_short", "too_long"):
         bound = f"at least {context['min_length']}" if kind == "too_short" else f"at most {context['max_length']}"
         return f"must have {bound} items" if bound != "at least 1" else "must have at least 1 item"
-    return TYPES.get(kind) or message.replace("Input should", "must").replace("valid ", "")
+    return TYPES.get(kind) or message.replace("Input should", "must").replace("String should", "must").replace(
+        "valid ", ""
+    )
 
 
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 64 else text[:60] + " ..."
+class _Repr(reprlib.Repr):
+    """Looks only at what it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxlong = self.maxother = MAX_SHOWN
+        self.maxlevel = 2
+
+
+_REPR = _Repr()
+
+
+def shorten(value: Any) -> str:
+    """A client's value as an error shows it, in at most ``MAX_SHOWN`` characters."""
+    text = _REPR.repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 4] + " ..."

@@ -16,15 +16,20 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.api.parsing import Strict, refuse
+from app.api.parsing import Strict, refuse, shorten
 from retrieval_store.service.manifest_feed import is_namespace
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
+MAX_MESSAGES = 4096
+MAX_CHOICES = 64  # prompts times n
+MESSAGE_COST = 64  # characters: so long a text takes as much work as a message without any
 MAX_SALT_CHARS = 256
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # wider integers have no form on the way to the target
+TokenId = Annotated[Int32, Field(ge=0)]
+Name = Annotated[str, Field(max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -57,10 +62,18 @@ class Message(Strict):
         return "\n".join(texts)
 
 
+Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def weight_of(messages: list[Message]) -> int:
+    """Work of rendering and tokenising a conversation, in bytes whose parsing takes as long."""
+    return sum(4 * (len(message.content) + MESSAGE_COST) for message in messages)
+
+
 class SpeculativeOptions(Strict):
     """Extension: the drafting method of this request."""
 
-    method: str | None = None  # None: the server's default; "+" joins several methods
+    method: Name | None = None  # None: the server's default; "+" joins several methods
     max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
     # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share cached
@@ -85,7 +98,7 @@ class StreamOptions(Strict):
 class GenerationRequest(Strict):
     """Fields of both chat and text completions."""
 
-    model: str
+    model: Name
     max_tokens: Annotated[Int32, Field(ge=1)] | None = None
     min_tokens: Annotated[Int32, Field(ge=0)] = 0  # a stop id or EOS cannot be drawn earlier
     temperature: Annotated[Finite, Field(ge=0.0, le=2.0)] = 1.0  # 0 is greedy
@@ -97,13 +110,13 @@ class GenerationRequest(Strict):
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     logit_bias: dict[int, float] = Field(default_factory=dict)  # token id -> -100..100
     stop: list[str] = Field(default_factory=list)
-    stop_token_ids: list[Annotated[Int32, Field(ge=0)]] = Field(default_factory=list, max_length=64)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
     ignore_eos: bool = False
     seed: int | None = None  # any 64-bit integer; None: the server draws one and reports it
     n: Annotated[int, Field(ge=1, le=16)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Name | None = None
     priority: Int32 = 0  # lower goes first
     # Requests share cached prefixes and what speculators learn only with requests of the same salt, as in vLLM.
     cache_salt: str | None = None
@@ -129,11 +142,11 @@ class GenerationRequest(Strict):
         biases: dict[int, float] = {}
         for key, bias in value.items():
             if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
-                raise refuse(f"has the key {str(key)[:20]!r}; keys must be token ids")
-            if not 0 <= int(key) < 2**31:
-                raise refuse(f"has the key {str(key)[:20]!r}; token ids are from 0 to {2**31 - 1}")
+                raise refuse(f"has the key {shorten(key)}; keys must be token ids")
+            if len(str(key)) > 10 or not 0 <= int(key) < 2**31:
+                raise refuse(f"has the key {shorten(key)}; token ids are from 0 to {2**31 - 1}")
             if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-                raise refuse(f"gives token {key} the bias {bias!r}; it must be a number from -100 to 100")
+                raise refuse(f"gives token {key} the bias {shorten(bias)}; it must be a number from -100 to 100")
             biases[int(key)] = float(bias)
         return biases
 
@@ -171,6 +184,11 @@ class GenerationRequest(Strict):
         """Best alternatives to report per token; None: no logprobs at all."""
 
     @property
+    def weight(self) -> int:
+        """Work of making requests of it, in bytes whose parsing takes as long; tokenising a character takes four."""
+        raise NotImplementedError
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -197,7 +215,7 @@ class ChatCompletionRequest(GenerationRequest):
         "service_tier": ("auto", "default"),
     }
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Messages, Field(min_length=1)]
     max_completion_tokens: Annotated[Int32, Field(ge=1)] | None = None  # the newer name of max_tokens
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
@@ -221,6 +239,11 @@ class ChatCompletionRequest(GenerationRequest):
         """Best alternatives to report per token; None: no logprobs at all."""
         return self.top_logprobs if self.logprobs else None
 
+    @property
+    def weight(self) -> int:
+        """Work of making requests of it, in bytes whose parsing takes as long."""
+        return weight_of(self.messages)
+
 
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
@@ -234,6 +257,8 @@ class CompletionRequest(GenerationRequest):
     @classmethod
     def _prompt_list(cls, value: Any) -> Any:
         prompts = [value] if isinstance(value, str) or _is_ids(value) else value
+        if isinstance(prompts, list) and len(prompts) > MAX_CHOICES:
+            raise refuse(f"holds {len(prompts)} prompts; it must hold at most {MAX_CHOICES}")
         is_list = isinstance(prompts, list) and bool(prompts)
         if not is_list or not (all(isinstance(p, str) for p in prompts) or all(_is_ids(p) for p in prompts)):
             raise refuse("must be a string, a list of strings, a list of token ids or a list of such lists")
@@ -244,6 +269,11 @@ class CompletionRequest(GenerationRequest):
         """Best alternatives to report per token; None: no logprobs at all."""
         return self.logprobs
 
+    @property
+    def weight(self) -> int:
+        """Work of making requests of it, in bytes whose parsing takes as long."""
+        return sum(4 * len(p) if isinstance(p, str) else len(p) for p in self.prompt)
+
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(v) is int and abs(v) < 2**31 for v in value)
@@ -252,9 +282,9 @@ def _is_ids(value: Any) -> bool:
 class TokenizeRequest(Strict):
     """Body of POST /tokenize: a prompt or messages, as vLLM takes it."""
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
     add_generation_prompt: bool = True
 
@@ -264,9 +294,19 @@ class TokenizeRequest(Strict):
             raise refuse("prompt or messages must be given, and not both")
         return self
 
+    @property
+    def weight(self) -> int:
+        """Work, in bytes whose parsing takes as long."""
+        return weight_of(self.messages) if self.messages else 4 * len(self.prompt or "")
+
 
 class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
 
-    model: str | None = None
-    tokens: list[Annotated[Int32, Field(ge=0)]]
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+    @property
+    def weight(self) -> int:
+        """Work, in bytes whose parsing takes as long."""
+        return len(self.tokens)

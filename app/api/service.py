@@ -23,8 +23,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     version: str = "0.1.0"
     max_body_bytes: int = 4 * MEBI
     default_max_tokens: int = 1024  # of a request without limit; less if the context is shorter
-    max_choices: int = 64  # prompts times n of one request
-    thread_chars: int = 16_384  # longer texts are tokenised in a thread, off the event loop
 
 
 class StepStream(Protocol):

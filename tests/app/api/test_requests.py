@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import httpx
+import msgspec
 import pytest
 
 from app.api.http import Api, create_app
@@ -127,16 +128,28 @@ async def test_completions_take_every_form_of_prompt(client, backend, prompt: ob
         assert prompts == [[5, 6, 7]]
 
 
-async def test_long_texts_are_tokenised_like_short_ones(client, backend) -> None:
+def roomy(backend) -> httpx.AsyncClient:
+    """A client of an edge whose model has a long context."""
+    backend.model_card = msgspec.structs.replace(backend.model_card, max_model_len=8192)
+    app = create_app(Api(backend, backend.tokenizer, Settings()))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge")
+
+
+async def test_long_texts_are_tokenised_like_short_ones(backend) -> None:
     text = "fox " * 5000
-    answer = await post(client, "/tokenize", prompt=text)
-    assert answer["tokens"] == backend.tokenizer.encode(text)
+    async with roomy(backend) as client:
+        ids = (await post(client, "/tokenize", prompt=text))["tokens"]
+        assert ids == backend.tokenizer.encode(text)
+        assert (await post(client, "/detokenize", tokens=ids[:8192]))["prompt"].startswith("<|bos|>fox fox")
+        await post(client, "/v1/completions", model="tiny", prompt=ids[:8000])
+        await post(client, "/v1/chat/completions", model="tiny", messages=[{"role": "user", "content": text[:6000]}])
+    assert backend.seen[0].prompt == ids[:8000]
+    assert text[:6000] in backend.tokenizer.decode(backend.seen[1].prompt)
 
 
 async def test_a_tokenizers_own_truncation_never_cuts_a_prompt(backend) -> None:
     backend.tokenizer.backend_tokenizer.enable_truncation(4)
-    app = create_app(Api(backend, backend.tokenizer, Settings()))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
+    async with roomy(backend) as client:
         assert (await post(client, "/tokenize", prompt="fox " * 20))["count"] > 20
 
 

@@ -1,0 +1,109 @@
+"""Texts of clients become token ids; those that cannot fit into the context are refused by their length alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from engine.errors import PromptTooLongError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# How many characters a normalizer may make one of, at most. A character decomposes canonically into at most 4, and
+# compatibility forms only make texts longer: len(text) <= len(NFKD(text)) = len(NFD(NFKC(text))) <= 4 len(NFKC(text)).
+SHRINKS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1, "Lowercase": 1, "ByteLevel": 1}
+KEEPS_ALL = {"ByteLevel", "Split", "Digits", "Punctuation", "Metaspace"}  # pre-tokenizers that drop no character
+
+
+def most_characters_per_token(backend: Tokenizer) -> int | None:
+    """Characters of a text per token that it becomes, at most; None for a tokenizer that may drop characters, or write
+    one token for unknown text of any length.
+
+    A text that is longer than so many times the context cannot fit into it, whatever it says.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.rstrip for token in added):  # swallow all spaces beside them
+        return None
+    shrinks = 1
+    for part in _parts(backend.normalizer, "normalizers"):
+        factor = _shrinks(part)
+        if factor is None:
+            return None
+        shrinks *= factor
+    parts = list(_parts(backend.pre_tokenizer, "pretokenizers"))
+    if any(part["type"] not in KEEPS_ALL or part.get("behavior") == "Removed" for part in parts):
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    is_complete = isinstance(backend.model, models.BPE) and _alphabet(backend, parts) <= vocabulary.keys()
+    return shrinks * max(map(len, vocabulary)) if is_complete else None
+
+
+def _alphabet(backend: Tokenizer, pre_tokenizers_: list[dict[str, Any]]) -> set[str]:
+    """Tokens of single bytes that the vocabulary must have, so that no text is unknown."""
+    normalizers = _parts(backend.normalizer, "normalizers")
+    if any(part["type"] == "ByteLevel" for part in (*normalizers, *pre_tokenizers_)):
+        return set(pre_tokenizers.ByteLevel.alphabet())
+    return {f"<0x{value:02X}>" for value in range(256)} if backend.model.byte_fallback else {""}
+
+
+def _parts(component: Any, members: str) -> Iterator[dict[str, Any]]:
+    """The settings of a component of a tokenizer, without the sequences they may be in."""
+    found = [] if component is None else [json.loads(component.__getstate__())]
+    while found:
+        part = found.pop(0)
+        if part["type"] == "Sequence":
+            found = [*part[members], *found]
+        else:
+            yield part
+
+
+def _shrinks(normalizer: dict[str, Any]) -> int | None:
+    if normalizer["type"] == "Replace":
+        pattern = normalizer["pattern"].get("String", "")
+        return 1 if 0 < len(pattern) <= len(normalizer["content"]) else None
+    return SHRINKS.get(normalizer["type"])
+
+
+class TextEncoder:
+    """Ids of texts, without the interpreter lock: other threads run meanwhile.
+
+    Args:
+        tokenizer: of the model.
+        max_model_len: tokens of the context.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_model_len: int) -> None:
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        # Some tokenizer.json files carry training-time settings that would cut prompts silently.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._max_model_len = max_model_len
+        per_token = most_characters_per_token(self._backend)
+        self._most = None if per_token is None else per_token * max_model_len
+
+    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a text; there may be more than fit into the context.
+
+        Raises:
+            PromptTooLongError: the text of field ``param`` is too long to fit, whatever its tokens are.
+        """
+        if self._most is not None and len(text) > self._most:
+            raise PromptTooLongError(
+                f"{param} has {len(text)} characters; the context of this model is {self._max_model_len} tokens, and "
+                f"no text of more than {self._most} characters fits into it",
+                param,
+            )
+        # The batch, unlike `encode`, releases the lock; "fast" leaves out offsets, which are not needed.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens included."""
+        text: str
+        [text] = self._backend.decode_batch([ids], skip_special_tokens=False)
+        return text
