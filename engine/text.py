@@ -94,17 +94,58 @@ class Detokenizer:
         return text
 
 
+class _StopString:
+    """How much of one stop string a growing text ends with (Knuth, Morris and Pratt): no character of the text is
+    looked at again, so crafted strings cost no more than others."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.n_matched = 0  # the text ends with so many characters of the beginning; less than all of them
+        # Of every beginning of the stop string that was matched so far: the longest shorter beginning that it ends with
+        self._borders = [0, 0]
+
+    def advance(self, text: str, end: int) -> int | None:
+        """Append ``text[:end]``; returns where in it the stop string is first complete, None if it never is."""
+        stop, n, borders = self.stop, self.n_matched, self._borders
+        at = 0
+        while at < end:
+            if not n:
+                at = text.find(stop[0], at, end)
+                if at < 0:
+                    break
+            elif text[at] != stop[n]:
+                n = borders[n]
+                continue
+            n += 1
+            at += 1
+            if n == len(stop):
+                return at
+            if n == len(borders):
+                self._add_border()
+        self.n_matched = n
+        return None
+
+    def _add_border(self) -> None:
+        """Learn of one beginning more; over a whole text no more steps than the text has characters."""
+        stop, borders = self.stop, self._borders
+        last, border = stop[len(borders) - 1], borders[-1]
+        while border and stop[border] != last:
+            border = borders[border]
+        borders.append(border + (stop[border] == last))
+
+
 class StopMatcher:
     """Finds the first stop string in a growing text, independent of how the text is cut into pieces.
 
     The match that is complete first wins, and among those the longest. ``matched`` is the string found, ``tokens`` how
-    many tokens had been pushed when it was complete.
+    many tokens had been pushed when it was complete. A character takes constant time per stop string, on average.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             raise ValueError("a stop string is empty")
-        self._stops = tuple(stops)
+        self._stops = [_StopString(stop) for stop in stops]
+        self._firsts = frozenset(stop[0] for stop in stops)
         self._held = ""  # a possible beginning of a stop string
         self.matched: str | None = None
         self.tokens = 0
@@ -117,39 +158,27 @@ class StopMatcher:
         if self.matched is not None:
             return ""
         self.tokens += n_tokens
-        if not text:
-            return ""
+        if not self._held and self._firsts.isdisjoint(text):  # the usual case
+            return text
+        end = self._advance(text)
         buffer = self._held + text
-        cut = self._find(buffer)
-        if cut is None:
-            cut = self._hold_from(buffer)
-            self._held = buffer[cut:]
-        else:
+        if self.matched is not None:
             self._held = ""
-        return buffer[:cut]
+            return buffer[: len(buffer) - len(text) + end - len(self.matched)]
+        held = max((stop.n_matched for stop in self._stops), default=0)
+        self._held = buffer[len(buffer) - held :]
+        return buffer[: len(buffer) - held]
 
     def flush(self) -> str:
         """The text is complete: returns the text that was held back, empty after a match."""
         rest, self._held = self._held, ""
         return rest
 
-    def _find(self, buffer: str) -> int | None:
-        """Start of the match in ``buffer``; sets ``matched``."""
-        best: tuple[int, int] | None = None  # (end, start)
+    def _advance(self, text: str) -> int:
+        """Where in ``text`` the first match ends, all of it without one; sets ``matched``."""
+        end = len(text)
         for stop in self._stops:
-            start = buffer.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best):
-                best = (start + len(stop), start)
-                self.matched = stop
-        return None if best is None else best[1]
-
-    def _hold_from(self, buffer: str) -> int:
-        """Where the longest suffix of ``buffer`` that is a prefix of a stop string begins."""
-        hold = len(buffer)
-        for stop in self._stops:
-            start = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
-            while 0 <= start < hold and not stop.startswith(buffer[start:]):
-                start = buffer.find(stop[0], start + 1)
-            if 0 <= start < hold:
-                hold = start
-        return hold
+            found = stop.advance(text, end)
+            if found is not None and (self.matched is None or found < end or len(stop.stop) > len(self.matched)):
+                end, self.matched = found, stop.stop
+        return end

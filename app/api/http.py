@@ -55,7 +55,6 @@ class Api:
         self._card = backend.model_card
         self._converter = Converter(tokenizer, self._card, settings)
         self._bodies = Bodies(settings.max_body_bytes)
-        self._max_numbers = MAX_CHOICES * self._card.max_model_len  # of a body: ids of prompts
         self._texts = TokenTexts(tokenizer)
 
     @property
@@ -74,13 +73,13 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a prompt, or of messages under the chat template."""
         async with self._bodies.read(request) as body:
-            wanted = await self._parse(TokenizeRequest, body)
+            wanted = await self._parse(TokenizeRequest, body, max_prompts=0)
             return await self._bodies.run(wanted.weight, self._tokenized, wanted)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: text of ids, special tokens included."""
         async with self._bodies.read(request) as body:
-            wanted = await self._parse(DetokenizeRequest, body)
+            wanted = await self._parse(DetokenizeRequest, body, max_prompts=1)
             self._check_model(wanted.model)
             return _json({"prompt": await self._bodies.run(wanted.weight, self._converter.decode, wanted.tokens)})
 
@@ -150,8 +149,8 @@ class Api:
     ) -> AsyncGenerator[bytes, None]:
         return _events(generation, StreamWriter(envelope, generation.choices, self._texts, wanted.include_usage))
 
-    async def _parse(self, schema: type[Schema], body: bytes) -> Schema:
-        return await self._bodies.run(len(body), parse, schema, body, self._max_numbers)
+    async def _parse(self, schema: type[Schema], body: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
+        return await self._bodies.run(len(body), parse, schema, body, max_prompts * self._card.max_model_len)
 
     def _tokenized(self, wanted: TokenizeRequest) -> Response:
         self._check_model(wanted.model)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -114,8 +117,9 @@ def reference_match(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    text=st.text(alphabet="ab\n", max_size=40),
-    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), min_size=1, max_size=4),
+    text=st.text(alphabet="ab\n", max_size=40) | st.text(alphabet="ab", min_size=40, max_size=160),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), min_size=1, max_size=4)
+    | st.lists(st.text(alphabet="ab", min_size=4, max_size=12), min_size=1, max_size=4),
     cuts=st.lists(st.integers(1, 5), min_size=1, max_size=40),
 )
 def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
@@ -135,6 +139,35 @@ def test_a_stop_string_across_tokens_counts_the_tokens_up_to_it() -> None:
     assert "".join(outs) == "a </b "
     assert outs[0] == "a "  # the possible beginning stays back
     assert (matcher.matched, matcher.tokens, matcher.flush()) == ("STOP", 5, "")
+
+
+def steps_of(work: Callable[[], object]) -> int:
+    """How many instructions Python runs for ``work``."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_crafted_stop_strings_cost_no_more_than_their_characters() -> None:
+    size = 256
+    begins_again = ["a" * (size - i) + "b" + "a" * size for i in range(15)]
+    matcher = StopMatcher([*begins_again, "a" * (2 * size) + "b"])
+    n_tokens = 200
+    steps = steps_of(lambda: [matcher.push("aaaa") for _ in range(n_tokens)])
+    assert matcher.matched is None
+    assert steps < 150 * 16 * 4 * n_tokens
 
 
 def test_an_empty_stop_string_is_refused() -> None:
