@@ -9,10 +9,13 @@ from typing import Any
 
 import ray
 from grpc.aio import AioRpcError
+from prometheus_client import CollectorRegistry
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.metrics.process import Process
+from deployments.metrics.reports import Reporter
 from deployments.submission.client import PATIENCE_S, SubmissionChannel
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
@@ -28,6 +31,8 @@ GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica s
 class RouterClient:
     """Implements the edge's backend.
 
+    ``counted`` takes the metrics of this process; the router shows them, added up over all ingresses.
+
     Args:
         router: handle of the router deployment.
         card: of the served model.
@@ -38,7 +43,10 @@ class RouterClient:
         self._router = router
         self._card = card
         self._node = ray.get_runtime_context().get_node_id()
-        self._channel = SubmissionChannel(self._attach, patience)
+        self.counted = CollectorRegistry()
+        reporter = Reporter(self.counted, Process("ingress", ray.util.get_node_ip_address()))
+        self._channel = SubmissionChannel(self._attach, patience, reporter=reporter)
+        self._reporting = asyncio.get_running_loop().create_task(self._channel.keep_reporting())
 
     @property
     def model_card(self) -> ModelCard:
@@ -74,6 +82,7 @@ class RouterClient:
 
     async def metrics_text(self) -> str:
         """Prometheus exposition text of the router; raises TargetLostError when it does not answer."""
+        self._channel.report()  # what it has counted until now arrives first, or with the next scrape
         text: str = await self._answer("metrics")
         return text
 

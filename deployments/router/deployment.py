@@ -13,6 +13,8 @@ from dataclasses import replace
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from deployments.metrics.process import Process
+from deployments.metrics.reports import Reports
 from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
 from deployments.retrieval.bridge import RouterRetrieval
@@ -70,9 +72,11 @@ class RouterDeployment:
         draft_client = _make_draft_client(replace(speculators, step_costs=costs), placement, info)
         check_needs(draft_client.needs(options.method), info.spec)  # an unusable default must fail the start
         learn = None if self._retrieval is None else self._retrieval.learn
-        self._router = Router(options, info, draft_client, [target.client() for target in self._targets], learn, costs)
+        reports, process = Reports(), Process("router", ray.util.get_node_ip_address())
+        clients = [target.client() for target in self._targets]
+        self._router = Router(options, info, draft_client, clients, learn, costs, (reports, process))
         self._router.start()
-        self._submissions = SubmissionServer(self._router.stream, self._problem)
+        self._submissions = SubmissionServer(self._router.stream, self._problem, reports=reports)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
 

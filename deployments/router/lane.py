@@ -32,7 +32,7 @@ class LaneObserver(Protocol):
     def draft(self, lane: Lane, commits: list[Commit]) -> None:
         """A step was committed: speculators may learn from it and draft."""
 
-    def publish(self, lane: Lane, result: StepResult, commits: list[Commit]) -> None:
+    def publish(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
         """A step was committed and the next one sent: streams may have their events."""
 
     def fail(self, sequence: Sequence, error: str) -> None:
@@ -178,7 +178,7 @@ class Lane:
             raise
         self.dispatch()
         self._measure(step, commits, now)
-        self._observer.publish(self, result, commits)
+        self._observer.publish(self, step, result, commits)
 
     def _measure(self, step: Step, commits: list[Commit], now: float) -> None:
         if self._lost_at is not None:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import replace
 
+from prometheus_client.registry import Collector
+
 from deployments.options import RouterOptions
 from deployments.router.admission import Admission, as_served, finish_of
 from deployments.router.draft_client import DraftClient
@@ -28,7 +30,7 @@ from engine.request import Request
 from engine.scheduling.commit import Commit
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.sequence import Sequence
-from engine.step import StepResult
+from engine.step import Step, StepResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 
@@ -45,6 +47,7 @@ class Router:
         targets: where pipelines come from.
         learn: takes the namespace and the output of every request that ended well; must return at once.
         costs: step times of a pipeline; None: not measured.
+        metrics: of other origin, to show among its own.
     """
 
     def __init__(
@@ -55,12 +58,15 @@ class Router:
         targets: Iterable[TargetClient],
         learn: Callable[[str, list[int]], None] | None = None,
         costs: StepCosts | None = None,
+        metrics: Iterable[Collector] = (),
     ) -> None:
         self.options = options
         self.info = info
         self._draft_client = draft_client
         self._learn = learn
-        self._metrics = RouterMetrics(options.model)
+        targets = list(targets)
+        lanes = [target.name for target in targets]
+        self._metrics = RouterMetrics(options.model, info, lanes, options.scheduler.prefix_cache, metrics)
         self._sessions = Sessions(self._metrics)
         # ``max_waiting`` holds for all lanes together, so ``Admission`` enforces it, and no scheduler does.
         unlimited = replace(options, scheduler=replace(options.scheduler, max_waiting=sys.maxsize))
@@ -187,9 +193,10 @@ class Router:
         """Let speculators learn from a step and draft."""
         self._draft_rounds.start(lane, commits)
 
-    def publish(self, lane: Lane, result: StepResult, commits: list[Commit]) -> None:
+    def publish(self, lane: Lane, step: Step, result: StepResult, commits: list[Commit]) -> None:
         """Hand a step's events to their streams."""
-        self._metrics.count_step(lane.target.name, result)
+        n_generated = sum(len(commit.event.token_ids) for commit in commits if commit.event is not None)
+        self._metrics.count_step(lane.target.name, step, result, n_generated)
         self._sessions.deliver(commits)
 
     def fail(self, sequence: Sequence, error: str) -> None:

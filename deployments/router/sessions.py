@@ -59,7 +59,7 @@ class Sessions:
         """Remove the session of a stream that has ended, failed or been cancelled."""
         del self._live[session.sequence.seq]
         if not session.is_over:
-            self._metrics.count_abort()
+            self._metrics.engines[session.lane.target.name].count_abort()
 
     def deliver(self, commits: Iterable[Commit]) -> None:
         """Put a step's events into the mailboxes."""
@@ -69,10 +69,14 @@ class Sessions:
             if session is None or event is None:
                 continue
             prompted = commit.sequence.n_prompt if session.n_events == 0 and not session.is_resumed else 0
-            self._metrics.count_event(event, now - session.last_event, prompted)
+            engine = self._metrics.engines[session.lane.target.name]
+            engine.count_event(event, now - session.last_event, prompted)
             session.last_event = now
             session.n_events += 1
-            session.is_over = event.finish_reason is not None
+            if event.finish_reason is not None:
+                session.is_over = True
+                if event.stats is not None:
+                    engine.count_end(commit.sequence, event.finish_reason, event.stats)
             session.mailbox.put_nowait(event)
 
     def fail(self, sequence: Sequence, error: SpectraError) -> None:

@@ -7,12 +7,14 @@ bring their own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
 
+from deployments.metrics.reports import Family, Reporter
 from deployments.submission.messages import Failure
 from deployments.submission.protocol import (
     BEAT_S,
@@ -23,6 +25,7 @@ from deployments.submission.protocol import (
     Command,
     Heartbeat,
     Readiness,
+    Report,
     Submit,
     decode_events,
     encode,
@@ -49,11 +52,17 @@ class SubmissionChannel:
         attach: asks for the router that serves now; raises TargetLostError when there is none.
         patience: seconds a request waits for a router.
         beat: seconds between heartbeats.
+        reporter: what the router is told of this process's metrics; None: nothing.
     """
 
     def __init__(
-        self, attach: Callable[[], Awaitable[Attachment]], patience: float = PATIENCE_S, beat: float = BEAT_S
+        self,
+        attach: Callable[[], Awaitable[Attachment]],
+        patience: float = PATIENCE_S,
+        beat: float = BEAT_S,
+        reporter: Reporter | None = None,
     ) -> None:
+        self._reporter = reporter
         self._attach = attach
         self._patience = patience
         self._beat = beat
@@ -79,6 +88,20 @@ class SubmissionChannel:
                         return
             losses += 1
         raise TargetLostError(f"{losses} routers were lost one after the other; send the request again")
+
+    async def keep_reporting(self) -> None:
+        """Tell the router at every beat what this process has counted, for as long as the caller lives."""
+        while True:
+            await asyncio.sleep(self._beat)
+            with contextlib.suppress(TargetLostError):
+                await self._current()
+                self.report()
+
+    def report(self) -> None:
+        """Tell the router what this process has counted; if there is none, the next report does."""
+        connection = self._connection
+        if self._reporter is not None and connection is not None and connection.is_open:
+            connection.report(self._reporter.take())
 
     async def check_ready(self) -> None:
         """Ask the router over this channel; returns if it would serve a request sent now.
@@ -162,6 +185,10 @@ class RouterConnection:
         finally:
             if self._inboxes.pop(number, None) is not None:  # the router still runs it
                 self._send(Cancel(number))
+
+    def report(self, families: list[Family]) -> None:
+        """Tell the router what this process has counted."""
+        self._send(Report(families))
 
     async def check_ready(self) -> None:
         """Returns if the router would serve a request sent now.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from deployments.metrics.reports import Family
 from deployments.submission.messages import Failure
 from engine.events import StepEvent
 from engine.request import Request
@@ -50,6 +51,12 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     number: int
 
 
+class Report(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+    """What the ingress has counted since its last report."""
+
+    families: list[Family]
+
+
 class RequestEvent(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """One event of one request, or the error that ends it."""
 
@@ -65,7 +72,7 @@ class Readiness(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     problem: str = ""  # why a request sent now would not be served
 
 
-Command = Submit | Cancel | Ask
+Command = Submit | Cancel | Ask | Report
 Event = RequestEvent | Readiness
 
 _ENCODER = msgspec.msgpack.Encoder()

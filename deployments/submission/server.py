@@ -14,6 +14,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from deployments.metrics.reports import Reports
 from deployments.submission.messages import Failure
 from deployments.submission.protocol import (
     BEAT_S,
@@ -24,6 +25,7 @@ from deployments.submission.protocol import (
     Event,
     Heartbeat,
     Readiness,
+    Report,
     RequestEvent,
     Submit,
     decode_commands,
@@ -53,12 +55,16 @@ class SubmissionServer:
         run: starts a request; closing the generator cancels it.
         problem: asked when an ingress asks whether a request sent now would be served.
         beat: seconds between heartbeats.
+        reports: takes what ingresses have counted; None: it is dropped.
     """
 
-    def __init__(self, run: RunRequest, problem: Problem = str, beat: float = BEAT_S) -> None:
+    def __init__(
+        self, run: RunRequest, problem: Problem = str, beat: float = BEAT_S, reports: Reports | None = None
+    ) -> None:
         self._run = run
         self._problem = problem
         self._beat = beat
+        self._reports = reports or Reports()
         self._secret = secrets.token_bytes(32)
         self._folder = SocketFolder()
         self._servers: dict[str, asyncio.Server] = {}  # by the address that was asked for
@@ -104,7 +110,7 @@ class SubmissionServer:
         try:
             if not self._is_cut:
                 channel = await AsyncChannel.accept(reader, writer, self._secret, (SUBMIT,))
-                connection = IngressConnection(channel, self._run, self._problem, self._beat)
+                connection = IngressConnection(channel, self._run, self._problem, self._reports, self._beat)
                 self._connections.add(connection)
                 await connection.serve()
         except UnauthenticatedError as error:
@@ -125,14 +131,15 @@ class IngressConnection:
 
     Args:
         channel: authenticated.
-        run, problem: as in ``SubmissionServer``.
+        run, problem, reports: as in ``SubmissionServer``.
         beat: seconds between heartbeats.
     """
 
-    def __init__(self, channel: AsyncChannel, run: RunRequest, problem: Problem, beat: float) -> None:
+    def __init__(self, channel: AsyncChannel, run: RunRequest, problem: Problem, reports: Reports, beat: float) -> None:
         self._channel = channel
         self._run = run
         self._problem = problem
+        self._reports = reports
         self._heartbeat = Heartbeat(beat)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._events: list[msgspec.Raw] = []  # encoded, for the next frame
@@ -156,6 +163,7 @@ class IngressConnection:
         finally:
             watching.cancel()
             self.close()
+            self._reports.forget(id(self))
             await asyncio.gather(watching, *self._running.values(), return_exceptions=True)
 
     def close(self) -> None:
@@ -173,6 +181,8 @@ class IngressConnection:
             task = asyncio.get_running_loop().create_task(self._stream(command.number, command.request))
             self._running[command.number] = task
             task.add_done_callback(lambda _: self._running.pop(command.number, None))
+        elif isinstance(command, Report):
+            self._reports.add(id(self), command.families)
         elif isinstance(command, Ask):
             self._send(Readiness(command.number, self._problem()))
         elif command.number in self._running:  # else it has just ended

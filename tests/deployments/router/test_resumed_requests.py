@@ -72,5 +72,5 @@ async def test_metrics_count_a_prompt_once_per_request(serving: Any, make_job: M
     async with serving() as served:
         await served.answer(job, emitted=offline(job).token_ids[:10], resumed=True)
         text = served.router.metrics_text()
-    assert 'vllm:time_to_first_token_seconds_count{model_name="tiny"} 0.0' in text
-    assert 'vllm:generation_tokens_total{model_name="tiny"} 20.0' in text
+    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 0.0' in text
+    assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 20.0' in text

@@ -20,6 +20,8 @@ class Metrics:
         self.prompted: list[int] = []
         self.n_aborts = 0
 
+        self.engines = {"lane": self}
+
     def count_event(self, event: StepEvent, since_last: float, prompted: int) -> None:
         assert since_last >= 0
         self.prompted.append(prompted)
