@@ -11,6 +11,7 @@ from app.api.edge import EdgeOptions, make_edge
 from app.composition import (
     check_served_drafter,
     checked,
+    pinned,
     pipeline_options,
     placement,
     retrieval_options,
@@ -47,7 +48,7 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         UnknownMethodError: the method is unknown or not available yet.
         UnsupportedModelError: a model cannot be run.
     """
-    config = checked(args if isinstance(args, ServeConfig) else config_of(args))
+    config = pinned(checked(args if isinstance(args, ServeConfig) else config_of(args)))
     check_served_drafter(config)
     target, pipeline = target_options(config), pipeline_options(config)
     common: dict[str, Any] = {
@@ -77,6 +78,8 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         retrieval=retrieval,
         retrieved=served,
     )
-    edge = EdgeOptions(target_name(config.model), VERSION, config.default_max_tokens, int(config.max_body_mib * 2**20))
+    edge = EdgeOptions(
+        target_name(config.model), config.revision, VERSION, config.default_max_tokens, int(config.max_body_mib * 2**20)
+    )
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=config.ingress_replicas, **nimble)
     return ingress.bind(router, make_edge, edge, config.router_patience)

@@ -19,10 +19,12 @@ from app.config.serve import ServeConfig
 from app.demo.paths import DEMO
 from app.inputs.cache import cache_folder
 from app.inputs.libraries import FLAG, LibraryAt, builtin_library, checked_place, hash_of, library_at
-from app.inputs.models import check_model, drafter_path, model_path, target_name
+from app.inputs.models import check_model, drafter_path, is_on_hub, model_path, target_name
 from app.inputs.simulation import profile_at, simulation_of
 from app.inputs.stores import is_store, open_store_at
+from app.version import SOFTWARE
 from deployments.options import PipelineOptions, RetrievalOptions, RouterOptions, SpeculatorPlacement
+from engine.model.resolve import revision_of
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.options import GIB, TargetOptions
 from retrieval_store.index.index import FixedLibrary, Library
@@ -43,12 +45,23 @@ def checked(config: ServeConfig) -> ServeConfig:
         UnknownMethodError: the method is unknown or not available yet.
     """
     method_names(config.method)
-    check_model(config.model)
+    check_model(config.model, config.revision)
     if config.simulate is not None:
         follows = {"stages": profile_at(config.simulate).stages, "auto": {"sources": TEXT_SOURCES} | config.auto}
         config = config_of(follows | config.model_dump(exclude={"auto"}, exclude_unset=True))
     speculator_options(config)
     return config
+
+
+def pinned(config: ServeConfig) -> ServeConfig:
+    """The configuration with the commit that a model on the hub is at now: all processes read that one, also those that
+    are replaced after the hub has a newer one. Fetches the model.
+
+    Raises:
+        ConfigError: there is no such model or revision.
+    """
+    commit = revision_of(model_path(config.model, config.revision))
+    return config.model_copy(update={"revision": commit}) if commit and is_on_hub(config.model) else config
 
 
 def target_options(config: ServeConfig) -> TargetOptions:
@@ -59,7 +72,7 @@ def target_options(config: ServeConfig) -> TargetOptions:
     """
     simulation = None
     if config.simulate is not None:
-        simulation = simulation_of(config.simulate, config.simulate_answers, target_name(config.model))
+        simulation = simulation_of(config.simulate, config.simulate_answers, target_name(config.model), config.revision)
     return TargetOptions(
         model=target_name(config.model),
         stages=config.stages,
@@ -73,6 +86,7 @@ def target_options(config: ServeConfig) -> TargetOptions:
         stage_memory=stage_memory(config.stage_memory_gib),
         cost_folder=str(cache_folder() / "layer-costs"),
         simulation=simulation,
+        revision=config.revision,
     )
 
 
@@ -96,7 +110,7 @@ def router_options(config: ServeConfig) -> RouterOptions:
     place = "served"
     if config.simulate is not None:  # another profile has other times
         place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
-    numbers, path = way(config.dtype, config.quantization), model_path(config.model)
+    numbers, path = way(config.dtype, config.quantization), model_path(config.model, config.revision)
     file = costs_file(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
     return RouterOptions(
         model=config.served_name,
@@ -110,6 +124,7 @@ def router_options(config: ServeConfig) -> RouterOptions:
         affinity_slack=config.affinity_slack,
         failover=config.failover,
         step_deadline=config.step_deadline,
+        software=SOFTWARE,
         scheduler=SchedulerOptions(
             config.max_sequences,
             config.max_waiting,
@@ -160,7 +175,7 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     from engine.target.local import LocalTarget
 
     options = speculator_options(config)
-    path = model_path(config.model)
+    path = model_path(config.model, config.revision)
     spec = load_spec(path)
     file = None if config.heads is None else Path(config.heads)
     if options.pld_plus.heads:
@@ -185,7 +200,7 @@ def check_served_drafter(config: ServeConfig) -> None:
         from app.speculation.drafter import check_drafter
         from engine.model.loader import load_spec
 
-        path = model_path(config.model)
+        path = model_path(config.model, config.revision)
         check_drafter(speculator_options(config).draft_model, path, load_spec(path))
 
 
@@ -197,7 +212,7 @@ def library(config: ServeConfig) -> LibraryAt | None:
     """
     if config.retrieval is None and config.model == DEMO:
         return builtin_library(target_name(config.model))
-    return library_at(config.retrieval, target_name(config.model))
+    return library_at(config.retrieval, target_name(config.model), revision=config.revision)
 
 
 def watched_store(config: ServeConfig) -> str | None:
@@ -225,7 +240,7 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
 
     if store:
         open_store_at(store, config.retrieval_namespace, FLAG).close()  # connects to nothing, but looks at the URL
-    path = model_path(config.model)
+    path = model_path(config.model, config.revision)
     cache = cache_folder() / "served-snapshots" if config.retrieval_cache is None else Path(config.retrieval_cache)
     return RetrievalOptions(
         store=store,

@@ -26,6 +26,7 @@ class RouterOptions:
     affinity_slack: int = 4096  # tokens of work by which that lane may exceed the least loaded one
     failover: float = 1.0  # seconds a lane may be without a pipeline before other lanes take its sequences over
     step_deadline: float = 10.0  # seconds a step may take before its pipeline counts as lost; more for known slow ones
+    software: str = ""  # versions of what computes, for the model's fingerprint
 
 
 @dataclass(frozen=True, slots=True)

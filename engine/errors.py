@@ -48,6 +48,10 @@ class TargetLostError(SpectraError):
     """The process that runs the target died or stopped answering."""
 
 
+class ModelChangedError(SpectraError):
+    """The request was begun with, or encoded for, another model than the one that is served now."""
+
+
 class StepFailedError(SpectraError):
     """The target could not run a step with this sequence in it."""
 

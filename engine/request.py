@@ -25,6 +25,7 @@ class Request(msgspec.Struct, frozen=True):
     emitted: list[int] = []  # output that another router has emitted already: the text goes on behind it
     tenant: str = ""  # whose turn it takes in the queue; the tenants of one priority take turns
     resumed: bool = False  # another router has admitted it: a full queue does not refuse it
+    model: str = ""  # ``ModelIdentity.digest`` of the model that the prompt was encoded for; "": of any
     id: str = ""  # of the response it belongs to and its choice, for logs
 
     def with_defaults(self, method: str, max_nodes: int) -> Request:

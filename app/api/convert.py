@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -30,9 +31,15 @@ class Converter:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, card: ModelCard, settings: Settings) -> None:
         self._tokenizer = tokenizer
-        self._encoder = TextEncoder(tokenizer, card.max_model_len)
-        self._card = card
+        self._encoder = TextEncoder(tokenizer)
+        self.card = card
         self._settings = settings
+
+    def for_model(self, card: ModelCard) -> Converter:
+        """The same for another model that has the same tokenizer."""
+        other = copy(self)
+        other.card = card
+        return other
 
     def requests(
         self, body: ChatCompletionRequest | CompletionRequest, response_id: str, caller: Caller
@@ -82,11 +89,13 @@ class Converter:
             )
         except jinja2.TemplateError as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
-        return self._encoder.encode(str(text), "messages", add_special_tokens=add_special_tokens)
+        return self._encoder.encode(
+            str(text), "messages", self.card.max_model_len, add_special_tokens=add_special_tokens
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of a prompt; raises PromptTooLongError if it cannot fit into the context."""
-        return self._encoder.encode(text, "prompt", add_special_tokens=add_special_tokens)
+        return self._encoder.encode(text, "prompt", self.card.max_model_len, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included.
@@ -95,9 +104,9 @@ class Converter:
             RequestError: an id is outside the vocabulary.
             PromptTooLongError: there are more than the context holds.
         """
-        if len(ids) > self._card.max_model_len:
+        if len(ids) > self.card.max_model_len:
             raise PromptTooLongError(
-                f"tokens has {len(ids)} ids; it must have at most {self._card.max_model_len}, this model's context",
+                f"tokens has {len(ids)} ids; it must have at most {self.card.max_model_len}, this model's context",
                 "tokens",
             )
         self.check_ids(ids, "tokens")
@@ -109,7 +118,7 @@ class Converter:
         Raises:
             RequestError: an id is outside the vocabulary.
         """
-        size = self._card.vocab_size
+        size = self.card.vocab_size
         if ids and (min(ids) < 0 or max(ids) >= size):
             wrong = next(i for i in ids if not 0 <= i < size)
             raise RequestError(f"{param} holds the token id {wrong}; ids must be 0 to {size - 1}", param)
@@ -134,11 +143,12 @@ class Converter:
             namespace=namespace,
             scope=scope_of(caller.tenant, namespace, salt=body.cache_salt),
             tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
+            model=self.card.identity.digest,
             id=request_id,
         )
 
     def _params(self, body: GenerationRequest, limit: int, seed: int) -> SamplingParams:
-        stop_ids = body.stop_token_ids if body.ignore_eos else [*body.stop_token_ids, *self._card.eos_ids]
+        stop_ids = body.stop_token_ids if body.ignore_eos else [*body.stop_token_ids, *self.card.eos_ids]
         return SamplingParams(
             max_tokens=limit,
             min_tokens=body.min_tokens,
@@ -163,11 +173,11 @@ class Converter:
         Raises:
             PromptTooLongError: the prompt and the limit exceed the context.
         """
-        room, wanted = self._card.max_model_len - n_prompt, body.token_limit
+        room, wanted = self.card.max_model_len - n_prompt, body.token_limit
         if room < (wanted or 1) or room < body.min_tokens:
             raise PromptTooLongError(
                 f"the prompt has {n_prompt} tokens and {max(wanted or 1, body.min_tokens)} more are wanted, "
-                f"but the context of this model is {self._card.max_model_len} tokens",
+                f"but the context of this model is {self.card.max_model_len} tokens",
                 "messages" if isinstance(body, ChatCompletionRequest) else "prompt",
             )
         return wanted or max(body.min_tokens, min(room, self._settings.default_max_tokens))

@@ -18,6 +18,7 @@ from app.api.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.service import Settings
 from app.inputs.tokenizers import load_tokenizer
 from deployments.ingress.client import RouterClient
+from engine.model.identity import tokenizer_hash_if_any
 from engine.model.resolve import resolve
 
 PREFIX = b"data: "  # of a server-sent event
@@ -28,6 +29,7 @@ class EdgeOptions:
     """What an ingress replica builds its edge from."""
 
     tokenizer: str  # directory or hub id
+    revision: str | None  # on the hub
     version: str
     default_max_tokens: int
     max_body_bytes: int
@@ -80,7 +82,9 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     """The edge of one ingress replica; runs in its process."""
-    tokenizer = load_tokenizer(resolve(options.tokenizer))
+    path = resolve(options.tokenizer, options.revision)
+    tokenizer = load_tokenizer(path)
+    client.encode_with(tokenizer_hash_if_any(path))
     settings = Settings(
         version=options.version,
         max_body_bytes=options.max_body_bytes,

@@ -78,6 +78,8 @@ def answer_for(error: BaseException) -> ErrorAnswer:
         case errors.OverloadedError():
             seconds = str(max(1, math.ceil(error.retry_after)))
             return ErrorAnswer(429, str(error), None, "overloaded", {"Retry-After": seconds})
+        case errors.ModelChangedError():
+            return ErrorAnswer(503, str(error), None, "model_changed", {"Retry-After": "1"})
         case errors.TargetLostError():
             return ErrorAnswer(503, str(error), None, "target_lost", {"Retry-After": "1"})
     logger.error("request failed", exc_info=error)

@@ -33,7 +33,7 @@ from app.api.schemas import (
 )
 from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
-from deployments.submission.messages import Health
+from deployments.submission.messages import Health, ModelCard
 from engine.errors import SpectraError
 
 if TYPE_CHECKING:
@@ -52,10 +52,20 @@ class Api:
         self._backend = backend
         self._tokenizer = tokenizer
         self._settings = settings
-        self._card = backend.model_card
-        self._converter = Converter(tokenizer, self._card, settings)
+        self._latest = Converter(tokenizer, backend.model_card, settings)
         self._bodies = Bodies(settings.max_body_bytes)
         self._texts = TokenTexts(tokenizer)
+
+    @property
+    def _card(self) -> ModelCard:
+        return self._backend.model_card
+
+    @property
+    def _converter(self) -> Converter:
+        """For the model that is served now; one that is kept still names the earlier model in its requests."""
+        if self._latest.card is not self._card:
+            self._latest = self._latest.for_model(self._card)
+        return self._latest
 
     @property
     def model_name(self) -> str:
@@ -168,17 +178,18 @@ class Api:
         self._check_model(wanted.model)
         is_chat = isinstance(wanted, ChatCompletionRequest)
         response_id = ("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex
-        requests, seed = await self._bodies.run(wanted.weight, self._converter.requests, wanted, response_id, caller)
+        converter = self._converter
+        requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
         envelope = Envelope(
             id=response_id,
             created=int(time.time()),
             model=wanted.model,
             seed=seed,
             is_chat=is_chat,
-            system_fingerprint=self._card.fingerprint,
+            system_fingerprint=converter.card.fingerprint,
             return_token_ids=wanted.return_token_ids,
         )
-        choices = [Choice(i, request, self._tokenizer, self._card) for i, request in enumerate(requests)]
+        choices = [Choice(i, request, self._tokenizer, converter.card) for i, request in enumerate(requests)]
         return envelope, Generation(self._backend, choices)
 
     def _check_model(self, name: str | None) -> None:
@@ -194,6 +205,9 @@ class Api:
             "owned_by": card.owned_by,
             "root": card.name,
             "max_model_len": card.max_model_len,
+            "revision": card.identity.revision or None,
+            "model_hash": card.identity.weights or None,
+            "tokenizer_hash": card.identity.tokenizer or None,
         }
 
 

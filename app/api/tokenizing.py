@@ -73,28 +73,25 @@ class TextEncoder:
 
     Args:
         tokenizer: of the model.
-        max_model_len: tokens of the context.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_model_len: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         # Some tokenizer.json files carry training-time settings that would cut prompts silently.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._max_model_len = max_model_len
-        per_token = most_characters_per_token(self._backend)
-        self._most = None if per_token is None else per_token * max_model_len
+        self._per_token = most_characters_per_token(self._backend)
 
-    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; there may be more than fit into the context.
+    def encode(self, text: str, param: str, max_model_len: int, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a text; there may be more than fit into the context of ``max_model_len`` tokens.
 
         Raises:
             PromptTooLongError: the text of field ``param`` is too long to fit, whatever its tokens are.
         """
-        if self._most is not None and len(text) > self._most:
+        if self._per_token is not None and len(text) > self._per_token * max_model_len:
             raise PromptTooLongError(
-                f"{param} has {len(text)} characters; the context of this model is {self._max_model_len} tokens, and "
-                f"no text of more than {self._most} characters fits into it",
+                f"{param} has {len(text)} characters; the context of this model is {max_model_len} tokens, and "
+                f"no text of more than {self._per_token * max_model_len} characters fits into it",
                 param,
             )
         # The batch, unlike `encode`, releases the lock; "fast" leaves out offsets, which are not needed.

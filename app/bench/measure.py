@@ -16,7 +16,6 @@ import torch
 
 from app.bench.records import WARM, Record, RecordFile, Setting, fingerprint
 from app.bench.runs import Bench, Plan
-from app.inputs.cache import model_hash
 from app.inputs.libraries import LibraryAt
 from app.inputs.models import model_path
 from app.inputs.prompts import Question
@@ -24,6 +23,7 @@ from app.inputs.tokenizers import load_tokenizer
 from app.offline.setup import load_target, sampling, speculator_options
 from app.reporting.progress import bar
 from app.version import VERSION
+from engine.model.identity import model_hash
 from engine.target.loading import resolve_dtype
 from engine.target.local import LocalTarget
 from speculators.pool import SpeculatorPool

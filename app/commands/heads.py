@@ -51,11 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     import torch  # takes seconds, a wrong flag none
 
-    from app.inputs.cache import model_hash
     from app.inputs.models import model_path
     from app.offline.setup import load_target
     from app.reporting.progress import bar
     from app.speculation.heads import encoded, find, longest_prompt
+    from engine.model.identity import model_hash
     from speculators.pld_plus.induction_heads import write_heads
 
     torch.set_num_threads(arguments.threads)

@@ -27,6 +27,11 @@ class ModelFields(FieldGroup):
     TITLE: ClassVar[str] = "model"
 
     model: str = Field(DEMO, description="directory or hub id of the target; 'demo' is the model in the package")
+    revision: Annotated[str, Field(pattern=r"^\w[\w./-]{0,127}$")] | None = Field(
+        None,
+        description="branch, tag or commit of the model on the hub, its main branch by default; the commit it is at "
+        "the start is served until the application is deployed again",
+    )
     name: str | None = Field(None, description="name clients use; the model's last path component by default")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="float32 on a CPU and the checkpoint's own on a GPU by default"

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from app.corpus.settings import PIECE, BuildSettings
-from app.inputs.cache import model_hash, tokenizer_hash
 from app.inputs.models import model_path
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import ConfigError, SpectraError
+from engine.model.identity import model_hash, tokenizer_hash
 from engine.model.loader import load_spec
 from engine.model.spec import ModelSpec
 from engine.target.loading import resolve_dtype

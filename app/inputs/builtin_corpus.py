@@ -19,10 +19,10 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
-from app.inputs.cache import tokenizer_hash
 from app.inputs.current_snapshot import snapshot_folder
 from app.inputs.text_index import tokenised
 from app.inputs.tokenizers import load_tokenizer
+from engine.model.identity import tokenizer_hash
 from engine.model.vocabulary import vocab_size as vocab_size_of
 from retrieval_store.errors import SnapshotError
 from retrieval_store.index.index import Tokens

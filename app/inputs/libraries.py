@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from app.inputs.builtin_corpus import BUILTIN, builtin_snapshot
-from app.inputs.cache import tokenizer_hash
 from app.inputs.current_snapshot import fetch_current
 from app.inputs.stores import DEFAULT_NAMESPACE, is_store
 from app.inputs.text_index import corpus_index
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.identity import tokenizer_hash
 from engine.model.resolve import resolve
 from retrieval_store.errors import StoreAddressError, StoreError
 from retrieval_store.index.index import FixedLibrary, Library
@@ -37,6 +37,7 @@ class LibraryAt:
     where: str = field(repr=False)  # absolute path, URL (perhaps with a password), or BUILTIN
     tokenizer: str  # directory or hub id of the target
     namespace: str = DEFAULT_NAMESPACE  # of a store
+    revision: str | None = None  # of the target on the hub
     is_optional: bool = False  # what cannot be had is left out, with a line in the log
 
     def __call__(self) -> Library:
@@ -62,18 +63,21 @@ class LibraryAt:
         return self.where != BUILTIN and not is_store(self.where) and not _is_snapshot(self.where)
 
 
-def library_at(where: str | None, tokenizer: str, namespace: str = DEFAULT_NAMESPACE) -> LibraryAt | None:
+def library_at(
+    where: str | None, tokenizer: str, namespace: str = DEFAULT_NAMESPACE, revision: str | None = None
+) -> LibraryAt | None:
     """What makes the library of ``where``; None for none.
 
     Args:
         where: what ``--retrieval`` was given.
         tokenizer: directory or hub id of the target.
         namespace: of a store.
+        revision: of the target on the hub.
 
     Raises:
         ConfigError: there is nothing at ``where``.
     """
-    return None if where in (None, NONE) else LibraryAt(checked_place(where), tokenizer, namespace)
+    return None if where in (None, NONE) else LibraryAt(checked_place(where), tokenizer, namespace, revision)
 
 
 def builtin_library(tokenizer: str) -> LibraryAt:
@@ -128,8 +132,8 @@ def _opened(at: LibraryAt) -> tuple[Library, str]:
 
 def _open(at: LibraryAt) -> tuple[Library, str]:
     if at.is_text:
-        return FixedLibrary(corpus_index(at.where, at.tokenizer)), at.where
-    path = resolve(at.tokenizer)
+        return FixedLibrary(corpus_index(at.where, at.tokenizer, at.revision)), at.where
+    path = resolve(at.tokenizer, at.revision)
     folder = Path(at.where)
     if at.where == BUILTIN:
         folder = builtin_snapshot(path)

@@ -13,19 +13,23 @@ def target_name(model: str) -> str:
     return str(DEMO_TARGET) if model == DEMO else model
 
 
-def check_model(model: str) -> None:
-    """Raises ConfigError if there cannot be such a model; asks no hub."""
-    if model != DEMO:
-        check_model_name(model)
+def check_model(model: str, revision: str | None = None) -> None:
+    """Raises ConfigError if there cannot be such a model, or if it can have no revisions; asks no hub."""
+    check_model_name(target_name(model), revision)
 
 
-def model_path(model: str) -> Path:
+def model_path(model: str, revision: str | None = None) -> Path:
     """Directory of a target, downloaded if it is on the hub.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model, or it lacks the revision.
     """
-    return resolve(target_name(model))
+    return resolve(target_name(model), revision)
+
+
+def is_on_hub(model: str) -> bool:
+    """Whether a model is a hub id, and no directory of this machine."""
+    return not Path(target_name(model)).expanduser().is_dir()
 
 
 def drafter_path(model: str) -> str:

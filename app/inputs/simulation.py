@@ -37,7 +37,7 @@ def profile_at(name: str) -> PipelineProfile:
         raise ConfigError(f"--simulate {path}: {error}") from error
 
 
-def simulation_of(profile: str, answers: str | None, model: str) -> Simulation:
+def simulation_of(profile: str, answers: str | None, model: str, revision: str | None = None) -> Simulation:
     """What simulated stages are told; recorded answers become tokens of ``model``'s tokenizer.
 
     Raises:
@@ -46,5 +46,6 @@ def simulation_of(profile: str, answers: str | None, model: str) -> Simulation:
     if answers is None:
         return Simulation(profile_at(profile))
     flag = "--simulate-answers"
-    turns = encode(load_tokenizer(resolve(model)), read_logs([Path(answers).expanduser()], None, flag), flag)
+    tokenizer = load_tokenizer(resolve(model, revision))
+    turns = encode(tokenizer, read_logs([Path(answers).expanduser()], None, flag), flag)
     return Simulation(profile_at(profile), pack_recordings((turn.prompt, turn.answer) for turn in turns))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BATCH = 256  # texts tokenised together
 
 
-def corpus_index(path: str, tokenizer: str) -> MemoryIndex:
+def corpus_index(path: str, tokenizer: str, revision: str | None = None) -> MemoryIndex:
     """The index of the text at ``path``: a text, a JSON-lines file, or a folder of such files.
 
     Reads and tokenises about a megabyte per second; a later change of the files goes unnoticed.
@@ -29,6 +29,7 @@ def corpus_index(path: str, tokenizer: str) -> MemoryIndex:
     Args:
         path: of the text.
         tokenizer: directory or hub id of the target.
+        revision: of the target on the hub.
 
     Raises:
         ConfigError: the text cannot be read.
@@ -37,7 +38,7 @@ def corpus_index(path: str, tokenizer: str) -> MemoryIndex:
         documents = list(read_documents(Path(path)))
     except CorpusError as error:
         raise ConfigError(f"--retrieval {path}: {error}") from error
-    return index_of(documents, load_tokenizer(resolve(tokenizer)))
+    return index_of(documents, load_tokenizer(resolve(tokenizer, revision)))
 
 
 def index_of(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> MemoryIndex:

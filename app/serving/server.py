@@ -154,7 +154,7 @@ class Server:
         from speculators.registry import create
 
         target = target_options(self.config)
-        path = resolve(target.model)
+        path = resolve(target.model, target.revision)
         spec = target_spec(target, path)
         check_stages(spec, target.stages)
         describe_target(target, path)

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.inputs.cache import cache_folder, model_hash
+from app.inputs.cache import cache_folder
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.progress import bar
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
 from engine.loop import Engine
+from engine.model.identity import model_hash
 from engine.model.spec import ModelSpec
 from engine.request import Request
 from engine.sampling.params import SamplingParams

@@ -8,8 +8,9 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.inputs.cache import cache_folder, model_hash
+from app.inputs.cache import cache_folder
 from app.version import VERSION
+from engine.model.identity import model_hash
 from engine.step_cost import StepCosts, read_costs, write_costs
 from engine.target.step_timing import measure
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,12 +20,15 @@ from deployments.metrics.reports import Reporter
 from deployments.submission.client import PATIENCE_S, SubmissionChannel
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
-from engine.errors import TargetLostError
+from deployments.submission.served_model import ServedModel
+from engine.errors import ModelChangedError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
 ANSWER_S = 5.0  # a router that does not answer so long is not ready
 DETAILS_S = 0.8  # for what /health tells beside: less than the second that probes usually wait
+ASK_AGAIN_S = 0.5  # pause between two questions for the router's model
+LOOK_S = 1.0  # for a router to answer; Serve waits for the health check
 GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica shows, by calls of Ray and of gRPC
 
 
@@ -41,17 +45,50 @@ class RouterClient:
 
     def __init__(self, router: DeploymentHandle, card: ModelCard, patience: float = PATIENCE_S) -> None:
         self._router = router
-        self._card = card
+        self._model = ServedModel(card)
+        self._patience = patience
         self._node = ray.get_runtime_context().get_node_id()
         self.counted = CollectorRegistry()
         reporter = Reporter(self.counted, Process("ingress", ray.util.get_node_ip_address()))
-        self._channel = SubmissionChannel(self._attach, patience, reporter=reporter)
+        self._channel = SubmissionChannel(self._attach, patience, reporter=reporter, model=self._model)
         self._reporting = asyncio.get_running_loop().create_task(self._channel.keep_reporting())
 
     @property
     def model_card(self) -> ModelCard:
-        """The served model."""
-        return self._card
+        """The served model; another one after a change of models that keeps the tokenizer."""
+        return self._model.card
+
+    def encode_with(self, tokenizer: str) -> None:
+        """Say by its hash which tokenizer the edge has: requests for a model with another one are refused."""
+        self._model.tokenizer = tokenizer
+
+    async def agree(self) -> None:
+        """Wait for a router whose model has the edge's tokenizer: while models change, the old router may still answer.
+
+        Raises:
+            ModelChangedError: after ``patience`` seconds there is only one with another tokenizer.
+        """
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                self._model.adopt(self.model_card)
+                return
+            except ModelChangedError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(ASK_AGAIN_S)
+            with contextlib.suppress(TargetLostError):
+                self._model.card = await self._answer("card")
+
+    async def look(self) -> None:
+        """Learn of a change of models also while there are no requests.
+
+        Raises:
+            ModelChangedError: the router's model has another tokenizer than the edge.
+        """
+        await self._channel.look(LOOK_S)
+        if self._model.trouble:
+            raise ModelChangedError(self._model.trouble)
 
     async def submit(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Start one choice; engine errors come from the stream's first item."""

@@ -41,12 +41,21 @@ class Ingress:
         options: Any,
         patience: float = PATIENCE_S,
     ) -> None:
-        card = await router.card.remote()
-        self._edge = make_edge(RouterClient(router, card, patience), options)
+        self._client = RouterClient(router, await router.card.remote(), patience)
+        self._edge = make_edge(self._client, options)
+        await self._client.agree()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Serve asks for the ASGI application once the constructor is done."""
         return self._edge.app
+
+    async def check_health(self) -> None:
+        """Serve calls this periodically, and replaces the replica when it fails.
+
+        Raises:
+            ModelChangedError: the router's model has another tokenizer than this replica's edge.
+        """
+        await self._client.look()
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """``serve.get_app_handle("spectra").generate.remote({...})``."""

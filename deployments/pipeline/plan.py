@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.model.ranges import LayerRange
 from engine.target.info import TargetInfo
@@ -15,3 +16,4 @@ class StagePlan:
     info: TargetInfo
     ranges: tuple[LayerRange, ...]  # first stage to last
     memory: tuple[str, ...] = ()  # what each stage will hold, one log line each; empty for simulated stages
+    files: Mapping[str, str] = field(default_factory=dict)  # ``file_hashes`` of the checkpoint; of simulated ones none

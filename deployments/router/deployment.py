@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import logging
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import ray
 from ray.serve.handle import DeploymentHandle
@@ -25,6 +27,7 @@ from deployments.router.target_client import ServeTarget, first_endpoints
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
 from deployments.submission.server import SubmissionServer
+from engine.errors import ModelChangedError
 from engine.scheduling.request_validation import check_needs
 from engine.target.info import TargetInfo
 from speculators.pool import SpeculatorPool
@@ -65,18 +68,18 @@ class RouterDeployment:
         compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
         first, endpoints = await first_endpoints(self._targets)
         info = endpoints.info
-        self._aliases = aliases
-        self._created = int(time.time())
         await compiling  # before steps are timed
-        costs = await step_costs(first.connect, options.cost_file, info, options.step_deadline, first.report_hang)
+        connect = partial(first.connect, info)
+        costs = await step_costs(connect, options.cost_file, info, options.step_deadline, first.report_hang)
         draft_client = _make_draft_client(replace(speculators, step_costs=costs), placement, info)
         check_needs(draft_client.needs(options.method), info.spec)  # an unusable default must fail the start
         learn = None if self._retrieval is None else self._retrieval.learn
         reports, process = Reports(), Process("router", ray.util.get_node_ip_address())
-        clients = [target.client() for target in self._targets]
+        clients = [target.client(info) for target in self._targets]
         self._router = Router(options, info, draft_client, clients, learn, costs, (reports, process))
         self._router.start()
-        self._submissions = SubmissionServer(self._router.stream, self._problem, reports=reports)
+        self._card = _card(options, info, aliases)
+        self._submissions = SubmissionServer(self._router.stream, self._problem, reports=reports, card=self._card)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
 
@@ -93,18 +96,7 @@ class RouterDeployment:
 
     async def card(self) -> ModelCard:
         """The served model."""
-        info, options = self._router.info, self._router.options
-        return ModelCard(
-            name=options.model,
-            max_model_len=info.max_model_len,
-            vocab_size=info.spec.vocab_size,
-            eos_ids=info.spec.eos_ids,
-            created=self._created,
-            fingerprint=f"{info.spec.family}-{info.spec.n_layers}x{info.spec.hidden_size}",
-            aliases=self._aliases,
-            method=options.method,
-            max_nodes=min(options.max_nodes, options.scheduler.max_tree_nodes),
-        )
+        return self._card
 
     def _problem(self) -> str:
         """Why a request sent now would not be served; "": it would be, as at least one pipeline is up."""
@@ -120,6 +112,15 @@ class RouterDeployment:
         detail |= {} if self._retrieval is None else self._retrieval.detail()
         return Health(ok=not problem, reason=problem, detail=detail)
 
+    async def check_health(self) -> None:
+        """Serve calls this periodically; the router that it starts in this one's place serves the model that is there.
+
+        Raises:
+            ModelChangedError: no pipeline is up, and one that is there has another model than the one served here.
+        """
+        if not self._router.is_ready and any(target.is_another for target in self._targets):
+            raise ModelChangedError("; ".join(f"{one.name}: {one.trouble}" for one in self._targets if one.is_another))
+
     async def close(self) -> None:
         """Stop serving, when the whole application goes: running streams get an error instead of waiting for the next
         router."""
@@ -128,6 +129,22 @@ class RouterDeployment:
     async def metrics(self) -> str:
         """Prometheus exposition text."""
         return self._router.metrics_text() + ("" if self._retrieval is None else self._retrieval.metrics_text())
+
+
+def _card(options: RouterOptions, info: TargetInfo, aliases: tuple[str, ...]) -> ModelCard:
+    made_by = f"{info.identity.digest} {options.software}"
+    return ModelCard(
+        name=options.model,
+        max_model_len=info.max_model_len,
+        vocab_size=info.spec.vocab_size,
+        eos_ids=info.spec.eos_ids,
+        created=int(time.time()),
+        fingerprint=f"fp_{hashlib.sha256(made_by.encode()).hexdigest()[:16]}",
+        identity=info.identity,
+        aliases=aliases,
+        method=options.method,
+        max_nodes=min(options.max_nodes, options.scheduler.max_tree_nodes),
+    )
 
 
 def _make_draft_client(speculators: SpeculatorOptions, placement: SpeculatorPlacement, info: TargetInfo) -> DraftClient:

@@ -23,7 +23,7 @@ from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
 from deployments.router.rebalance import Rebalancer
 from deployments.router.sessions import Session, Sessions
-from engine.errors import OverloadedError, SpectraError, StepFailedError, TargetLostError
+from engine.errors import ModelChangedError, OverloadedError, SpectraError, StepFailedError, TargetLostError
 from engine.events import LENGTH, STOP, StepEvent
 from engine.protocol import Needs
 from engine.request import Request
@@ -62,6 +62,7 @@ class Router:
     ) -> None:
         self.options = options
         self.info = info
+        self._model = info.identity.digest
         self._draft_client = draft_client
         self._learn = learn
         targets = list(targets)
@@ -132,10 +133,13 @@ class Router:
             RequestError: the request can never be served.
             OverloadedError: the queue is full, or the wait would be too long.
             StepFailedError: the target failed on the request.
+            ModelChangedError: the request was encoded for, or begun by, another model.
             TargetLostError: the router is shutting down.
         """
         if self._closed:
             raise TargetLostError("the router is shutting down")
+        if request.model not in ("", self._model):
+            raise ModelChangedError("the model that this request was meant for is no longer served; send it again")
         over = finish_of(request)
         if over is not None:
             self._teach(request, request.emitted)

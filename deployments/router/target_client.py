@@ -17,9 +17,12 @@ from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import INCARNATION, SupersededError, exit_superseded
 from deployments.router.lane_connection import RECONNECT_S, TargetClient
 from engine.errors import ConfigError, TargetLostError
+from engine.target.info import TargetInfo
 
 ANSWER_S = 10.0  # seconds to wait for a target's endpoints before asking again
-MISCONFIGURED_S = 5.0  # pause before asking a target again that the configured transport does not reach
+MISCONFIGURED_S = (
+    5.0  # pause before asking a target again that the configured transport does not reach, or that is another one
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +36,13 @@ class ServeTarget:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.name = handle.deployment_name
-        self.trouble = ""  # why the configured transport does not reach it; shown in health
+        self.trouble = ""  # why its pipeline cannot be used; shown in health
+        self.is_another = False  # its pipeline runs another model, or runs it in another way
         self._handle = handle
 
-    def client(self) -> TargetClient:
-        """What a lane needs of it, for a router that is ready to serve."""
-        return TargetClient(self.name, partial(self.connect, ready=True), self.report_hang)
+    def client(self, info: TargetInfo) -> TargetClient:
+        """What a lane needs of it, for a router that is ready to serve the target that ``info`` describes."""
+        return TargetClient(self.name, partial(self.connect, info, ready=True), self.report_hang)
 
     async def endpoints(self, ready: bool = False) -> Endpoints:
         """The pipeline's endpoints, as soon as it listens; asks again while Serve still names a dead replica.
@@ -62,15 +66,18 @@ class ServeTarget:
                 logger.info("%s does not answer yet: %s", self.name, error)
                 await asyncio.sleep(RECONNECT_S)
 
-    async def connect(self, ready: bool = False) -> Pipeline:
+    async def connect(self, info: TargetInfo, ready: bool = False) -> Pipeline:
         """Connect to its pipeline, as soon as there is one.
 
         Raises:
-            ConfigError: like ``endpoints``; a router that is ``ready`` logs it once and keeps trying instead.
+            ConfigError: like ``endpoints``, or the pipeline's target is not the one that ``info`` describes; a router
+                that is ``ready`` logs it once and keeps trying instead.
         """
         while True:
             try:
-                pipeline = await Pipeline.connect(await self.endpoints(ready))
+                endpoints = await self.endpoints(ready)
+                self._check(info, endpoints.info)
+                pipeline = await Pipeline.connect(endpoints)
                 self.trouble = ""
                 return pipeline
             except TargetLostError as error:
@@ -81,6 +88,12 @@ class ServeTarget:
                     raise
                 self._complain(str(error))
                 await asyncio.sleep(MISCONFIGURED_S)
+
+    def _check(self, wanted: TargetInfo, found: TargetInfo) -> None:
+        difference = wanted.difference(found)
+        self.is_another = bool(difference)
+        if difference:
+            raise ConfigError(f"its target is not the one that this router serves: {difference}")
 
     def _complain(self, trouble: str) -> None:
         if trouble != self.trouble:

@@ -92,12 +92,15 @@ class StageActor:
         """Load the layers.
 
         Raises:
+            ConfigError: the checkpoint is not the one that the plan was made for.
             SpectraError: as ``load_stage``, and for any other fault of the checkpoint, which the message names.
         """
+        from deployments.stage.planning import check_checkpoint
         from engine.target.loading import load_stage
 
         began = time.monotonic()
         try:
+            check_checkpoint(plan, self._path)
             self._stage = load_stage(self._options, self._path, plan.ranges[self._number], plan.info)
         except SpectraError:
             raise

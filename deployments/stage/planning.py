@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from deployments.pipeline.plan import StagePlan
+from engine.errors import ConfigError
+from engine.model.identity import file_hashes
 from engine.target.loading import describe_target, memory_of_stages, stage_ranges
 from engine.target.options import TargetOptions
 
@@ -27,4 +29,20 @@ def plan_stages(options: TargetOptions, path: Path) -> StagePlan:
     ranges = stage_ranges(options, path, info)
     if torch.device(options.device).type == "cuda":
         torch.cuda.empty_cache()  # give the memory of the measurement back, the stages need it
-    return StagePlan(info, tuple(ranges), tuple(map(str, memory_of_stages(options, path, info, ranges))))
+    memory = tuple(map(str, memory_of_stages(options, path, info, ranges)))
+    return StagePlan(info, tuple(ranges), memory, {} if options.simulation else file_hashes(path))
+
+
+def check_checkpoint(plan: StagePlan, path: Path) -> None:
+    """Refuse a checkpoint that is not the one that was planned for; files that only one of the two has prove nothing.
+
+    Raises:
+        ConfigError: a file here is another one.
+    """
+    here = file_hashes(path) if plan.files else {}
+    for name in here.keys() & plan.files.keys():
+        if here[name] != plan.files[name]:
+            raise ConfigError(
+                f"{path / name} is not the file of that name with which the pipeline began ({here[name][:12]} instead "
+                f"of {plan.files[name][:12]}): the model has changed, or differs between nodes; start the pipeline anew"
+            )

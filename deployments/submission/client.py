@@ -32,6 +32,7 @@ from deployments.submission.protocol import (
     encode_message,
 )
 from deployments.submission.replay_log import ReplayLog
+from deployments.submission.served_model import ServedModel
 from deployments.transport.channel import AsyncChannel
 from engine.errors import RequestError, TargetLostError
 from engine.events import StepEvent
@@ -53,6 +54,7 @@ class SubmissionChannel:
         patience: seconds a request waits for a router.
         beat: seconds between heartbeats.
         reporter: what the router is told of this process's metrics; None: nothing.
+        model: what requests are encoded for; follows the router's. None: they name no model.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class SubmissionChannel:
         patience: float = PATIENCE_S,
         beat: float = BEAT_S,
         reporter: Reporter | None = None,
+        model: ServedModel | None = None,
     ) -> None:
         self._reporter = reporter
         self._attach = attach
+        self._model = model
         self._patience = patience
         self._beat = beat
         self._connection: RouterConnection | None = None
@@ -74,6 +78,7 @@ class SubmissionChannel:
 
         Raises:
             SpectraError: the router refused the request or failed on it.
+            ModelChangedError: another model is served now than the one that the request was encoded for or begun by.
             TargetLostError: no router came up in time, or ``MAX_LOSSES`` routers in a row were lost with the request.
         """
         log = ReplayLog(request)
@@ -112,6 +117,17 @@ class SubmissionChannel:
         connection = await self._current()
         await connection.check_ready()
 
+    async def look(self, within: float) -> None:
+        """Connect to the router that serves now unless one is connected; a router that takes longer than ``within``
+        seconds is left for later.
+
+        Raises:
+            ModelChangedError: the model it serves has another tokenizer.
+        """
+        with contextlib.suppress(TargetLostError, TimeoutError):
+            async with asyncio.timeout(within):
+                await self._current()
+
     def close(self) -> None:
         """Drop the connection; requests that still run look for another router."""
         if self._connection is not None:
@@ -131,7 +147,10 @@ class SubmissionChannel:
     async def _connect(self) -> RouterConnection:
         while True:
             try:
-                return await RouterConnection.connect(await self._attach(), self._beat)
+                attachment = await self._attach()
+                if self._model is not None and attachment.card is not None:
+                    self._model.adopt(attachment.card)
+                return await RouterConnection.connect(attachment, self._beat)
             except TargetLostError:
                 await asyncio.sleep(RETRY_S)
 

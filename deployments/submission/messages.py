@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from engine import errors
+from engine.model.identity import UNKNOWN, ModelIdentity
 from engine.request import Request
 from engine.scheduling.drafting import AUTOREGRESSIVE
 
@@ -23,7 +24,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...] = ()  # from the model's generation config
     created: int = 0  # seconds since 1970
     owned_by: str = "spectra"
-    fingerprint: str | None = None  # changes with weights, dtype or software
+    fingerprint: str | None = None  # changes with weights, dtype, quantization or software
+    identity: ModelIdentity = UNKNOWN  # what its requests name as their model
     aliases: tuple[str, ...] = ()  # further names clients may use
     method: str = ""  # of speculation, for requests that name none
     max_nodes: int = 0  # drafted nodes per step, for requests that set no limit

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from deployments.metrics.reports import Family
-from deployments.submission.messages import Failure
+from deployments.submission.messages import Failure, ModelCard
 from engine.events import StepEvent
 from engine.request import Request
 
@@ -22,10 +22,12 @@ SILENT_BEATS = 5  # after so many beats without a frame the peer counts as lost
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """Where a router listens, and the secret of its channel; travels by a call of Ray, never over the channel."""
+    """Where a router listens, the secret of its channel, and the model behind it; travels by a call of Ray, never over
+    the channel."""
 
     address: str
     secret: bytes
+    card: ModelCard | None = None  # None: any request may come, whichever model it was encoded for
 
     def __repr__(self) -> str:
         """Without the secret: logs and errors print their arguments."""

@@ -15,7 +15,7 @@ from contextlib import aclosing
 import msgspec
 
 from deployments.metrics.reports import Reports
-from deployments.submission.messages import Failure
+from deployments.submission.messages import Failure, ModelCard
 from deployments.submission.protocol import (
     BEAT_S,
     SUBMIT,
@@ -56,15 +56,22 @@ class SubmissionServer:
         problem: asked when an ingress asks whether a request sent now would be served.
         beat: seconds between heartbeats.
         reports: takes what ingresses have counted; None: it is dropped.
+        card: of the model, for the ingresses.
     """
 
     def __init__(
-        self, run: RunRequest, problem: Problem = str, beat: float = BEAT_S, reports: Reports | None = None
+        self,
+        run: RunRequest,
+        problem: Problem = str,
+        beat: float = BEAT_S,
+        reports: Reports | None = None,
+        card: ModelCard | None = None,
     ) -> None:
         self._run = run
         self._problem = problem
         self._beat = beat
         self._reports = reports or Reports()
+        self._card = card
         self._secret = secrets.token_bytes(32)
         self._folder = SocketFolder()
         self._servers: dict[str, asyncio.Server] = {}  # by the address that was asked for
@@ -80,7 +87,7 @@ class SubmissionServer:
             listening, self._addresses[wanted] = listen(wanted)
             start = asyncio.start_unix_server if listening.family == socket.AF_UNIX else asyncio.start_server
             self._servers[wanted] = await start(self._accepted, sock=listening, limit=READ_AHEAD)
-        return Attachment(self._addresses[wanted], self._secret)
+        return Attachment(self._addresses[wanted], self._secret, self._card)
 
     def cut(self) -> None:
         """Stop listening and drop every ingress: it resubmits what was running to the next router."""

@@ -52,7 +52,8 @@ class TargetDeployment:
     """
 
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
-        launch = partial(_launch, target, pipeline, str(resolve(target.model)), _own_placement(target.stages))
+        path = str(resolve(target.model, target.revision))
+        launch = partial(_launch, target, pipeline, path, _own_placement(target.stages))
         self._epochs = LeaderEpochs()
         self._supervisor = StageSupervisor(launch, target.stages, pipeline.replace_timeout)
         await self._supervisor.start()

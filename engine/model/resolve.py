@@ -7,31 +7,47 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 
+COMMIT = re.compile("[0-9a-f]{40}")
 HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 
 
-def check_model_name(model: str) -> None:
-    """Raises ConfigError if ``model`` is no directory and has not the form of a hub id either; asks no hub."""
-    if not Path(model).expanduser().is_dir() and not HUB_ID.fullmatch(model):
+def check_model_name(model: str, revision: str | None = None) -> None:
+    """Raises ConfigError if ``model`` is no directory and has not the form of a hub id either, or if it is a directory,
+    which has no revisions; asks no hub."""
+    if Path(model).expanduser().is_dir():
+        if revision is not None:
+            raise ConfigError(
+                f"revision (--revision) is {revision!r}, but model {model!r} is a directory; revisions are the hub's"
+            )
+    elif not HUB_ID.fullmatch(model):
         raise ConfigError(f"model {model!r} is neither a directory nor a hub id, as in Qwen/Qwen3-0.6B")
 
 
-def resolve(model: str) -> Path:
+def revision_of(path: Path) -> str:
+    """The commit of a snapshot in the hub's cache; "" for any other directory."""
+    return path.name if path.parent.name == "snapshots" and COMMIT.fullmatch(path.name) else ""
+
+
+def resolve(model: str, revision: str | None = None) -> Path:
     """A local directory as it is; anything else is a hub id, downloaded (or taken from the hub's cache).
 
+    Args:
+        model: directory or hub id.
+        revision: branch, tag or commit on the hub; None: its main branch as it is now.
+
     Raises:
-        ConfigError: there is neither such a directory nor such a repository.
+        ConfigError: there is neither such a directory nor such a repository, or it lacks the revision.
     """
+    check_model_name(model, revision)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
-    check_model_name(model)
     from huggingface_hub import snapshot_download  # half a second, which a local directory need not wait for
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "tokenizer*"]))
+        wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"model {model!r} is neither a directory nor a repository that could be fetched: {error}"
-        ) from error
+        what = f"model {model!r}" if revision is None else f"revision {revision!r} of model {model!r}"
+        raise ConfigError(f"{what} is neither a directory nor a repository that could be fetched: {error}") from error

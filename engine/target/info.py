@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.model.identity import UNKNOWN, ModelIdentity
 from engine.model.spec import ModelSpec
 from engine.step import Step, StepResult
 
@@ -19,6 +20,16 @@ class TargetInfo:
     n_blocks: int  # KV blocks, the same number on every stage
     block_size: int  # tokens per block
     max_model_len: int  # tokens, prompt + output
+    identity: ModelIdentity = UNKNOWN
+
+    def difference(self, other: TargetInfo) -> str:
+        """What tells another target from this one, for a message; "": nothing, either can stand in for the other."""
+        found = [self.identity.difference(other.identity)]
+        for name in ("spec", "n_blocks", "block_size", "max_model_len"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                found.append("another architecture" if name == "spec" else f"{name} {theirs} instead of {ours}")
+        return ", ".join(filter(None, found))
 
 
 class Target(Protocol):

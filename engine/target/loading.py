@@ -5,6 +5,7 @@ Only this module tells real stages from simulated ones.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 
 from engine.errors import ConfigError
 from engine.kv.arena import KVArena
+from engine.model.identity import ModelIdentity, model_hash, tokenizer_hash_if_any
 from engine.model.loader import load_config, load_shard, load_spec
 from engine.model.ranges import LayerRange, split_layers
+from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
 from engine.model.sizes import StageMemory, stage_memory, weight_bytes
 from engine.model.spec import ModelSpec
@@ -85,7 +88,18 @@ def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
         ConfigError: an option is wrong.
     """
     spec = target_spec(options, path)
-    return plan_cache(spec, options, resolve_dtype(options.dtype, spec, options.device))
+    dtype = resolve_dtype(options.dtype, spec, options.device)
+    return replace(plan_cache(spec, options, dtype), identity=_identity(options, path, dtype))
+
+
+def _identity(options: TargetOptions, path: Path, dtype: torch.dtype) -> ModelIdentity:
+    tokenizer, revision = tokenizer_hash_if_any(path), revision_of(path)
+    simulation = options.simulation
+    if simulation is not None:
+        weights = hashlib.sha256(repr(simulation.profile).encode() + simulation.recordings).hexdigest()[:32]
+        return ModelIdentity(weights, tokenizer, revision, SIMULATED)
+    numbers = [str(dtype).removeprefix("torch."), *filter(None, [options.quantization])]
+    return ModelIdentity(model_hash(path), tokenizer, revision, "+".join(numbers))
 
 
 def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[LayerRange]:

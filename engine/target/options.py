@@ -26,3 +26,4 @@ class TargetOptions:
     stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
     cost_folder: str = ""  # where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
+    revision: str | None = None  # branch, tag or commit of ``model`` on the hub; None: the main branch

@@ -40,7 +40,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the builder of a snapshot says about it."""
 
-    tokenizer_hash: str  # app.inputs.cache.tokenizer_hash
+    tokenizer_hash: str  # of the tokenizer.json: engine.model.identity.tokenizer_hash
     vocab_size: int
     model: str = ""  # name of the target that scored the texts; "" if none did
     model_hash: str = ""

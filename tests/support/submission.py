@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from deployments.submission.client import SubmissionChannel
 from deployments.submission.protocol import BEAT_S, Attachment
+from deployments.submission.served_model import ServedModel
 from deployments.submission.server import Problem, RunRequest, SubmissionServer
 from engine.errors import TargetLostError
 from engine.events import RequestStats, SourceCounts, StepEvent
@@ -37,14 +38,18 @@ class Submitting:
 
 @asynccontextmanager
 async def submitting(
-    run: RunRequest, beat: float = BEAT_S, patience: float = 30.0, problem: Problem = str
+    run: RunRequest,
+    beat: float = BEAT_S,
+    patience: float = 30.0,
+    problem: Problem = str,
+    model: ServedModel | None = None,
 ) -> AsyncIterator[Submitting]:
     """``async with submitting(router.stream) as pair: await pair.answer(request)``."""
 
     async def attach() -> Attachment:
         return await pair.attach()
 
-    pair = Submitting(SubmissionServer(run, problem, beat), SubmissionChannel(attach, patience, beat))
+    pair = Submitting(SubmissionServer(run, problem, beat), SubmissionChannel(attach, patience, beat, model=model))
     try:
         yield pair
     finally:

@@ -27,8 +27,8 @@ class Snapshots:
 
 def build_snapshots(model: Path, folder: Path, small: int, large: int) -> Snapshots:
     """Snapshots ``A`` (``small`` tokens of the standard library), ``B`` (``large``), ``damaged`` and ``foreign``."""
-    from app.inputs.cache import tokenizer_hash
     from app.inputs.tokenizers import load_tokenizer
+    from engine.model.identity import tokenizer_hash
 
     tokenizer, key = load_tokenizer(model), tokenizer_hash(model)
     texts = list(_tokenised(tokenizer, large))

@@ -17,11 +17,12 @@ from app.cli import main
 from app.commands.heads import draw
 from app.composition import served_speculators
 from app.config.serve import ServeConfig
-from app.inputs.cache import cache_folder, model_hash
+from app.inputs.cache import cache_folder
 from app.serving.server import Server
 from app.speculation import heads
 from app.speculation.heads import names_method
 from engine.errors import ConfigError, UnknownMethodError
+from engine.model.identity import model_hash
 from engine.protocol import Needs
 from speculators.pld_plus.induction_heads import read_heads
 from speculators.pool import SpeculatorPool

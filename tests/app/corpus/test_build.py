@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.inputs import builtin_corpus
-from app.inputs.cache import model_hash, tokenizer_hash
 from app.inputs.stores import DEFAULT_NAMESPACE
 from app.inputs.text_index import as_text
 from app.inputs.tokenizers import load_tokenizer
+from engine.model.identity import model_hash, tokenizer_hash
 from engine.model.loader import load_spec
 from retrieval_store.snapshots.corpus import Document, read_documents
 from retrieval_store.snapshots.snapshot import verify

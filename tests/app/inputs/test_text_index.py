@@ -28,7 +28,7 @@ from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.inputs import builtin_corpus, libraries
 from app.inputs.builtin_corpus import builtin_snapshot
-from app.inputs.cache import cache_folder, tokenizer_hash
+from app.inputs.cache import cache_folder
 from app.inputs.current_snapshot import snapshot_folder
 from app.inputs.libraries import LibraryAt, library_at, prepare
 from app.inputs.stores import is_store
@@ -36,6 +36,7 @@ from app.inputs.text_index import as_text, conversation
 from app.inputs.tokenizers import load_tokenizer
 from app.serving.server import Server
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.identity import tokenizer_hash
 from retrieval_store.index.index import FixedLibrary, Index, Library, Limits
 from retrieval_store.index.memory import MemoryIndex
 from retrieval_store.snapshots.corpus import Document, Message

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from app.inputs.cache import tokenizer_hash
+from engine.model.identity import tokenizer_hash
 from engine.model.loader import load_spec
 from retrieval_store.service.compaction import Target
 from retrieval_store.stores.base import Store

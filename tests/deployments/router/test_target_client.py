@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import INCARNATION
 from engine.errors import ConfigError, TargetLostError
+from engine.model.identity import ModelIdentity
+from engine.target.info import TargetInfo
+from tests.support.virtual_pipeline import INFO
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Serve warns
@@ -44,6 +49,10 @@ def on_node_n(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n"))
 
 
+def at(first: str, info: TargetInfo = INFO) -> Endpoints:
+    return Endpoints(first, "last", b"secret", info)
+
+
 def target_of(handle: Handle) -> ServeTarget:
     return ServeTarget(handle)  # type: ignore[arg-type]
 
@@ -53,7 +62,7 @@ async def test_a_transport_without_a_way_fails_a_router_that_starts() -> None:
     with pytest.raises(ConfigError, match="--transport"):
         await first_endpoints([target_of(handle)])
     with pytest.raises(ConfigError, match="--transport"):
-        await target_of(handle).connect()
+        await target_of(handle).connect(INFO)
     assert len(handle.asked) == 2
 
 
@@ -70,17 +79,17 @@ async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_ne
     monkeypatch.setattr(target_client, "MISCONFIGURED_S", 0.0)
     pipeline = object()
 
-    async def connect(endpoints: object) -> object:
-        if endpoints == "stale":
+    async def connect(endpoints: Endpoints) -> object:
+        if endpoints.first == "stale":
             raise TargetLostError("gone")
         return pipeline
 
     monkeypatch.setattr(target_client, "Pipeline", SimpleNamespace(connect=connect))
-    handle = Handle(ConfigError(WRONG), ConfigError(WRONG), "stale", ConfigError(WRONG), "endpoints")
+    handle = Handle(ConfigError(WRONG), ConfigError(WRONG), at("stale"), ConfigError(WRONG), at("up"))
     target = target_of(handle)
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(20):
-            assert await target.client().connect() is pipeline
+            assert await target.client(INFO).connect() is pipeline
     assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {WRONG}"]
     assert target.trouble == ""
     assert handle.asked == [("n", INCARNATION, True)] * 5
@@ -90,3 +99,39 @@ async def test_a_router_that_starts_does_not_say_that_it_is_ready() -> None:
     handle = Handle("endpoints")
     await first_endpoints([target_of(handle)])
     assert handle.asked == [("n", INCARNATION, False)]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (replace(INFO, identity=ModelIdentity(weights="ab" * 16)), "weights abababababab instead of unknown"),
+        (replace(INFO, identity=ModelIdentity(tokenizer="cd" * 16)), "tokenizer cdcdcdcdcdcd instead of unknown"),
+        (replace(INFO, spec=replace(INFO.spec, eos_ids=(7,))), "another architecture"),
+        (replace(INFO, max_model_len=128), f"max_model_len 128 instead of {INFO.max_model_len}"),
+    ],
+)
+async def test_a_pipeline_of_another_target_is_refused_until_the_router_s_own_comes_back(
+    found: TargetInfo, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(target_client, "MISCONFIGURED_S", 0.0)
+    connected: list[Endpoints] = []
+    seen: list[tuple[bool, str]] = []
+
+    async def connect(endpoints: Endpoints) -> object:
+        seen.append((target.is_another, target.trouble))
+        connected.append(endpoints)
+        return endpoints
+
+    monkeypatch.setattr(target_client, "Pipeline", SimpleNamespace(connect=connect))
+    handle = Handle(at("other", found), at("other", found), at("ours"))
+    target = target_of(handle)
+    with pytest.raises(ConfigError, match=said):
+        await target_of(Handle(at("other", found))).connect(INFO)
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(20):
+            await target.client(INFO).connect()
+    assert [one.first for one in connected] == ["ours"]
+    expected = f"its target is not the one that this router serves: {said}"
+    assert seen == [(False, expected)]  # no longer another one, and the trouble is over once it is connected
+    assert target.trouble == ""
+    assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {expected}"]
