@@ -12,6 +12,7 @@ from app.composition import (
     check_served_drafter,
     checked,
     pinned,
+    log_options,
     pipeline_options,
     placement,
     retrieval_options,
@@ -51,12 +52,15 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
     config = pinned(checked(args if isinstance(args, ServeConfig) else config_of(args)))
     check_served_drafter(config)
     target, pipeline = target_options(config), pipeline_options(config)
+    logs = log_options(config)
     common: dict[str, Any] = {
         "max_ongoing_requests": UNLIMITED,
         "health_check_period_s": 1.0,
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": config.grace,
         "ray_actor_options": {"num_cpus": CPUS},
+        # Serve's line per request says less than the ingress's own, and there is one for every health check.
+        "logging_config": {"log_level": logs.level.upper(), "enable_access_log": False},
     }
     # Three unanswered health checks, and Serve replaces a replica that hangs; by default they take 90 seconds.
     nimble = common | {"health_check_timeout_s": HUNG_S}
@@ -79,7 +83,12 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         retrieved=served,
     )
     edge = EdgeOptions(
-        target_name(config.model), config.revision, VERSION, config.default_max_tokens, int(config.max_body_mib * 2**20)
+        target_name(config.model),
+        config.revision,
+        VERSION,
+        config.default_max_tokens,
+        int(config.max_body_mib * 2**20),
+        logs,
     )
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=config.ingress_replicas, **nimble)
     return ingress.bind(router, make_edge, edge, config.router_patience)

@@ -23,6 +23,7 @@ from app.inputs.models import check_model, drafter_path, is_on_hub, model_path, 
 from app.inputs.simulation import profile_at, simulation_of
 from app.inputs.stores import is_store, open_store_at
 from app.version import SOFTWARE
+from deployments.observability.logs import LogOptions
 from deployments.options import PipelineOptions, RetrievalOptions, RouterOptions, SpeculatorPlacement
 from engine.model.resolve import revision_of
 from engine.scheduling.scheduler import SchedulerOptions
@@ -90,6 +91,11 @@ def target_options(config: ServeConfig) -> TargetOptions:
     )
 
 
+def log_options(config: ServeConfig) -> LogOptions:
+    """How every process of the application logs."""
+    return LogOptions(config.log_format, config.log_level, config.access_log, config.log_prompts)
+
+
 def pipeline_options(config: ServeConfig) -> PipelineOptions:
     """What a stage gets from the cluster."""
     return PipelineOptions(
@@ -100,6 +106,7 @@ def pipeline_options(config: ServeConfig) -> PipelineOptions:
         placement=config.stage_placement,
         stage_timeout=config.stage_timeout,
         replace_timeout=config.replace_timeout,
+        logs=log_options(config),
     )
 
 
@@ -125,6 +132,7 @@ def router_options(config: ServeConfig) -> RouterOptions:
         failover=config.failover,
         step_deadline=config.step_deadline,
         software=SOFTWARE,
+        logs=log_options(config),
         scheduler=SchedulerOptions(
             config.max_sequences,
             config.max_waiting,
@@ -139,7 +147,9 @@ def router_options(config: ServeConfig) -> RouterOptions:
 
 def placement(config: ServeConfig) -> SpeculatorPlacement:
     """Where speculators run."""
-    return SpeculatorPlacement(config.speculator_actors, config.draft_timeout, config.speculator_gpus)
+    return SpeculatorPlacement(
+        config.speculator_actors, config.draft_timeout, config.speculator_gpus, log_options(config)
+    )
 
 
 def speculator_options(config: ServeConfig) -> SpeculatorOptions:
@@ -250,6 +260,7 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
         poll=config.retrieval_poll,
         live=config.live_namespaces,
         learning=LiveOptions(config.live_tokens, config.live_interval, config.live_compact_tokens),
+        logs=log_options(config),
     )
 
 

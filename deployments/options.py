@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deployments.observability.logs import LogOptions
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.scheduler import SchedulerOptions
 from retrieval_store.service.compaction import Target
@@ -27,6 +28,7 @@ class RouterOptions:
     failover: float = 1.0  # seconds a lane may be without a pipeline before other lanes take its sequences over
     step_deadline: float = 10.0  # seconds a step may take before its pipeline counts as lost; more for known slow ones
     software: str = ""  # versions of what computes, for the model's fingerprint
+    logs: LogOptions = field(default_factory=LogOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class SpeculatorPlacement:
     actors: int = 0  # 0: inline in the router
     timeout: float = 2.0  # seconds a draft may take before a step goes on without it
     gpus: float = 0.0  # per actor, for a drafter with weights
+    logs: LogOptions = field(default_factory=LogOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class PipelineOptions:
     placement: str = "pack"  # of the stages on nodes; any of Ray's strategies, in lower case
     stage_timeout: float = 5.0  # seconds a stage may leave a ping unanswered before it is replaced
     replace_timeout: float = 600.0  # seconds a stage's replacement may take before the whole pipeline is replaced
+    logs: LogOptions = field(default_factory=LogOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,4 @@ class RetrievalOptions:
     poll: float = 2.0  # seconds between two polls of the store
     live: tuple[str, ...] = ()  # namespaces that learn
     learning: LiveOptions = field(default_factory=LiveOptions)
+    logs: LogOptions = field(default_factory=LogOptions)

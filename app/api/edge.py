@@ -19,6 +19,7 @@ from app.api.service import Settings
 from app.inputs.tokenizers import load_tokenizer
 from deployments.ingress.client import RouterClient
 from engine.model.identity import tokenizer_hash_if_any
+from deployments.observability.logs import LogOptions, configure
 from engine.model.resolve import resolve
 
 PREFIX = b"data: "  # of a server-sent event
@@ -33,6 +34,7 @@ class EdgeOptions:
     version: str
     default_max_tokens: int
     max_body_bytes: int
+    logs: LogOptions
 
 
 class Edge:
@@ -82,6 +84,7 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     """The edge of one ingress replica; runs in its process."""
+    configure(options.logs, "Ingress")
     path = resolve(options.tokenizer, options.revision)
     tokenizer = load_tokenizer(path)
     client.encode_with(tokenizer_hash_if_any(path))

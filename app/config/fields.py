@@ -227,6 +227,19 @@ class HttpFields(FieldGroup):
     max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="MiB of the largest request body")
 
 
+class LogFields(FieldGroup):
+    """What every process writes of its work, and of requests."""
+
+    TITLE: ClassVar[str] = "logs"
+
+    log_format: Literal["text", "json"] = Field("text", description="form of every process's log lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="log lines below this level are left out"
+    )
+    access_log: bool = Field(True, description="log a line, of level info, for every request that was served")
+    log_prompts: bool = Field(False, description="such a line holds the beginning of the prompt")
+
+
 class AllFields(
     ModelFields,
     PipelineFields,
@@ -236,6 +249,7 @@ class AllFields(
     RetrievalFields,
     FailureFields,
     HttpFields,
+    LogFields,
 ):
     """The fields of all groups."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -19,16 +20,35 @@ WORK: Mapping[str, str] = MappingProxyType(
 """What a deployment does before it is up."""
 
 
-class Progress:
-    """Prints a line per stage of the start; stdout is for ``Ready`` alone."""
+logger = logging.getLogger(__name__)
 
-    def __init__(self) -> None:
+
+class Progress:
+    """Prints a line per stage of the start; stdout is for ``Ready`` alone.
+
+    Args:
+        is_logged: whether a program reads the lines: then they are of the form of all other log lines.
+    """
+
+    def __init__(self, is_logged: bool = False) -> None:
         self._start = time.monotonic()
+        self._is_logged = is_logged
         self._seen: dict[str, object] = {}  # deployment -> its status
 
     def say(self, text: str) -> None:
         """Print ``text`` with the seconds since the start."""
-        print(f"{time.monotonic() - self._start:7.1f} s  {text}", file=sys.stderr, flush=True)
+        seconds = time.monotonic() - self._start
+        if self._is_logged:
+            logger.info(text, extra={"seconds": round(seconds, 1)})
+        else:
+            print(f"{seconds:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def announce(self, text: str) -> None:
+        """Print ``text`` as it is."""
+        if self._is_logged:
+            logger.info(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def follow(self, deployments: Mapping[str, Any]) -> None:
         """Print what changed: deployments of an application as ``serve.status()`` shows them, by name."""

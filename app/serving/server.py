@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from app.composition import watched_store
+from app.composition import log_options, watched_store
 from app.config.serve import ServeConfig
 from app.inputs.devices import has_cuda_device
 from app.inputs.libraries import FLAG
@@ -32,6 +32,7 @@ from app.serving.environment import (
 )
 from app.serving.progress import Progress
 from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, n_gpus, redirect_messages
+from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
 from retrieval_store.errors import StoreUnavailableError
 
@@ -55,7 +56,11 @@ class Server:
         self._stop = threading.Event()
         self._ray_thread = ThreadPoolExecutor(1)  # must live as long as Ray: its processes die with their parent thread
         self._has_ray = False  # imported, and perhaps started
-        self._progress = Progress()
+        self._progress = Progress(config.log_format == JSON)
+
+    def announce(self, text: str) -> None:
+        """Say what a person at the terminal waits for; stdout is for ``Ready`` alone."""
+        self._progress.announce(text)
 
     @property
     def _base(self) -> str:
@@ -83,6 +88,8 @@ class Server:
         local = local_environment() if self._address is None else {}
         for name, value in (serve_environment(self._scratch.name, self._ports.getsockname()[1]) | local).items():
             os.environ.setdefault(name, value)
+        if self.config.log_format == JSON:
+            os.environ.setdefault("RAY_BACKEND_LOG_JSON", "1")  # of Ray's own processes
         self._progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
         self._start_ray()
         if not self.stopping:
@@ -125,11 +132,13 @@ class Server:
         from ray import serve
         from ray.serve.api import RunTarget, run_many
         from ray.serve.config import HTTPOptions
+        from ray.serve.schema import LoggingConfig
 
         from app.builder import build_app
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        serve.start(http_options=HTTPOptions(host=self.host, port=self.port))
+        logs = LoggingConfig(encoding=self.config.log_format.upper(), log_level=self.config.log_level.upper())
+        serve.start(http_options=HTTPOptions(host=self.host, port=self.port), logging_config=logs)
         target = RunTarget(build_app(self.config), APP_NAME)
         # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
         run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -283,8 +292,9 @@ def _why(application: Any) -> str:
 
 def run(config: ServeConfig, host: str, port: int, address: str | None) -> int:
     """Serve until told to stop; returns the exit status."""
+    configure(log_options(config), "serve")
     server = Server(config, host, port, address)
-    print(f"Starting {config.served_name} (speculation: {config.method}) ...", file=sys.stderr, flush=True)
+    server.announce(f"Starting {config.served_name} (speculation: {config.method}) ...")
     server.install_signals()
     ours = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # Ray writes to stdout when a worker dies; there only "Ready" belongs
@@ -293,7 +303,7 @@ def run(config: ServeConfig, host: str, port: int, address: str | None) -> int:
             if not server.stopping:
                 print(f"Ready: {server.url}", file=ours, flush=True)
             server.wait()
-            print("Stopping ...", file=sys.stderr, flush=True)
+            server.announce("Stopping ...")
         finally:
             server.stop()
     return 0

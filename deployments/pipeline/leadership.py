@@ -13,7 +13,7 @@ import secrets
 
 from engine.errors import TargetLostError
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 INCARNATION = secrets.token_hex(16)  # of this process, if it is a router; unique over all routers and restarts
 

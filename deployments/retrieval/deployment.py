@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from deployments.observability.logs import configure
 from deployments.options import RetrievalOptions
 from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.namespace_worker import ServiceContext
@@ -29,6 +30,7 @@ class RetrievalDeployment:
     """
 
     async def __init__(self, options: RetrievalOptions) -> None:  # type: ignore[misc]  # Serve awaits async constructors
+        configure(options.logs, "Retrieval")
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._service = RetrievalService(_service_context(options), options.namespace, options.live, self._on_change)

@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.metrics.process import Process
 from deployments.metrics.reports import Reports
+from deployments.observability.logs import configure
 from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
 from deployments.retrieval.bridge import RouterRetrieval
@@ -60,6 +61,7 @@ class RouterDeployment:
         retrieval: DeploymentHandle | None = None,
         retrieved: RetrievalOptions | None = None,
     ) -> None:
+        configure(options.logs, "Router")
         self._retrieval: RouterRetrieval | None = None
         if retrieval is not None and retrieved is not None:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
@@ -151,5 +153,5 @@ def _make_draft_client(speculators: SpeculatorOptions, placement: SpeculatorPlac
     pool = SpeculatorPool(speculators)
     if placement.actors == 0:
         return InlineDraftClient(pool, info.spec.vocab_size)
-    actors = start_speculators(placement.actors, speculators, gpus=placement.gpus)
+    actors = start_speculators(placement.actors, speculators, placement.logs, gpus=placement.gpus)
     return ActorDraftClient(actors, pool, info.spec.vocab_size, placement.timeout)

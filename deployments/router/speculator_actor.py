@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from deployments.observability.logs import LogOptions, configure
 from engine.protocol import Branch, Outcome
 from engine.request import Request
 from speculators.pool import SpeculatorPool
@@ -15,9 +16,16 @@ from speculators.successors.speculator import compile_kernels
 
 
 class SpeculatorActor:
-    """Forwards to its pool; Ray keeps the order of one caller's calls."""
+    """Forwards to its pool; Ray keeps the order of one caller's calls.
 
-    def __init__(self, options: SpeculatorOptions) -> None:
+    Args:
+        options: settings of the methods.
+        logs: how the process logs; None: as it does already.
+    """
+
+    def __init__(self, options: SpeculatorOptions, logs: LogOptions | None = None) -> None:
+        if logs is not None:
+            configure(logs, "Speculator")
         compile_kernels()  # here, because the first draft would time out over it
         self._pool = SpeculatorPool(options)
 
@@ -39,8 +47,9 @@ class SpeculatorActor:
         return self._pool.n_live
 
 
-def start_speculators(n: int, options: SpeculatorOptions, cpus: float = 0.1, gpus: float = 0.0) -> list[Any]:
+def start_speculators(
+    n: int, options: SpeculatorOptions, logs: LogOptions | None = None, cpus: float = 0.1, gpus: float = 0.0
+) -> list[Any]:
     """Start ``n`` actors; Ray restarts those that die, with empty state."""
-    remote = ray.remote(SpeculatorActor)
-    resources = {"num_cpus": cpus, "num_gpus": gpus}
-    return [remote.options(**resources, max_restarts=-1, max_task_retries=0).remote(options) for _ in range(n)]
+    remote = ray.remote(SpeculatorActor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
+    return [remote.remote(options, logs) for _ in range(n)]

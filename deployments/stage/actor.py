@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from deployments.observability.logs import LogOptions, configure
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint
 from deployments.pipeline.plan import StagePlan
 from deployments.transport.socket_folder import SocketFolder
@@ -56,9 +57,20 @@ class StageActor:
         number: of this stage, from 0.
         threads: intra-op.
         transport: see ``PipelineOptions``.
+        logs: how the process logs; None: as it does already.
     """
 
-    def __init__(self, options: TargetOptions, path: str, number: int, threads: int, transport: str) -> None:
+    def __init__(
+        self,
+        options: TargetOptions,
+        path: str,
+        number: int,
+        threads: int,
+        transport: str,
+        logs: LogOptions | None = None,
+    ) -> None:
+        if logs is not None:
+            configure(logs, f"Stage-{number}")
         import torch
 
         # Import everything now, at the same time as the other stages: later they wait for the first one to plan.

@@ -13,6 +13,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from deployments.observability.logs import configure
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import LeaderEpochs
@@ -52,6 +53,7 @@ class TargetDeployment:
     """
 
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
+        configure(pipeline.logs, "Target")
         path = str(resolve(target.model, target.revision))
         launch = partial(_launch, target, pipeline, path, _own_placement(target.stages))
         self._epochs = LeaderEpochs()

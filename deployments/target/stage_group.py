@@ -19,7 +19,7 @@ from engine.errors import ConfigError, TargetLostError
 
 CLEAN_UP_S = 2.0  # for stages to clean up before they are killed
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class StageGroup:
@@ -50,7 +50,7 @@ class StageGroup:
             await asyncio.gather(*(stage.arrive() for stage in self.stages))  # imports would disturb a measurement
             self._plan = await self.stages[0].plan()
             for i, memory in enumerate(self._plan.memory):
-                say(logging.INFO, "stage %d: %s", i, memory)
+                logger.info("stage %d: %s", i, memory)
             await asyncio.gather(*(self._come_up(i) for i in range(len(self.stages))))
             if lost := await self.connect():
                 raise TargetLostError(self.told(lost))
@@ -70,8 +70,7 @@ class StageGroup:
         stage = self.stages[i]
         loaded = await stage.come_up(self._secret, self._planned)
         assert stage.identity is not None
-        say(
-            logging.INFO,
+        logger.info(
             "%s loaded in %.1f s, %.2f GiB, process %d on %s",
             stage.name,
             loaded.seconds,
@@ -131,10 +130,3 @@ class StageGroup:
         for stage in self.stages:
             with contextlib.suppress(RayError, ValueError):
                 stage.kill()
-
-
-def say(level: int, message: str, *values: object) -> None:
-    """Log at once: for speed, Serve's handlers keep lines back until there are many, or an error."""
-    logger.log(level, message, *values)
-    for handler in logger.handlers:
-        handler.flush()

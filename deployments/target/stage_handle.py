@@ -50,7 +50,7 @@ class StageHandle:
     ) -> StageHandle:
         """Start the actor of stage ``number`` with Ray's ``options``; returns at once."""
         remote = ray.remote(StageActor).options(max_restarts=0, max_concurrency=CALLS, **options)
-        actor = remote.remote(target, path, number, pipeline.threads, pipeline.transport)
+        actor = remote.remote(target, path, number, pipeline.threads, pipeline.transport, pipeline.logs)
         return cls(actor, number, target.stages, pipeline.stage_timeout)
 
     async def arrive(self) -> None:

@@ -17,9 +17,11 @@ from typing import Any
 
 from deployments.pipeline.endpoints import Endpoints
 from deployments.target.diagnosis import mark_hung_stages_dead
-from deployments.target.stage_group import StageGroup, say
+from deployments.target.stage_group import StageGroup
 from deployments.target.stage_handle import StageHandle
 from engine.errors import ConfigError, TargetLostError
+
+logger = logging.getLogger(__name__)
 
 MAX_STARTS = 2  # of one stage within one replacement; then the pipeline is given up
 WAIT_S = 30.0  # how long a call for the endpoints waits for a replacement
@@ -129,7 +131,7 @@ class StageSupervisor:
                 await self._give_up(Replacement(reasons, time.monotonic() - began, why))
                 return
             done = Replacement(reasons, time.monotonic() - began)
-            say(logging.WARNING, "%s replaced within %.2f s of the loss", self._names(done), done.seconds)
+            logger.warning("%s replaced within %.2f s of the loss", self._names(done), done.seconds)
             self.replacements.append(done)
             self._whole.set()
 
@@ -140,7 +142,7 @@ class StageSupervisor:
         while lost:
             self._check_links()
             for i, why in lost.items():
-                say(logging.WARNING, "%s is lost and will be replaced: %s", self._group.stages[i].name, why)
+                logger.warning("%s is lost and will be replaced: %s", self._group.stages[i].name, why)
                 reasons.setdefault(i, why)
             starts.update(lost.keys())
             if max(starts.values()) > MAX_STARTS:
@@ -174,7 +176,7 @@ class StageSupervisor:
     async def _give_up(self, replacement: Replacement) -> None:
         self.replacements.append(replacement)
         self._failure = f"{self._names(replacement)} could not be replaced: {replacement.error}"
-        say(logging.ERROR, "%s; the whole pipeline has to be", self._failure)
+        logger.error("%s; the whole pipeline has to be", self._failure)
         for watch in self._watches:
             watch.cancel()
         await self._group.end()

@@ -79,3 +79,11 @@ def test_a_lack_of_gpus_fails_a_ray_of_its_own_and_is_told_of_a_cluster_that_may
     server(**wanted | {"replicas": 1})._check_gpus()
     server()._check_gpus()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_program_that_reads_the_log_gets_the_progress_as_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        Progress(is_logged=True).say("starting Ray")
+    [record] = caplog.records
+    assert record.message == "starting Ray"
+    assert record.__dict__["seconds"] >= 0
