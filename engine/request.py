@@ -27,6 +27,8 @@ class Request(msgspec.Struct, frozen=True):
     resumed: bool = False  # another router has admitted it: a full queue does not refuse it
     model: str = ""  # ``ModelIdentity.digest`` of the model that the prompt was encoded for; "": of any
     id: str = ""  # of the response it belongs to and its choice, for logs
+    request_id: str = ""  # of the client's request, in every log line that concerns it
+    traceparent: str = ""  # of the span that traces it, as W3C Trace Context has it; "": it is not traced
 
     def with_defaults(self, method: str, max_nodes: int) -> Request:
         """The same with a method and a node limit wherever the client left the choice to the server."""

@@ -15,6 +15,7 @@ from app.access.caller import Caller
 from app.api.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
 from app.api.service import Settings
 from app.api.tokenizing import TextEncoder
+from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.request import Request
@@ -145,6 +146,7 @@ class Converter:
             tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
             model=self.card.identity.digest,
             id=request_id,
+            request_id=current().request_id,
         )
 
     def _params(self, body: GenerationRequest, limit: int, seed: int) -> SamplingParams:

@@ -23,6 +23,7 @@ from deployments.observability.logs import LogOptions, configure
 from engine.model.resolve import resolve
 
 PREFIX = b"data: "  # of a server-sent event
+CALL = "CALL"  # in logs, instead of a method of HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,19 @@ class Edge:
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
+        exchange = self._api.access_log.begin(CALL, "generate")
         try:
             raw = await self._api.answer(self._parse(body, stream=False), IN_CLUSTER)
         except Exception as error:
             return _failed(error)
+        finally:
+            self._api.access_log.end(exchange)
         answer: dict[str, Any] = msgspec.json.decode(raw)
         return answer
 
     async def generate_stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Answer a body with the chunks of the HTTP endpoint's event stream."""
+        exchange = self._api.access_log.begin(CALL, "generate_stream")
         try:
             async with aclosing(await self._api.events(self._parse(body, stream=True), IN_CLUSTER)) as events:
                 async for event in events:
@@ -69,6 +74,8 @@ class Edge:
                             yield msgspec.json.decode(line[len(PREFIX) :])
         except Exception as error:
             yield _failed(error)
+        finally:
+            self._api.access_log.end(exchange)
 
     def _parse(self, body: dict[str, Any], *, stream: bool) -> ChatCompletionRequest | CompletionRequest:
         fields = {"model": self._api.model_name} | body | {"stream": stream}
@@ -92,5 +99,7 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
         version=options.version,
         max_body_bytes=options.max_body_bytes,
         default_max_tokens=options.default_max_tokens,
+        access_log=options.logs.access,
+        log_prompts=options.logs.prompts,
     )
     return Edge(Api(client, tokenizer, settings))

@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from app.access.errors import AccessError
+from app.telemetry.exchange import Refusal, current
 from engine import errors
 
 logger = logging.getLogger("spectra.api")
@@ -50,6 +51,11 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
         fields: dict[str, Any] = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": fields})
 
+    def noted(self) -> ErrorAnswer:
+        """The same; the access log says why the request is refused."""
+        current().refusal = Refusal(self.status, self.code or "", self.param or "", self.message)
+        return self
+
     def response(self) -> Response:
         """The error as an HTTP response."""
         return Response(self.body(), self.status, self.headers, "application/json")
@@ -62,7 +68,11 @@ def model_not_found(name: str) -> ApiError:
 
 
 def answer_for(error: BaseException) -> ErrorAnswer:
-    """The answer to a client for ``error``; an unexpected error is logged."""
+    """The answer to a client for ``error``, noted for the access log; an unexpected error is logged."""
+    return _answer(error).noted()
+
+
+def _answer(error: BaseException) -> ErrorAnswer:
     match error:
         case ApiError():
             return ErrorAnswer(error.status, error.message, error.param, error.code)

@@ -6,6 +6,7 @@ A caller that iterates `Generation.pieces` must close it (`contextlib.aclosing`)
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -63,6 +64,8 @@ class Choice:
         self.max_nodes = card.draft_limit(request)  # drafted nodes that a step may have
         self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
         self.stats: RequestStats | None = None  # of the last event; None if a stop string ended the text
+        self.first_at: float | None = None  # ``time.perf_counter`` at its first tokens
+        self.finish_reason: str | None = None  # None: it is not complete
         self._eos_ids = card.eos_ids
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
@@ -82,6 +85,7 @@ class Choice:
             raise TargetLostError("the request was aborted by the server; send it again")
         piece = self._by_tokens(event) if self._by_token else self._at_once(event)
         self._count(event, len(piece.token_ids))
+        self.finish_reason = piece.finish_reason
         return piece
 
     def final_stats(self) -> RequestStats | None:
@@ -143,6 +147,8 @@ class Choice:
                     self._step_accepted.append(sum(counts.accepted for counts in event.drafts.values()))
                 for name, counts in event.drafts.items():
                     self._drafts[name] = counts.plus(self._drafts[name]) if name in self._drafts else counts
+        else:
+            self.first_at = self.first_at or time.perf_counter()
         self.n_tokens += used
         self.stats = event.stats
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +22,7 @@ from app.api.convert import Converter
 from app.api.errors import ErrorAnswer, answer_for, model_not_found
 from app.api.generation import Choice, Generation, Piece
 from app.api.logprobs import TokenTexts
+from app.api.observed import Observed, figures_of, request_fields
 from app.api.parsing import Schema, parse
 from app.api.responses import Envelope, StreamWriter, whole_response
 from app.api.schemas import (
@@ -33,6 +34,8 @@ from app.api.schemas import (
 )
 from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
+from app.telemetry.access_log import AccessLog
+from app.telemetry.exchange import current
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import SpectraError
 
@@ -55,6 +58,7 @@ class Api:
         self._latest = Converter(tokenizer, backend.model_card, settings)
         self._bodies = Bodies(settings.max_body_bytes)
         self._texts = TokenTexts(tokenizer)
+        self.access_log = AccessLog(request_fields(), settings.access_log, settings.log_prompts)
 
     @property
     def _card(self) -> ModelCard:
@@ -177,7 +181,10 @@ class Api:
     async def _prepare(self, wanted: GenerationBody, caller: Caller) -> tuple[Envelope, Generation]:
         self._check_model(wanted.model)
         is_chat = isinstance(wanted, ChatCompletionRequest)
-        response_id = ("chatcmpl-" if is_chat else "cmpl-") + uuid.uuid4().hex
+        exchange = current()
+        response_id = ("chatcmpl-" if is_chat else "cmpl-") + exchange.request_id
+        if self._settings.log_prompts:
+            exchange.prompt = _shown(wanted)
         converter = self._converter
         requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
         envelope = Envelope(
@@ -190,6 +197,8 @@ class Api:
             return_token_ids=wanted.return_token_ids,
         )
         choices = [Choice(i, request, self._tokenizer, converter.card) for i, request in enumerate(requests)]
+        exchange.tenant = requests[0].tenant
+        exchange.figures = partial(figures_of, choices, wanted.model, self._card.method, exchange.began)
         return envelope, Generation(self._backend, choices)
 
     def _check_model(self, name: str | None) -> None:
@@ -209,6 +218,12 @@ class Api:
             "model_hash": card.identity.weights or None,
             "tokenizer_hash": card.identity.tokenizer or None,
         }
+
+
+def _shown(wanted: GenerationBody) -> str:
+    if isinstance(wanted, ChatCompletionRequest):
+        return "\n".join(f"{message.role}: {message.content}" for message in wanted.messages)
+    return "\n".join(map(str, wanted.prompt))
 
 
 async def _events(generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
@@ -240,6 +255,7 @@ def _with_errors(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except (ClientGone, ClientDisconnect):
+            current().is_client_gone = True
             return Response(status_code=CLIENT_CLOSED)
         except Exception as error:
             return answer_for(error).response()
@@ -252,13 +268,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).response()
+    return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).noted().response()
 
 
 def create_app(api: Api) -> FastAPI:
     """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs."""
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Observed, log=api.access_log)
+    app.state.access_log = api.access_log
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", api.chat_completions),
         ("POST", "/v1/completions", api.completions),

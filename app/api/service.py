@@ -23,6 +23,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     version: str = "0.1.0"
     max_body_bytes: int = 4 * MEBI
     default_max_tokens: int = 1024  # of a request without limit; less if the context is shorter
+    access_log: bool = True  # a log line for every request that was served
+    log_prompts: bool = False  # which holds the beginning of its prompt
 
 
 class StepStream(Protocol):

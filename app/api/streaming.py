@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import answer_for
+from app.telemetry.exchange import current
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ class EventStream(Response):
         try:
             await run_while_connected(receive, self._send_all(scope, receive, send))
         except ClientGone:
-            return
+            current().is_client_gone = True
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -87,6 +88,7 @@ class EventStream(Response):
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except OSError:  # servers raise it when they send to a client that has disconnected
+            current().is_client_gone = True
             return
         except Exception as error:
             end = b"data: " + answer_for(error).body() + b"\n\n"

@@ -1,0 +1,101 @@
+"""Every HTTP request as an exchange: it gets an id, which its answer returns, and a line in the access log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.access.caller import caller_of
+from app.api.generation import Choice
+from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.telemetry.access_log import AccessLog
+from app.telemetry.refusals import Fields
+from deployments.observability.request_id import HEADER
+
+BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+WITHOUT_TEXT = {int, float, bool, type(None), Literal}  # kinds of values that hold no text of a client
+NAMES = {"model", "speculative.method"}  # texts that an operator has to see, and that are no secret
+
+
+class Observed:
+    """ASGI middleware, around all that answers."""
+
+    def __init__(self, app: ASGIApp, log: AccessLog) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and log it when its answer has been sent or its client has gone."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope)
+        exchange = self._log.begin(scope["method"], scope["path"], given.get(HEADER), given.get("traceparent"))
+        scope.setdefault("state", {})  # shared with inner middleware, which finds the caller
+        returned = (HEADER.lower().encode(), exchange.request_id.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), returned]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            caller = caller_of(scope)
+            exchange.tenant, exchange.key_id = exchange.tenant or caller.tenant, caller.key_id
+            self._log.end(exchange)
+
+
+def figures_of(choices: Sequence[Choice], model: str, default_method: str, began: float) -> Mapping[str, object]:
+    """What the access log says of an answer, summed over its choices; ``began`` as ``time.perf_counter`` had it."""
+    every = [stats for choice in choices if (stats := choice.final_stats()) is not None]
+    steps = sum(stats.target_forwards for stats in every)
+    firsts = [choice.first_at for choice in choices if choice.first_at is not None]
+    reasons = dict.fromkeys(choice.finish_reason for choice in choices if choice.finish_reason is not None)
+    return {
+        "model": model,
+        "method": choices[0].request.method or default_method,
+        "choices": len(choices) if len(choices) > 1 else None,
+        "prompt_tokens": sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0),
+        "cached_tokens": sum(c.stats.cached_tokens for c in choices if c.stats is not None),
+        "completion_tokens": sum(choice.n_tokens for choice in choices),
+        "accepted_per_step": round(sum(stats.accepted_tokens for stats in every) / steps, 3) if steps else None,
+        "ttft_s": round(min(firsts) - began, 4) if firsts else None,
+        "finish_reason": ",".join(reasons) or None,
+    }
+
+
+def request_fields() -> Fields:
+    """The fields of all bodies, and those whose values may be logged."""
+    known, shown = set[str](), set(NAMES)
+    for body in BODIES:
+        known |= body.unsupported.keys()
+        _collect("", body, known, shown)
+    return Fields(frozenset(known), frozenset(shown))
+
+
+def _collect(prefix: str, schema: type[BaseModel], known: set[str], shown: set[str]) -> None:
+    for name, info in schema.model_fields.items():
+        field, kinds = prefix + name, _kinds(info.annotation)
+        known.add(field)
+        if kinds <= WITHOUT_TEXT:
+            shown.add(field)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                _collect(f"{field}.", kind, known, set() if list in kinds else shown)  # of lists, no value is shown
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The classes an annotation is made of."""
+    origin = get_origin(annotation)
+    if origin is None or origin is Literal:
+        return {origin or annotation}
+    inner = get_args(annotation)[:1] if hasattr(annotation, "__metadata__") else get_args(annotation)
+    outer = {origin} if isinstance(origin, type) and origin in (list, dict, tuple) else set[Any]()
+    return outer.union(*map(_kinds, inner))

@@ -1,0 +1,1 @@
+"""What the edge writes down of every request: one log line, and a count if it was refused."""

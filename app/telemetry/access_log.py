@@ -1,0 +1,93 @@
+"""The access log: one line per request, at its end. A refused one is a warning that says why; floods are cut."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Hashable
+
+from app.telemetry import exchange as exchanges
+from app.telemetry.exchange import Exchange, Refusal
+from app.telemetry.refusals import Fields, RefusalCounts
+from deployments.observability import request_id
+from deployments.observability.flood import FloodGate
+
+MOST_REFUSALS, SPAN_S = 10, 60.0  # lines per reason in this time
+MOST_CHARS = 200  # of what a client sent, as its path
+MOST_PROMPT_CHARS = 2000
+PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})  # asked every few seconds, and by no person
+
+logger = logging.getLogger("spectra.access")
+
+
+class AccessLog:
+    """Begins and ends the exchanges of one process.
+
+    Args:
+        fields: of requests.
+        served: whether requests that were served have a line, too.
+        prompts: whether such a line holds the beginning of the prompt.
+    """
+
+    def __init__(self, fields: Fields, served: bool = True, prompts: bool = False) -> None:
+        self.counts = RefusalCounts()
+        self.prompts = prompts
+        self._fields = fields
+        self._served = served
+        self._gate = FloodGate(MOST_REFUSALS, SPAN_S, self._tell_left_out)
+
+    def begin(self, method: str, path: str, given_id: str | None = None, traceparent: str | None = None) -> Exchange:
+        """Begin an exchange, in the running task: from now on its log lines hold the id of the request.
+
+        Args:
+            method: of HTTP.
+            path: of the request.
+            given_id: the header ``X-Request-Id``; one is drawn if it is missing or not fit for a log.
+            traceparent: the header of that name.
+        """
+        exchange = Exchange(request_id.request_id_of(given_id), method, path, (traceparent or "")[:MOST_CHARS])
+        request_id.current.set(exchange.request_id)
+        exchanges.begin(exchange)
+        return exchange
+
+    def end(self, exchange: Exchange) -> None:
+        """Write the line of an exchange, and count it if it was refused."""
+        refusal = exchange.refusal
+        if refusal is not None:
+            self._refused(exchange, refusal)
+        elif self._served:
+            level = logging.DEBUG if exchange.path in PROBES else logging.INFO
+            if logger.isEnabledFor(level):
+                message = "%s %s %s"
+                status = exchange.status or "-"
+                path = exchange.path[:MOST_CHARS]
+                logger.log(level, message, exchange.method, path, status, extra=self._line(exchange))
+
+    def _refused(self, exchange: Exchange, refusal: Refusal) -> None:
+        field = self._fields.named(refusal.param)
+        self.counts.count(refusal.status, refusal.code, field)
+        if self._gate.admits((refusal.status, refusal.code, field), time.monotonic()):
+            extra = {"code": refusal.code, "field": refusal.param[:MOST_CHARS] or None} | self._line(exchange)
+            why = self._fields.loggable(refusal)
+            path = exchange.path[:MOST_CHARS]
+            logger.warning("%s %s %d: %s", exchange.method, path, refusal.status, why, extra=extra)
+
+    def _line(self, exchange: Exchange) -> dict[str, object]:
+        """The fields of a line; those that are None are left out."""
+        seconds = time.perf_counter() - exchange.began
+        return {
+            "request_id": exchange.request_id,
+            "tenant": exchange.tenant[:MOST_CHARS] or None,
+            "key": exchange.key_id or None,
+            **(exchange.figures() if exchange.figures is not None else {}),
+            "total_s": round(seconds, 4),
+            "client_gone": exchange.is_client_gone or None,
+            "prompt": exchange.prompt[:MOST_PROMPT_CHARS] or None,
+        }
+
+    def _tell_left_out(self, kind: Hashable, n: int) -> None:
+        assert isinstance(kind, tuple)
+        status, code, field = kind
+        extra = {"code": code, "field": field or None, "request_id": None}
+        message = "%d more requests were refused with %d %s within %g s"
+        logger.warning(message, n, status, code, SPAN_S, extra=extra)

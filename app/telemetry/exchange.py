@@ -1,0 +1,51 @@
+"""One request and its answer, as an operator wants to hear of it: filled while it runs, written down at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from deployments.observability.request_id import request_id_of
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was not served, or not to its end."""
+
+    status: int  # of HTTP
+    code: str  # "" for none
+    param: str  # the field, as the client wrote it; "" for none
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request and its answer."""
+
+    request_id: str
+    method: str  # of HTTP, or CALL for Ray handles
+    path: str
+    traceparent: str = ""  # the client's, as W3C Trace Context has it; "": none
+    began: float = field(default_factory=time.perf_counter)  # seconds
+    status: int = 0  # of HTTP; 0: no answer has begun
+    tenant: str = ""
+    key_id: str = ""
+    prompt: str = ""  # only if prompts are to be logged
+    refusal: Refusal | None = None  # the last
+    is_client_gone: bool = False
+    figures: Callable[[], Mapping[str, object]] | None = None  # of the answer; asked once, at the end
+
+
+_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+def begin(exchange: Exchange) -> None:
+    """Make it the exchange of the running task, and of the tasks that this one starts."""
+    _current.set(exchange)
+
+
+def current() -> Exchange:
+    """The exchange of the running task; one that is not written down if there is none."""
+    return _current.get() or Exchange(request_id_of(None), "", "")
