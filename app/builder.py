@@ -11,8 +11,8 @@ from app.api.edge import EdgeOptions, make_edge
 from app.composition import (
     check_served_drafter,
     checked,
-    pinned,
     log_options,
+    pinned,
     pipeline_options,
     placement,
     retrieval_options,

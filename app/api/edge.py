@@ -18,8 +18,8 @@ from app.api.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.service import Settings
 from app.inputs.tokenizers import load_tokenizer
 from deployments.ingress.client import RouterClient
-from engine.model.identity import tokenizer_hash_if_any
 from deployments.observability.logs import LogOptions, configure
+from engine.model.identity import tokenizer_hash_if_any
 from engine.model.resolve import resolve
 
 PREFIX = b"data: "  # of a server-sent event
