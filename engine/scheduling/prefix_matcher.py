@@ -2,6 +2,9 @@
 
 It offers only rows that the target has confirmed: rows behind the root of a tree may still have to be moved, and chunks
 in flight may fail. A stage copies the rows (``SequenceStart``) before it writes the first step of the new sequence.
+
+A match ends with a block. Its length is reported and shows in the time to the first token: a match that ended anywhere
+would confirm a guess at another text token by token, where a block takes a guess at all of its tokens at once.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from engine.scheduling.sequence import Sequence
 class PrefixMatch:
     """A prefix that is in the cache."""
 
-    n: int  # tokens
+    n: int  # tokens, a multiple of the block size
     blocks: list[int]  # that hold them, in text order
     top_ids: PromptTopIds  # behind these tokens, as the sequence's needs ask for them
 
@@ -54,17 +57,17 @@ class PrefixMatcher:
         if self._cached is None or needs.hidden_layer is not None or needs.heads:
             return PrefixMatch(0, [], PromptTopIds())
         size = self._blocks.block_size
-        best, n_best = None, size - 1
+        best, n_best = None, 0
         known = self._cached.sharing_first_block(sequence.request.scope, sequence.tokens)
         for text in [*known, *(self._text(other) for other in live if self._may_share(sequence, other))]:
-            n = _shared(sequence, text, n_best)
+            n = _shared(sequence, text, n_best, size)
             if n > n_best:
                 best, n_best = text, n
         if best is None:
             return PrefixMatch(0, [], PromptTopIds())
         if best in known:
             self._cached.use(best)
-        return PrefixMatch(n_best, best.blocks[: -(-n_best // size)], best.top_ids.copy(n_best, needs))
+        return PrefixMatch(n_best, best.blocks[: n_best // size], best.top_ids.copy(n_best, needs))
 
     def _may_share(self, sequence: Sequence, other: Sequence) -> bool:
         size = self._blocks.block_size
@@ -81,11 +84,13 @@ class PrefixMatcher:
         return CachedPrefix(sequence.request.scope, sequence.tokens[:n], blocks, sequence.prompt_top_ids)
 
 
-def _shared(sequence: Sequence, text: CachedPrefix, n_best: int) -> int:
-    """Length of the common prefix of a sequence and a text; 0 when it is not longer than ``n_best``."""
+def _shared(sequence: Sequence, text: CachedPrefix, n_best: int, size: int) -> int:
+    """Tokens in the whole blocks that a sequence and a text share; 0 when they are not more than ``n_best``."""
     limit = min(sequence.n_prefill - 1, len(text.tokens))
     n_rows = text.top_ids.n_for(sequence.needs)
     limit = limit if n_rows is None else min(limit, n_rows)
-    if limit <= n_best or text.tokens[n_best] != sequence.tokens[n_best]:
+    last = n_best + size - 1  # of the first block beyond
+    if limit <= last or text.tokens[last] != sequence.tokens[last]:
         return 0
-    return common_prefix(sequence.tokens, text.tokens, limit)
+    n = common_prefix(sequence.tokens, text.tokens, limit)
+    return n - n % size

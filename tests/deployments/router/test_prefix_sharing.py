@@ -53,7 +53,7 @@ async def test_requests_that_begin_alike_write_what_each_would_alone(
 async def test_a_scope_finds_only_its_own_texts(serving: Any, offline: Offline) -> None:
     job = jobs_that_begin_alike(1)[0]
     async with serving(2) as served:
-        for scope, n in (("a", 0), ("b", 0), ("", 0), ("a", len(job.prompt) - 1)):
+        for scope, n in (("a", 0), ("b", 0), ("", 0), ("a", (len(job.prompt) - 1) // 16 * 16)):
             answer = await served.answer(job, scope=scope)
             assert answer.token_ids == offline(job).token_ids
             assert answer.events[-1].stats.cached_tokens == n

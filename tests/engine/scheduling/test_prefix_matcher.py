@@ -145,26 +145,45 @@ def job(prompt: list[int], method: str = "autoregressive", scope: str = "", **pa
     return Request(prompt, SamplingParams(max_tokens=N_TOKENS, **params), method, 16, scope=scope)
 
 
-def test_the_same_prompt_again_is_read_but_for_its_last_token(made: Engine, texts: list[list[int]]) -> None:
-    n = len(texts[0])
-    first, *figures = complete_one(made, job(texts[0]))
+def whole_blocks(n: int) -> int:
+    return n - n % BLOCK
+
+
+@pytest.mark.parametrize("n", [3 * BLOCK, 3 * BLOCK + 1, 50])
+def test_the_same_prompt_again_is_read_from_the_block_of_its_last_token_on(
+    n: int, made: Engine, texts: list[list[int]]
+) -> None:
+    first, *figures = complete_one(made, job(texts[0][:n]))
     assert figures == [0, n]
-    assert complete_one(made, job(texts[0])) == (first, n - 1, 1)
+    found = whole_blocks(n - 1)
+    assert complete_one(made, job(texts[0][:n])) == (first, found, n - found)
+
+
+def test_no_request_tells_more_of_another_than_whole_blocks(made: Engine, texts: list[list[int]]) -> None:
+    """Guesses at the token behind what is known of a text: within a block the right one looks like all others."""
+    secret, n_known = texts[0][: 3 * BLOCK], 2 * BLOCK
+    complete_one(made, job(secret))
+    for n_right in range(BLOCK):
+        known_part, right = secret[: n_known + n_right], secret[n_known + n_right]
+        guesses = [[*known_part, token, *[token + n_right] * BLOCK] for token in {*range(3, 30, 4), right}]
+        told = {complete_one(made, job(guess))[1:] for guess in guesses}
+        assert len(told) == (1 if n_right < BLOCK - 1 else 2)
 
 
 def test_a_conversation_goes_on_behind_its_answer(made: Engine, texts: list[list[int]]) -> None:
     answer, *_ = complete_one(made, job(texts[0]))
     longer = [*texts[0], *answer, 5, 6, 7]
     _, n_found, n_read = complete_one(made, job(longer))
-    assert (n_found, n_read) == (len(longer) - 4, 4)  # the last token of the answer was drawn, never read
+    assert n_found == whole_blocks(len(longer) - 4)  # the last token of the answer was drawn, never read
+    assert n_read == len(longer) - n_found
 
 
 @pytest.mark.parametrize("n_shared", [0, BLOCK - 1, BLOCK, BLOCK + 1, 30])
-def test_what_is_shared_need_not_end_with_a_block(n_shared: int, made: Engine, texts: list[list[int]]) -> None:
+def test_a_match_ends_with_a_block(n_shared: int, made: Engine, texts: list[list[int]]) -> None:
     complete_one(made, job(texts[0]))
     other = [*texts[0][:n_shared], (texts[0][n_shared] + 1) % 97, *texts[1][:20]]
     _, n_found, n_read = complete_one(made, job(other))
-    assert n_found == (n_shared if n_shared >= BLOCK else 0)
+    assert n_found == whole_blocks(n_shared)
     assert n_read == len(other) - n_found
 
 
@@ -172,7 +191,7 @@ def test_another_scope_finds_nothing(made: Engine, texts: list[list[int]]) -> No
     complete_one(made, job(texts[0], scope="a"))
     assert complete_one(made, job(texts[0], scope="b"))[1] == 0
     assert complete_one(made, job(texts[0]))[1] == 0
-    assert complete_one(made, job(texts[0], scope="a"))[1] == len(texts[0]) - 1
+    assert complete_one(made, job(texts[0], scope="a"))[1] == whole_blocks(len(texts[0]) - 1)
 
 
 def test_without_the_option_nothing_is_found(texts: list[list[int]]) -> None:
@@ -183,11 +202,11 @@ def test_without_the_option_nothing_is_found(texts: list[list[int]]) -> None:
 def test_a_method_that_reads_the_prompt_back_finds_what_others_have_read_back(
     made: Engine, texts: list[list[int]]
 ) -> None:
-    n = len(texts[0])
+    found = whole_blocks(len(texts[0]) - 1)
     assert complete_one(made, job(texts[0]))[1] == 0
     assert complete_one(made, job(texts[0], "token-recycling"))[1] == 0  # nobody has read it back
-    assert complete_one(made, job(texts[0], "token-recycling"))[1] == n - 1
-    assert complete_one(made, job(texts[0], "pld"))[1] == n - 1
+    assert complete_one(made, job(texts[0], "token-recycling"))[1] == found
+    assert complete_one(made, job(texts[0], "pld"))[1] == found
     assert complete_one(made, job(texts[0], "pld-plus-h"))[1] == 0  # its states are not kept
     assert complete_one(made, job(texts[0], "pld-plus-a"))[1] == 0
 
@@ -238,7 +257,7 @@ def test_a_text_that_is_being_written_is_shared_up_to_its_last_root() -> None:
     assert request.keep
     made.submit(Request([*request.tokens, 5, 6], jobs[1].params, scope="a"))
     n_stable = request.n_cached - len(request.keep)
-    assert start_of(made, made.requests[1].seq) == n_stable
+    assert start_of(made, made.requests[1].seq) == whole_blocks(n_stable)
     made.finish(random.Random(0))
     made.check([wanted[1], made.requests[1].tokens[made.requests[1].n_prompt :]])
     check_idle(made.engine)
@@ -289,7 +308,7 @@ def test_one_that_moves_to_another_scheduler_is_read_there() -> None:
         request = running(made)
     made.engine.scheduler.withdraw(request)
     made.engine.scheduler.adopt(request)  # a scheduler like any other
-    assert start_of(made, request.seq) == len(jobs[0].prompt) - 1
+    assert start_of(made, request.seq) == whole_blocks(len(jobs[0].prompt) - 1)
     made.finish(random.Random(0))
     made.check([wanted[0]] * 2)
 
