@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+LONG_PROMPT = 1024  # tokens; prompts above are encoded one per turn of the event loop, so that others run in between
+
+
 class Piece(msgspec.Struct, frozen=True, gc=False):
     """The part of a choice that one step adds."""
 
@@ -190,9 +193,13 @@ class Generation:
 
     async def _merge(self) -> AsyncGenerator[Item, None]:
         queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
-        running = len(tasks)
+        tasks: list[asyncio.Task[None]] = []
+        running = len(self.choices)
         try:
+            for choice in self.choices:
+                tasks.append(asyncio.create_task(self._pump(choice, queue)))
+                if len(choice.request.prompt) > LONG_PROMPT:
+                    await asyncio.sleep(0)
             while running:
                 item = await queue.get()
                 if item is None:

@@ -41,6 +41,7 @@ from engine.request import Request
 RETRY_S = 0.1  # pause between two attempts to reach a router
 MAX_LOSSES = 5  # routers lost in a row without an event of a request: the request may be what kills them
 LOST = "the router is lost"
+FRAME_BYTES = 1 << 18  # of commands that share a frame, about: the router decodes a frame without a pause
 PATIENCE_S = 60.0  # a router that is replaced takes several seconds, on a busy machine many
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ class RouterConnection:
         self._inboxes: dict[int, asyncio.Queue[StepEvent | Failure | None]] = {}  # by request number; None: lost
         self._questions: dict[int, asyncio.Future[str]] = {}  # by number; to become why the router is not ready
         self._commands: list[msgspec.Raw] = []  # encoded, for the next frame
+        self._n_bytes = 0  # of these
         self._next = 0
         self.is_open = True
         loop = asyncio.get_running_loop()
@@ -245,10 +247,14 @@ class RouterConnection:
         if not self._commands:
             asyncio.get_running_loop().call_soon(self._flush)
         self._commands.append(encoded)
+        self._n_bytes += len(encoded)
+        if self._n_bytes > FRAME_BYTES:
+            self._flush()
 
     def _flush(self) -> None:
-        commands, self._commands = self._commands, []
-        self._channel.send(encode(commands))
+        if self._commands:
+            commands, self._commands, self._n_bytes = self._commands, [], 0
+            self._channel.send(encode(commands))
 
     async def _read(self) -> None:
         try:

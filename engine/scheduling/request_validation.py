@@ -37,9 +37,10 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
         raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1", "max_tokens")
     if sequence.max_new < 1:
         raise RequestError(f"all of max_tokens {max_tokens} is written already", "max_tokens")
-    wrong = next((token for token in sequence.tokens if not 0 <= token < info.spec.vocab_size), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong} is outside the vocabulary of {info.spec.vocab_size}", "prompt")
+    size = info.spec.vocab_size
+    if min(sequence.tokens) < 0 or max(sequence.tokens) >= size:
+        wrong = next(token for token in sequence.tokens if not 0 <= token < size)
+        raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
 
 
 def check_needs(needs: Needs, spec: ModelSpec) -> None:

@@ -124,7 +124,7 @@ def reference_match(text: str, stops: list[str]) -> tuple[str, str | None]:
 )
 def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher, out, start = StopMatcher(stops), "", 0
-    for size in cuts * 40:
+    for size in cuts * 160:
         out += matcher.push(text[start : start + size])
         assert not any(s in out for s in stops)
         start += size

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from deployments.submission import server as submission_server
-from deployments.submission.client import RouterConnection
+from deployments.submission.client import FRAME_BYTES, RouterConnection
 from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_events, encode
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
@@ -364,3 +364,25 @@ async def test_an_event_that_cannot_be_encoded_fails_its_request_alone() -> None
         assert isinstance(answers[1], StepFailedError)
         assert tokens(await pair.answer(msgspec.structs.replace(REQUEST, id="7"))) == [7]
         assert pair.n_connected == pair.attached == 1
+
+
+async def test_long_requests_share_no_frame_that_the_router_would_decode_for_long() -> None:
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
+        yield StepEvent(token_ids=[len(request.prompt)], finish_reason="stop")
+
+    long = msgspec.structs.replace(REQUEST, prompt=[2**16] * 60_000)
+    async with submitting(run) as pair:
+        await pair.answer(REQUEST)
+        sizes: list[int] = []
+        connection = pair.channel._connection
+        assert connection is not None
+        send = connection._channel.send
+
+        def record(frame: bytes) -> None:
+            sizes.append(len(frame))
+            send(frame)
+
+        connection._channel.send = record  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(pair.answer(long) for _ in range(6)), pair.answer(REQUEST))
+        assert [tokens(answer) for answer in answers] == [[60_000]] * 6 + [[3]]
+    assert max(sizes) < FRAME_BYTES + len(encode([Submit(0, long)]))
