@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -32,8 +31,9 @@ from deployments.submission.protocol import (
     encode,
     encode_message,
 )
-from deployments.transport.addresses import READ_AHEAD, listen
+from deployments.transport.addresses import listen, serve_streams
 from deployments.transport.channel import AsyncChannel
+from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import SpectraError, StepFailedError, TargetLostError
@@ -85,8 +85,8 @@ class SubmissionServer:
         wanted = f"unix:{self._folder.path}/router" if host is None else f"tcp:{host}:0"
         if wanted not in self._addresses:
             listening, self._addresses[wanted] = listen(wanted)
-            start = asyncio.start_unix_server if listening.family == socket.AF_UNIX else asyncio.start_server
-            self._servers[wanted] = await start(self._accepted, sock=listening, limit=READ_AHEAD)
+            tls = None if host is None else tls_context(self._secret, True)
+            self._servers[wanted] = await serve_streams(listening, self._accepted, tls)
         return Attachment(self._addresses[wanted], self._secret, self._card)
 
     def cut(self) -> None:

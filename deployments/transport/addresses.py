@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
+from collections.abc import Callable
 from pathlib import Path
+
+from deployments.transport.tls_stream import TlsStream
 
 READ_AHEAD = 1 << 22  # bytes that an asyncio reader buffers
 SEND_BUFFER = 1 << 22  # bytes the kernel should take from a sender whose peer is busy; it may allow fewer
+HANDSHAKE_S = 5.0  # seconds for a whole handshake
 SILENT_S, PROBE_S, N_PROBES = 4, 2, 3  # of TCP keep-alive: a peer that vanished is noticed after about 10 s
 
 
@@ -36,7 +41,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
     return server, f"tcp:{host}:{port}"
 
 
-def tune(connection: socket.socket) -> None:
+def tune(connection: socket.socket | TlsStream) -> None:
     """Send small frames at once, use large buffers, and notice TCP peers whose node died without closing anything."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     if connection.family != socket.AF_INET:
@@ -51,9 +56,27 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_after)
 
 
-async def open_streams(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to a listening peer; raises OSError when no process listens there."""
+async def open_streams(address: str, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to a listening peer, over TCP in TLS.
+
+    Raises:
+        OSError: no process listens there; as ``ssl.SSLError`` when the peer shows no certificate that is trusted.
+    """
     family, where = parse(address)
     if family == socket.AF_UNIX:
         return await asyncio.open_unix_connection(str(where), limit=READ_AHEAD)
-    return await asyncio.open_connection(where[0], int(where[1]), limit=READ_AHEAD)
+    assert tls is not None, "what leaves this machine is encrypted"
+    return await asyncio.open_connection(where[0], int(where[1]), limit=READ_AHEAD, ssl=tls)
+
+
+async def serve_streams(
+    server: socket.socket,
+    accepted: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None],
+    tls: ssl.SSLContext | None,
+) -> asyncio.Server:
+    """Accept connections at a socket of ``listen``: over TCP those alone that shake hands by ``tls`` in time."""
+    if tls is None:
+        return await asyncio.start_unix_server(accepted, sock=server, limit=READ_AHEAD)
+    return await asyncio.start_server(
+        accepted, sock=server, limit=READ_AHEAD, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S
+    )

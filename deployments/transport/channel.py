@@ -1,4 +1,4 @@
-"""The transport seam of the step path: authenticated, framed byte channels over Unix sockets or TCP.
+"""The transport seam of the step path: authenticated, framed byte channels over Unix sockets or TCP, there in TLS.
 
 Frames are a 4-byte little-endian length and a payload. Nothing is read beyond the handshake
 (``deployments.transport.handshake``) before the peer has authenticated itself, and payloads are never unpickled. Stages
@@ -12,23 +12,26 @@ import contextlib
 import os
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-from deployments.transport.addresses import open_streams, parse, tune
+from deployments.transport.addresses import HANDSHAKE_S, open_streams, parse, tune
+from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import ClientHandshake, Handshake, ServerHandshake, UnauthenticatedError
+from deployments.transport.tls_stream import TlsStream, secured
 from engine.errors import TargetLostError
 
 MAX_FRAME = 1 << 30  # bytes
-HANDSHAKE_S = 5.0  # seconds for a whole handshake
 _LENGTH = struct.Struct("<I")
 
 
 class Channel:
     """Blocking half: one authenticated connection."""
 
-    def __init__(self, connection: socket.socket, role: str) -> None:
+    def __init__(self, connection: socket.socket | TlsStream, role: str) -> None:
         self.role = role
         self._socket = connection
         tune(connection)
@@ -41,15 +44,17 @@ class Channel:
         the peer's next action may rely on the registration. The connection is closed on failure.
 
         Raises:
-            UnauthenticatedError: the peer does not know the secret, asks for a role that is not in ``roles``, or needs
-                more than ``HANDSHAKE_S`` seconds.
+            UnauthenticatedError: the peer does not know the secret, speaks TCP without TLS, asks for a role that is not
+                in ``roles``, or needs more than ``HANDSHAKE_S`` seconds.
         """
         handshake = ServerHandshake(secret, roles)
+        deadline = time.monotonic() + HANDSHAKE_S
         try:
-            last = _shake_hands(connection, handshake, time.monotonic() + HANDSHAKE_S)
-            connection.settimeout(None)
-            register(cls(connection, handshake.role))
-            connection.sendall(last)
+            stream = secured(connection, secret, True, deadline)
+            last = _shake_hands(stream, handshake, deadline)
+            stream.settimeout(None)
+            register(cls(stream, handshake.role))
+            stream.sendall(last)
         except (OSError, EOFError) as error:
             connection.close()
             raise UnauthenticatedError(f"handshake broke off: {error}") from error
@@ -72,12 +77,16 @@ class Channel:
         try:
             connection.settimeout(HANDSHAKE_S)
             connection.connect(where)
-            _shake_hands(connection, ClientHandshake(secret, role, address), deadline)
+            stream = secured(connection, secret, False, deadline)
+            _shake_hands(stream, ClientHandshake(secret, role, address), deadline)
+        except ssl.SSLError as error:
+            connection.close()
+            raise UnauthenticatedError(f"{address} does not know the secret of this channel: {error}") from error
         except BaseException:
             connection.close()
             raise
-        connection.settimeout(None)
-        return cls(connection, role)
+        stream.settimeout(None)
+        return cls(stream, role)
 
     @property
     def local_host(self) -> str:
@@ -113,13 +122,16 @@ class Channel:
         while rest:
             rest = _after(rest, self._socket.sendmsg(rest))
 
-    def send_now(self, parts: Sequence[memoryview]) -> list[memoryview]:
-        """Send what the kernel takes at once; returns the rest. Raises like ``send``."""
+    def send_now(self, parts: Sequence[memoryview]) -> Callable[[], None] | None:
+        """Send what the kernel takes at once; returns a function that sends the rest, which must be called before
+        anything else is sent, or None when there is no rest. Both raise like ``send``."""
         rest = [part for part in parts if part.nbytes]
+        if isinstance(self._socket, TlsStream):
+            return self._socket.send_now(rest)
         with contextlib.suppress(BlockingIOError):
             while rest:
                 rest = _after(rest, self._socket.sendmsg(rest, [], socket.MSG_DONTWAIT))
-        return rest
+        return partial(self.send_all, rest) if rest else None
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes that follow, outside any frame; raises like ``receive``."""
@@ -139,7 +151,7 @@ class Channel:
         self._socket.close()
 
 
-def _shake_hands(connection: socket.socket, handshake: Handshake, deadline: float) -> bytes:
+def _shake_hands(connection: socket.socket | TlsStream, handshake: Handshake, deadline: float) -> bytes:
     """Run a handshake up to its last reply, which is returned unsent. ``deadline`` (monotonic seconds) holds for all
     of it: a peer that sends byte by byte gains no time."""
     connection.settimeout(HANDSHAKE_S)
@@ -151,13 +163,13 @@ def _shake_hands(connection: socket.socket, handshake: Handshake, deadline: floa
     return reply
 
 
-def _receive_exactly(connection: socket.socket, n: int) -> bytes:
+def _receive_exactly(connection: socket.socket | TlsStream, n: int) -> bytes:
     buffer = bytearray(n)
     _fill(connection, memoryview(buffer))
     return bytes(buffer)
 
 
-def _fill(connection: socket.socket, view: memoryview) -> None:
+def _fill(connection: socket.socket | TlsStream, view: memoryview) -> None:
     while view:
         got = connection.recv_into(view)
         if got == 0:
@@ -199,14 +211,17 @@ class AsyncChannel:
     @classmethod
     async def connect(cls, address: str, secret: bytes, role: str) -> AsyncChannel:
         """Like ``Channel.connect``; raises TargetLostError when no process listens or the peer breaks off."""
+        tls = None if parse(address)[0] == socket.AF_UNIX else tls_context(secret, False)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                channel = cls(*await open_streams(address))
+                channel = cls(*await open_streams(address, tls))
                 try:
                     await channel._shake_hands(ClientHandshake(secret, role, address))
                 except BaseException:
                     channel.close()
                     raise
+        except ssl.SSLError as error:
+            raise UnauthenticatedError(f"{address} does not know the secret of this channel: {error}") from error
         except (OSError, EOFError, TimeoutError) as error:
             raise TargetLostError(f"no process answers at {address}: {str(error) or 'too slow'}") from error
         return channel

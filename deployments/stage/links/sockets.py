@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -48,10 +48,11 @@ class SocketLink:
         self._prepared = (None, [])
         if prepared is not header:
             parts = self._parts(header, tensors)
+        rest: Callable[[], None] | None = partial(self._channel.send_all, parts)
         if self._sender.is_idle and sum(part.nbytes for part in parts) <= AT_ONCE:
-            parts = self._channel.send_now(parts)
-        if parts:
-            self._sender.run(partial(self._channel.send_all, parts))
+            rest = self._channel.send_now(parts)
+        if rest is not None:
+            self._sender.run(rest)
 
     def header(self) -> bytes:
         """As ``Link.header``."""

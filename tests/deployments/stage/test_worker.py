@@ -284,7 +284,8 @@ async def test_a_tcp_peer_that_vanishes_without_a_word_is_noticed_within_about_t
     blocking = await asyncio.to_thread(Channel.connect, address, b"k" * 32, "steps")
     loops = await AsyncChannel.connect(address, b"k" * 32, "steps")
     await asyncio.to_thread(thread.join)
-    for owner in (blocking._socket, *(one._socket for one in accepted), loops._writer.get_extra_info("socket")):
+    streams = [one._socket for one in (blocking, *accepted)]
+    for owner in (*(stream._socket for stream in streams), loops._writer.get_extra_info("socket")):
         options = [
             owner.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
             *(owner.getsockopt(socket.IPPROTO_TCP, name) for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)),

@@ -15,6 +15,7 @@ from deployments.transport import acceptor as acceptor_module
 from deployments.transport.acceptor import Acceptor
 from deployments.transport.addresses import parse
 from deployments.transport.channel import Channel
+from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import NONCE
 from deployments.transport.roles import STAGE_ROLES
 
@@ -58,8 +59,8 @@ def test_strangers_are_counted_and_one_too_many_is_closed_at_once(
     monkeypatch.setattr("deployments.transport.channel.HANDSHAKE_S", 600.0)  # no stranger goes by itself
     acceptor.start()
     unix, tcp = acceptor.addresses
-    silent = [stranger(tcp), stranger(tcp)]
-    assert [len(peer.recv(NONCE, socket.MSG_WAITALL)) for peer in silent] == [NONCE, NONCE]
+    silent = [tls_context(SECRET, False).wrap_socket(stranger(tcp)) for _ in range(2)]
+    assert [len(peer.recv(NONCE)) for peer in silent] == [NONCE, NONCE]
     with stranger(tcp) as refused:
         assert refused.recv(1) == b""
     Channel.connect(unix, SECRET, "steps").close()  # neighbours of this node do not suffer

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from deployments.pipeline.frames import decode_frame
 from deployments.transport import channel as channel_module
 from deployments.transport.addresses import listen, parse
 from deployments.transport.channel import MAX_FRAME, AsyncChannel, Channel
+from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import NONCE, PROOF, ROLE, UnauthenticatedError, proof
 from deployments.transport.roles import STAGE_ROLES
 from engine.errors import TargetLostError
@@ -58,12 +60,12 @@ class Listener:
         self.accepted.put(channel)
 
     def raw(self) -> socket.socket:
-        """A connection without a handshake."""
+        """A connection without a handshake, but for that of TLS over TCP."""
         family, where = parse(self.address)
         peer = socket.socket(family, socket.SOCK_STREAM)
         peer.settimeout(5)
         peer.connect(where)
-        return peer
+        return peer if family == socket.AF_UNIX else tls_context(SECRET, False).wrap_socket(peer)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # closed before
@@ -85,6 +87,32 @@ def hello(peer: socket.socket, secret: bytes, role: bytes = b"steps") -> bytes:
     """What a client of ours would send, made with ``secret``."""
     padded = role.ljust(ROLE)
     return padded + proof(secret, peer.recv(NONCE), padded) + b"m" * NONCE
+
+
+def test_what_the_kernel_does_not_take_at_once_is_sent_by_what_send_now_returns(listener: Listener) -> None:
+    client = Channel.connect(listener.address, SECRET, "steps")
+    server = listener.accepted.get(timeout=5)
+    assert client.send_now(client.frame(b"small")) is None
+    assert server.receive() == b"small"
+    rest = client.send_now(client.frame(PAYLOADS[-1] * 4))
+    assert rest is not None
+    with ThreadPoolExecutor() as sending:
+        sending.submit(rest)
+        assert server.receive() == PAYLOADS[-1] * 4
+    client.send(b"next")
+    assert server.receive() == b"next"
+    client.close()
+
+
+def test_both_directions_are_used_at_once(listener: Listener) -> None:
+    client = Channel.connect(listener.address, SECRET, "steps")
+    server = listener.accepted.get(timeout=5)
+    with ThreadPoolExecutor() as pool:
+        for sender in (client, server):
+            pool.submit(lambda by: [by.send(payload) for payload in PAYLOADS * 3], sender)
+        got = [pool.submit(lambda by: [by.receive() for _ in PAYLOADS * 3], reader) for reader in (client, server)]
+        assert [one.result() for one in got] == [PAYLOADS * 3] * 2
+    client.close()
 
 
 def exchange(client: Channel, server: Channel, payloads: list[bytes]) -> None:
@@ -207,8 +235,10 @@ def impostor(listener: Listener) -> str:
     def serve() -> None:
         for _ in range(2):
             peer, _ = server.accept()
+            if family != socket.AF_UNIX:
+                peer = tls_context(SECRET, True).wrap_socket(peer, server_side=True)
             peer.sendall(b"n" * NONCE)
-            said = peer.recv(ROLE + PROOF + NONCE, socket.MSG_WAITALL)
+            said = peer.recv(ROLE + PROOF + NONCE)
             peer.sendall(proof(b"guess", said[-NONCE:], b"server"))
             peer.close()
         server.close()
