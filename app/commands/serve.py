@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--ray-address", metavar="TEXT", help="join a running Ray cluster ('auto') instead of starting one"
     )
+    server.add_argument(
+        "--tls-cert", metavar="FILE", help="speak HTTPS with this certificate chain (PEM, the server's own first)"
+    )
+    server.add_argument(
+        "--tls-key", metavar="FILE", help="its private key (PEM, no password); new files are taken over while it runs"
+    )
     for fields in GROUPS:
         group = parser.add_argument_group(fields.TITLE, fields.__doc__)
         for name, info in fields.model_fields.items():
@@ -93,5 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Start and wait."""
     config = config_from(arguments)
     from app.serving import server
+    from app.serving.certificates import certificate_files
 
-    return server.run(config, arguments.host, arguments.port, arguments.ray_address)
+    certificate = certificate_files(arguments.tls_cert, arguments.tls_key)
+    return server.run(config, arguments.host, arguments.port, arguments.ray_address, certificate)

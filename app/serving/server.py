@@ -14,6 +14,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +25,7 @@ from app.config.serve import ServeConfig
 from app.inputs.devices import has_cuda_device
 from app.inputs.libraries import FLAG
 from app.inputs.stores import open_store_at
+from app.serving.certificates import CertificateFiles, CertificateWatch, client_context
 from app.serving.environment import (
     check_port,
     claim_ports,
@@ -30,6 +33,7 @@ from app.serving.environment import (
     local_environment,
     serve_environment,
 )
+from app.serving.haproxy import BINARY, install_certificate
 from app.serving.progress import Progress
 from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, n_gpus, redirect_messages
 from deployments.observability.logs import JSON, configure
@@ -40,17 +44,35 @@ READY_S = 600.0  # a large model may load for minutes
 CLOSE_S = 2.0  # for the router to end the streams that outlast the grace period
 FLUSH_S = 0.2  # for their last events to reach the clients
 APP_NAME = "spectra"
+ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 ROUTER = "Router"  # name of the router's deployment, as in ``app.builder``
 
 
 class Server:
-    """A running application; ``with Server(...) as server: server.wait()``."""
+    """A running application.
 
-    def __init__(self, config: ServeConfig, host: str, port: int, address: str | None = None) -> None:
+    Args:
+        config: of the application.
+        host: interface to listen on.
+        port: to listen on.
+        address: of a running Ray cluster to join; None: start one.
+        certificate: to speak HTTPS with; None: plain HTTP.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        host: str,
+        port: int,
+        address: str | None = None,
+        certificate: CertificateFiles | None = None,
+    ) -> None:
         self.config = config
         self.host = host
         self.port = port
         self._address = address
+        self._certificate = certificate
+        self._watch: CertificateWatch | None = None  # of the certificate, once the server starts
         self._scratch = tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets())
         self._ports: socket.socket | None = None  # claims this server's ports while it is open
         self._stop = threading.Event()
@@ -64,7 +86,7 @@ class Server:
 
     @property
     def _base(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"{'http' if self._certificate is None else 'https'}://{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -75,21 +97,17 @@ class Server:
         """Start Ray (or join ``address``), deploy, and return once a request would succeed.
 
         Raises:
-            ConfigError: the port is taken, an option is wrong, or the application does not come up.
+            ConfigError: the port is taken, an option or the certificate is wrong, or the application does not come up.
             UnsupportedModelError: the model or its tokenizer cannot be loaded.
         """
         check_port(self.host, self.port)
+        self._check_certificate()
         if self.config.device != "cpu" and self._address is None and not has_cuda_device():
             raise ConfigError(f"--device is {self.config.device}, but no CUDA device was found on this machine")
         self._progress.say(f"checking model {self.config.model} and its settings")
         self._check_model()
         self._check_store()
-        self._ports = claim_ports()
-        local = local_environment() if self._address is None else {}
-        for name, value in (serve_environment(self._scratch.name, self._ports.getsockname()[1]) | local).items():
-            os.environ.setdefault(name, value)
-        if self.config.log_format == JSON:
-            os.environ.setdefault("RAY_BACKEND_LOG_JSON", "1")  # of Ray's own processes
+        self._set_environment()
         self._progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
         self._start_ray()
         if not self.stopping:
@@ -97,6 +115,39 @@ class Server:
             self._progress.say(f"deploying the application; logs: {log_folder()}")
             self._deploy()
             self._wait_until_ready()
+            if self._watch is not None:
+                self._watch.start()
+
+    def _check_certificate(self) -> None:
+        if self._certificate is None:
+            return
+        if self._address is not None:
+            raise ConfigError(
+                "--tls-cert and --ray-address exclude each other: the proxies of a cluster that is joined listen with "
+                "its own settings; end TLS in front of them"
+            )
+        if os.environ.get(ENABLE_HAPROXY, "1") != "1":
+            raise ConfigError(f"--tls-cert needs HAProxy, but {ENABLE_HAPROXY} is {os.environ[ENABLE_HAPROXY]!r}")
+        scratch = Path(self._scratch.name)
+        path = scratch / "certificate.pem"
+        self._watch = CertificateWatch(self._certificate, path, partial(install_certificate, scratch, path))
+
+    def _set_environment(self) -> None:
+        self._ports = claim_ports()
+        bundle = None if self._watch is None else self._watch.path
+        values = serve_environment(self._scratch.name, self._ports.getsockname()[1], bundle)
+        if self._address is None:
+            values |= local_environment()
+        for name, value in values.items():
+            os.environ.setdefault(name, value)
+        if BINARY in values:  # it runs the program that the environment names
+            os.environ[BINARY] = values[BINARY]
+        if self.config.log_format == JSON:
+            os.environ.setdefault("RAY_BACKEND_LOG_JSON", "1")  # of Ray's own processes
+
+    def _client(self, timeout: float) -> httpx.Client:
+        """For this server's own requests to itself."""
+        return httpx.Client(timeout=timeout, verify=True if self._watch is None else client_context(self._watch.bundle))
 
     def _start_ray(self) -> None:
         """In a thread of its own, while this one keeps the signals: Ray puts its handlers in place as it starts, and
@@ -186,7 +237,7 @@ class Server:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_S
-        with httpx.Client(timeout=30.0) as client:
+        with self._client(30.0) as client:
             while time.monotonic() < deadline and not self._stop.is_set():
                 # Asking any earlier would hold us up: the proxy keeps a request until a replica can take it.
                 if self._is_running():
@@ -238,6 +289,8 @@ class Server:
             else:
                 ray.shutdown()
         self._ray_thread.shutdown()
+        if self._watch is not None:
+            self._watch.stop()
         self._scratch.cleanup()
         if self._ports is not None:
             self._ports.close()
@@ -255,7 +308,7 @@ class Server:
         """Wait for running requests, at most ``within`` seconds; False: some still run. Serve would not wait for them:
         it takes the stages down first, and breaks their streams off."""
         deadline = time.monotonic() + within
-        with httpx.Client(timeout=1.0) as client:
+        with self._client(1.0) as client:
             while self._has_sessions(client):
                 if time.monotonic() > deadline:
                     return False
@@ -290,10 +343,12 @@ def _why(application: Any) -> str:
     return " ".join([application.message.strip(), *last])
 
 
-def run(config: ServeConfig, host: str, port: int, address: str | None) -> int:
-    """Serve until told to stop; returns the exit status."""
+def run(
+    config: ServeConfig, host: str, port: int, address: str | None, certificate: CertificateFiles | None = None
+) -> int:
+    """Serve until told to stop; returns the exit status. The arguments are those of ``Server``."""
     configure(log_options(config), "serve")
-    server = Server(config, host, port, address)
+    server = Server(config, host, port, address, certificate)
     server.announce(f"Starting {config.served_name} (speculation: {config.method}) ...")
     server.install_signals()
     ours = sys.stdout

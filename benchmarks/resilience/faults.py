@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.resilience.observation import alive
 
-# Before the first import of Ray, and as the server's own Ray has them: another address would not find its cluster.
-os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Before the first import of Ray, and for the server's Ray as well: another address or token would not find its cluster.
+os.environ |= {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
 
 
 @dataclass(frozen=True)

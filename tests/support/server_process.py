@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 import openai
 import psutil
+import trustme
 
 from app.serving.environment import free_port
 
@@ -27,25 +29,41 @@ FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-wa
 
 
 class Server:
-    """``spectra serve`` as a subprocess."""
+    """``spectra serve`` as a subprocess; with an authority it speaks HTTPS."""
 
-    def __init__(self, checkpoint: Path, folder: Path, flags: Sequence[str] = FLAGS) -> None:
+    def __init__(
+        self, checkpoint: Path, folder: Path, flags: Sequence[str] = FLAGS, authority: trustme.CA | None = None
+    ) -> None:
         self.checkpoint = checkpoint
         self.folder = folder  # for all temporary files, Ray's too
         self.log = folder / "stderr.txt"
         self.port = free_port()
         command = [spectra(), "serve", "--model", str(checkpoint), "--port", str(self.port), *flags]
+        self.trust = ssl.create_default_context()
+        if authority is not None:
+            authority.configure_trust(self.trust)
+            self.renew_certificate(authority)
+            command += ["--tls-cert", f"{folder}/cert.pem", "--tls-key", f"{folder}/key.pem"]
         self._log = self.log.open("w")
         environment = os.environ | {"TMPDIR": str(folder)}
+        environment.pop("RAY_AUTH_MODE", None)  # tests' own Ray has none; a server has
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
         watchdog = threading.Timer(READY_S, self.process.kill)
         watchdog.start()
         assert self.process.stdout is not None
         self.first_line = self.process.stdout.readline()
         watchdog.cancel()
-        self.base = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.base, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0)
+        self.base = f"{'http' if authority is None else 'https'}://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.base, timeout=60, verify=self.trust)
+        of_openai = openai.DefaultHttpxClient(verify=self.trust)
+        self.openai = openai.OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0, http_client=of_openai)
+
+    def renew_certificate(self, authority: trustme.CA) -> None:
+        """Write the files that a server with an authority was started with."""
+        issued = authority.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(f"{self.folder}/key.pem")
+        for i, pem in enumerate(issued.cert_chain_pems):
+            pem.write_to_path(f"{self.folder}/cert.pem", append=i > 0)
 
     def complete(self, **fields: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"model": "tiny", "prompt": "Snow falls", **fields})
@@ -100,10 +118,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(checkpoint: Path, flags: Sequence[str] = FLAGS) -> Iterator[Server]:
+def running(checkpoint: Path, flags: Sequence[str] = FLAGS, authority: trustme.CA | None = None) -> Iterator[Server]:
     """A server that has said it is ready."""
     with tempfile.TemporaryDirectory(prefix="sv-") as folder:  # pytest's own is too long a path for Ray's sockets
-        server = Server(checkpoint, Path(folder), flags)
+        server = Server(checkpoint, Path(folder), flags, authority)
         try:
             assert server.first_line.startswith("Ready: "), server.log.read_text()
             yield server

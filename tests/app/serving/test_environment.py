@@ -13,7 +13,15 @@ import psutil
 import pytest
 
 from app.serving import environment
-from app.serving.environment import check_port, claim_ports, folder_for_sockets, free_port, serve_environment
+from app.serving.environment import (
+    check_port,
+    claim_ports,
+    folder_for_sockets,
+    free_port,
+    local_environment,
+    serve_environment,
+)
+from app.serving.haproxy import haproxy_script
 from engine.errors import ConfigError
 
 PARENT = "import subprocess, sys; child = subprocess.Popen(sys.argv[1:]); print(child.pid, flush=True); child.wait()"
@@ -31,8 +39,58 @@ def haproxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return serve_environment(str(folder), 11_000)["RAY_SERVE_HAPROXY_BINARY_PATH"]
 
 
+CONFIGURATION = """\
+frontend prometheus
+    bind :14381
+frontend http_frontend
+    bind 0.0.0.0:8000
+    # a comment on bind 0.0.0.0:8000
+frontend grpc_frontend
+    bind 0.0.0.0:9000 proto h2
+listen stats
+  bind *:14382
+"""  # the lines of Serve's that the script looks at
+
+
+def configuration(folder: Path, text: str = CONFIGURATION) -> str:
+    path = folder / "a file"
+    path.write_text(text)
+    return str(path)
+
+
+def completed(folder: Path, text: str, bundle: Path | None) -> tuple[int, str]:
+    """Exit status of the script around a program that ends at once, and the configuration that program would see."""
+    path = configuration(folder, text)
+    script = haproxy_script(str(folder), bundle)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    done = subprocess.run([script, "-db", "-f", path], timeout=60, stderr=subprocess.DEVNULL)
+    return done.returncode, Path(path).read_text()
+
+
+def test_pages_of_haproxy_are_for_this_machine_and_https_is_added_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "/bin/true")
+    status, plain = completed(tmp_path, CONFIGURATION, None)
+    assert status == 0
+    assert plain == CONFIGURATION.replace("bind :", "bind 127.0.0.1:").replace("bind *:", "bind 127.0.0.1:")
+    status, secured = completed(tmp_path, CONFIGURATION, tmp_path / "b.pem")
+    assert status == 0
+    line = f"    bind 0.0.0.0:8000 ssl crt {tmp_path}/b.pem alpn h2,http/1.1 ssl-min-ver TLSv1.2 "
+    assert line in secured
+    assert secured.count(" ssl ") == 1
+    assert completed(tmp_path, secured, tmp_path / "b.pem") == (0, secured)  # as after a reload
+
+
+@pytest.mark.parametrize("text", ["", CONFIGURATION.replace("http_frontend", "renamed"), "frontend http_frontend\n"])
+def test_haproxy_does_not_start_in_clear_where_https_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "/bin/true")
+    assert completed(tmp_path, text, tmp_path / "b.pem")[0] == 1
+
+
 def test_haproxy_does_not_splice_and_dies_with_its_parent_even_if_that_is_killed(haproxy: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PARENT, haproxy, "-f", "a file"]
+    command = [sys.executable, "-c", PARENT, haproxy, "-f", configuration(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
@@ -40,13 +98,13 @@ def test_haproxy_does_not_splice_and_dies_with_its_parent_even_if_that_is_killed
         while child.name() != "sleep" and time.monotonic() < deadline:
             time.sleep(0.01)
         family = [child, *child.children(recursive=True)]
-        assert (tmp_path / "arguments").read_text() == "-dS -f a file\n"
+        assert (tmp_path / "arguments").read_text() == f"-dS -f {tmp_path}/a file\n"
         parent.kill()
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
-def test_haproxy_lives_through_a_term_signal_and_the_script_ends_with_it(haproxy: str) -> None:
-    with subprocess.Popen([haproxy]) as child:
+def test_haproxy_lives_through_a_term_signal_and_the_script_ends_with_it(haproxy: str, tmp_path: Path) -> None:
+    with subprocess.Popen([haproxy, "-f", configuration(tmp_path)]) as child:
         deadline = time.monotonic() + 60
         while not (watchers := psutil.Process(child.pid).children()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -113,3 +171,11 @@ def test_servers_of_one_machine_share_no_port(monkeypatch: pytest.MonkeyPatch) -
     finally:
         for claim in claims:
             claim.close()
+
+
+def test_a_ray_of_its_own_asks_every_caller_for_a_token_of_this_server_alone() -> None:
+    one, other = local_environment(), local_environment()
+    assert one["RAY_AUTH_MODE"] == "token"
+    assert len(one["RAY_AUTH_TOKEN"]) == 64
+    assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
+    assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & serve_environment("/scratch", 11_000).keys()  # a joined cluster's

