@@ -173,7 +173,7 @@ class CertificateWatch:
         else:
             self._is_settled, self._failure, self.bundle = True, "", bundle
             until = x509.load_pem_x509_certificates(bundle)[0].not_valid_after_utc
-            logger.warning("a new certificate is in use, valid until %s UTC", f"{until:%Y-%m-%d %H:%M}")
+            logger.info("a new certificate is in use, valid until %s UTC", f"{until:%Y-%m-%d %H:%M}")
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -122,6 +122,7 @@ def installed() -> list[bytes]:
 def test_a_new_pair_is_taken_over_once_it_is_whole_and_a_wrong_one_is_told_once(
     tmp_path: Path, authority: trustme.CA, installed: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     files = write(tmp_path, authority)
     path = tmp_path / "bundle"
     watch = CertificateWatch(files, path, installed.append)
@@ -155,6 +156,7 @@ def test_a_certificate_that_haproxy_does_not_take_is_offered_again(
         if (error := answers.pop(0)) is not None:
             raise error
 
+    caplog.set_level("INFO")
     watch = CertificateWatch(files, tmp_path / "bundle", install)
     write(tmp_path, authority)
     for _ in range(6):
