@@ -9,6 +9,7 @@ from ray.serve import Application
 
 from app.api.edge import EdgeOptions, make_edge
 from app.composition import (
+    access_options,
     check_served_drafter,
     checked,
     log_options,
@@ -89,6 +90,9 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         config.default_max_tokens,
         int(config.max_body_mib * 2**20),
         logs,
+        config.max_nodes,
+        config.retrieval_namespace,
+        access_options(config),
     )
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=config.ingress_replicas, **nimble)
     return ingress.bind(router, make_edge, edge, config.router_patience)

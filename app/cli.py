@@ -18,6 +18,7 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
   spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity
   spectra load --url U               load an OpenAI-compatible server: latencies, throughput, errors, identity of texts
+  spectra keys new --file F          make a key for `serve --api-keys F`
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
   spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
@@ -26,6 +27,7 @@ COMMANDS = {
     "generate": "complete prompts offline",
     "bench": "compare methods on the same prompts",
     "load": "load an OpenAI-compatible server and report what clients see",
+    "keys": "make, list and revoke the keys of a server",
     "heads": "find the attention heads that pld-plus-a reads",
     "corpus": "build snapshots of text for retrieval, and look after them",
 }

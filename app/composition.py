@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from app.access.key_file import read_records
+from app.access.options import AccessOptions
 from app.config.checks import stage_memory
 from app.config.errors import config_of
 from app.config.method_settings import SECTIONS, method_settings
@@ -41,8 +43,8 @@ def checked(config: ServeConfig) -> ServeConfig:
     """The configuration with what follows from the profile of ``simulate``; every name in it has been looked at.
 
     Raises:
-        ConfigError: a model, profile, drafter or library is not there, or a field does not fit the profile; the message
-            names the field or flag.
+        ConfigError: a model, profile, drafter, library or file of keys is not there, or a field does not fit the
+            profile; the message names the field or flag.
         UnknownMethodError: the method is unknown or not available yet.
     """
     method_names(config.method)
@@ -50,6 +52,7 @@ def checked(config: ServeConfig) -> ServeConfig:
     if config.simulate is not None:
         follows = {"stages": profile_at(config.simulate).stages, "auto": {"sources": TEXT_SOURCES} | config.auto}
         config = config_of(follows | config.model_dump(exclude={"auto"}, exclude_unset=True))
+    access_options(config)
     speculator_options(config)
     return config
 
@@ -142,6 +145,26 @@ def router_options(config: ServeConfig) -> RouterOptions:
             config.max_stall,
             config.prefix_cache,
         ),
+    )
+
+
+def access_options(config: ServeConfig) -> AccessOptions:
+    """Who may ask for what. Reads the file of keys, to find out whether it is right.
+
+    Raises:
+        ConfigError: the file of keys cannot be read, or a record is wrong.
+    """
+    keys = None
+    if config.api_keys is not None:
+        keys = Path(config.api_keys).expanduser().absolute()
+        read_records(keys)
+    return AccessOptions(
+        api_keys=None if keys is None else str(keys),
+        tenant_header=config.tenant_header,
+        trust_clients=config.trust_clients,
+        open_metrics=config.open_metrics,
+        cors_origins=config.origins,
+        replicas=config.ingress_replicas,
     )
 
 

@@ -22,6 +22,7 @@ class Request(msgspec.Struct, frozen=True):
     priority: int = 0  # lower goes first
     namespace: str = ""  # of the retrieval library: whose texts it is looked up in, besides the shared ones, and feeds
     scope: str = ""  # requests share cached prefixes, and what speculators learn, only inside one scope
+    teaches: bool = True  # whether its namespace may learn from its output
     emitted: list[int] = []  # output that another router has emitted already: the text goes on behind it
     tenant: str = ""  # whose turn it takes in the queue; the tenants of one priority take turns
     resumed: bool = False  # another router has admitted it: a full queue does not refuse it

@@ -26,7 +26,7 @@ class Caller:
     feeds: frozenset[str] | None = None  # namespaces that may learn from the answers to its requests
     first_priority: int = -MOST - 1  # lower goes first
     last_priority: int = MOST
-    methods: frozenset[str] | None = None  # of speculation, that its requests may name
+    methods: frozenset[str] | None = None  # of speculation, that its requests may name; all have the default
     max_nodes: int | None = None  # drafted nodes per step; None: the server's limit
     is_admin: bool = True  # may read /metrics
     names_tenant: bool = False  # a request's ``user`` says whose turn it takes
@@ -36,6 +36,18 @@ class Caller:
         """Raises AccessError (403) if a request of this caller may not have the priority."""
         if not self.first_priority <= priority <= self.last_priority:
             raise not_permitted(f"priority is {priority}, but {self.limited_by}", "priority")
+
+    def check_method(self, method: str) -> None:
+        """Raises AccessError (403) if a request of this caller may not name the method, several joined by ``+``."""
+        if method and self.methods is not None and not self.methods.issuperset(map(str.strip, method.split("+"))):
+            message = f"speculative.method is {method[:64]!r}, but {self.limited_by}"
+            raise not_permitted(message, "speculative.method")
+
+    def check_nodes(self, n: int | None) -> None:
+        """Raises AccessError (403) if a request of this caller may not draft so many nodes per step."""
+        if n is not None and self.max_nodes is not None and n > self.max_nodes:
+            message = f"speculative.max_nodes is {n}, but {self.limited_by}; at most {self.max_nodes} are"
+            raise not_permitted(message, "speculative.max_nodes")
 
     def check_namespace(self, namespace: str) -> None:
         """Raises AccessError (403) if a request of this caller may not be drafted from the namespace's texts."""

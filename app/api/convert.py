@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Sequence
 from copy import copy
@@ -12,6 +11,7 @@ import jinja2
 import msgspec
 
 from app.access.caller import Caller
+from app.api.grants import granted
 from app.api.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
 from app.api.service import Settings
 from app.api.tokenizing import TextEncoder
@@ -23,8 +23,6 @@ from engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-PLAIN = "autoregressive"  # the method without drafts
 
 
 class Converter:
@@ -48,13 +46,12 @@ class Converter:
         """A request per choice, prompt by prompt, and their common seed as the response reports it.
 
         Raises:
-            AccessError: the caller may not ask for the namespace or priority.
+            AccessError: the caller may not ask for what the body asks for.
             RequestError: a prompt is empty, an id is outside the vocabulary, there are too many choices, or the chat
                 template refuses the messages.
             PromptTooLongError: a prompt and its limit of tokens exceed the context.
         """
-        caller.check_priority(body.priority)
-        caller.check_namespace(body.speculative.namespace or "")
+        common = granted(body, caller, self._settings)
         if isinstance(body, ChatCompletionRequest):
             prompts = [self.encode_chat(body.messages)]
         else:
@@ -65,11 +62,13 @@ class Converter:
         # A drawn seed has 53 bits, so that a client whose numbers are doubles can send it back.
         seed = secrets.randbits(53) if body.seed is None else body.seed
         requests: list[Request] = []
+        common = msgspec.structs.replace(common, model=self.card.identity.digest, request_id=current().request_id)
         for prompt in prompts:
             params = self._params(body, self._token_limit(body, len(prompt)), seed)
             for choice in range(body.n):
-                request_id = f"{response_id}-{len(requests)}"
-                requests.append(self._request(body, prompt, params, choice, request_id, caller))
+                own = params if choice == 0 else msgspec.structs.replace(params, choice=choice)
+                choice_id = f"{response_id}-{len(requests)}"
+                requests.append(msgspec.structs.replace(common, prompt=prompt, params=own, id=choice_id))
         return requests, seed
 
     def encode_chat(
@@ -124,31 +123,6 @@ class Converter:
             wrong = next(i for i in ids if not 0 <= i < size)
             raise RequestError(f"{param} holds the token id {wrong}; ids must be 0 to {size - 1}", param)
 
-    def _request(
-        self,
-        body: GenerationRequest,
-        prompt: list[int],
-        params: SamplingParams,
-        choice: int,
-        request_id: str,
-        caller: Caller,
-    ) -> Request:
-        options = body.speculative
-        namespace = options.namespace or ""
-        return Request(
-            prompt,
-            params if choice == 0 else msgspec.structs.replace(params, choice=choice),
-            method=(options.method or "") if options.enabled else PLAIN,
-            max_nodes=options.max_nodes if options.enabled else None,
-            priority=body.priority,
-            namespace=namespace,
-            scope=scope_of(caller.tenant, namespace, salt=body.cache_salt),
-            tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
-            model=self.card.identity.digest,
-            id=request_id,
-            request_id=current().request_id,
-        )
-
     def _params(self, body: GenerationRequest, limit: int, seed: int) -> SamplingParams:
         stop_ids = body.stop_token_ids if body.ignore_eos else [*body.stop_token_ids, *self.card.eos_ids]
         return SamplingParams(
@@ -197,12 +171,3 @@ class Converter:
     def _check_choices(self, wanted: int) -> None:
         if wanted > MAX_CHOICES:
             raise RequestError(f"{wanted} choices are wanted (prompts times n); it must be at most {MAX_CHOICES}", "n")
-
-
-def scope_of(*names: str, salt: str | None) -> str:
-    """The scope of requests that agree in all names, which hold no "/" but for the first, and in their cache salt.
-
-    The salt is a secret of those who share it: it travels as a digest, so that nothing behind the edge can show it.
-    """
-    digest = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if salt else ""
-    return "/".join((*names, digest))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 
 from app.access.caller import IN_CLUSTER
+from app.access.keyring import Keyring
+from app.access.options import AccessOptions
 from app.api.errors import answer_for
 from app.api.http import Api, create_app
 from app.api.parsing import validated
@@ -36,6 +39,9 @@ class EdgeOptions:
     default_max_tokens: int
     max_body_bytes: int
     logs: LogOptions
+    max_nodes: int
+    shared_namespace: str
+    access: AccessOptions
 
 
 class Edge:
@@ -47,9 +53,9 @@ class Edge:
     the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
     """
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, access: AccessOptions, keyring: Keyring | None) -> None:
         self._api = api
-        self.app: FastAPI = create_app(api)
+        self.app: FastAPI = create_app(api, access, keyring)
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
@@ -101,5 +107,12 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
         default_max_tokens=options.default_max_tokens,
         access_log=options.logs.access,
         log_prompts=options.logs.prompts,
+        default_nodes=options.max_nodes,
+        shared_namespace=options.shared_namespace,
     )
-    return Edge(Api(client, tokenizer, settings))
+    access = options.access
+    keyring = None
+    if access.api_keys is not None:
+        keyring = Keyring(Path(access.api_keys), access.replicas)
+        keyring.follow()
+    return Edge(Api(client, tokenizer, settings), access, keyring)

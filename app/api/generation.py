@@ -15,7 +15,7 @@ import msgspec
 
 from app.api.service import Backend
 from deployments.submission.messages import ModelCard
-from engine.errors import TargetLostError
+from engine.errors import SpectraError, TargetLostError
 from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
 from engine.request import Request
 from engine.text import Detokenizer, StopMatcher
@@ -77,6 +77,7 @@ class Choice:
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
         self._drafts: dict[str, SourceCounts] | None = {}
+        self.is_refused = False  # the backend has not begun it
 
     def feed(self, event: StepEvent) -> Piece:
         """The piece of one step; the choice is complete when the piece has a ``finish_reason``.
@@ -171,6 +172,21 @@ class Generation:
         self._backend = backend
         self.choices = choices
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of prompts and answers, at most."""
+        return self._prompt_tokens + sum(choice.request.params.max_tokens for choice in self.choices)
+
+    def used_tokens(self) -> int:
+        """Tokens of prompts and answers so far; a prompt counts once, and not if the backend has refused it."""
+        if all(choice.is_refused for choice in self.choices):
+            return 0
+        return self._prompt_tokens + sum(choice.n_tokens for choice in self.choices)
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(choice.request.prompt) for choice in self.choices if choice.request.params.choice == 0)
+
     def pieces(self) -> AsyncGenerator[Item, None]:
         """Pieces of all choices as they come; ends when every choice is complete.
 
@@ -180,16 +196,20 @@ class Generation:
         return self._run(self.choices[0]) if len(self.choices) == 1 else self._merge()
 
     async def _run(self, choice: Choice) -> AsyncGenerator[Item, None]:
-        stream = await self._backend.submit(choice.request)
         try:
-            async for event in stream:
-                piece = choice.feed(event)
-                yield choice, piece
-                if piece.finish_reason is not None:
-                    return
-            raise TargetLostError("the answer broke off; send the request again")
-        finally:
-            await stream.aclose()
+            stream = await self._backend.submit(choice.request)
+            try:
+                async for event in stream:
+                    piece = choice.feed(event)
+                    yield choice, piece
+                    if piece.finish_reason is not None:
+                        return
+                raise TargetLostError("the answer broke off; send the request again")
+            finally:
+                await stream.aclose()
+        except SpectraError:
+            choice.is_refused = not choice.n_tokens
+            raise
 
     async def _merge(self) -> AsyncGenerator[Item, None]:
         queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue()

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
 from app.access.caller import Caller, caller_of
+from app.access.gate import Gate, visit_of
+from app.access.keyring import Keyring
+from app.access.options import AccessOptions
 from app.api.bodies import Bodies
 from app.api.convert import Converter
 from app.api.errors import ErrorAnswer, answer_for, model_not_found
@@ -45,6 +49,11 @@ if TYPE_CHECKING:
 GenerationBody = ChatCompletionRequest | CompletionRequest
 Handler = Callable[[Request], Awaitable[Response]]
 logger = logging.getLogger("spectra.api")
+EXPOSED = (  # headers that pages of other origins may read
+    "Retry-After",
+    "X-Request-Id",
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+)
 CLIENT_CLOSED = 499  # only for access logs: the client has disconnected
 
 
@@ -150,9 +159,14 @@ class Api:
         async with self._bodies.read(request) as body:
             wanted = await self._parse(schema, body)
             envelope, generation = await self._prepare(wanted, caller_of(request.scope))
+        visit = visit_of(request.scope)
+        if visit is not None:
+            visit.reserve(generation.most_tokens, generation.used_tokens)
         if wanted.stream:
             return EventStream(self._stream(wanted, envelope, generation))
         answer = await run_while_connected(request.receive, self._whole(envelope, generation))
+        if visit is not None:
+            visit.settle()
         return Response(answer, media_type="application/json")
 
     async def _whole(self, envelope: Envelope, generation: Generation) -> bytes:
@@ -249,16 +263,20 @@ def _json(fields: object, status: int = 200) -> Response:
 
 
 def _with_errors(handler: Handler) -> Handler:
-    """A handler that answers every error in OpenAI's form."""
+    """A handler that answers every error in OpenAI's form, and says in each answer what is left to a key."""
 
     async def answered(request: Request) -> Response:
         try:
-            return await handler(request)
+            response = await handler(request)
         except (ClientGone, ClientDisconnect):
             current().is_client_gone = True
             return Response(status_code=CLIENT_CLOSED)
         except Exception as error:
-            return answer_for(error).response()
+            response = answer_for(error).response()
+        visit = visit_of(request.scope)
+        if visit is not None:
+            response.headers.update(visit.headers())
+        return response
 
     return answered
 
@@ -271,11 +289,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).noted().response()
 
 
-def create_app(api: Api) -> FastAPI:
-    """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs."""
+def create_app(api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None) -> FastAPI:
+    """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs.
+
+    Args:
+        api: the endpoints.
+        access: who may ask for what; by default all clients, for what needs no trust.
+        keyring: the keys, if ``access`` names a file of them.
+    """
+    access = access or AccessOptions()
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Observed, log=api.access_log)
     app.state.access_log = api.access_log
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", api.chat_completions),
@@ -291,4 +315,14 @@ def create_app(api: Api) -> FastAPI:
         ("GET", "/version", api.version),
     ]
     app.router.routes.extend(Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes)
+    app.add_middleware(Gate, options=access, keyring=keyring, answer=lambda error: answer_for(error).response())
+    if access.cors_origins:  # outside of the gate: a browser's first question carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=access.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED,
+        )
+    app.add_middleware(Observed, log=api.access_log)
     return app

@@ -25,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_max_tokens: int = 1024  # of a request without limit; less if the context is shorter
     access_log: bool = True  # a log line for every request that was served
     log_prompts: bool = False  # which holds the beginning of its prompt
+    default_nodes: int = 64  # drafted nodes per step of a request that names no number
+    shared_namespace: str = ""  # the name of the namespace that all requests look up
 
 
 class StepStream(Protocol):

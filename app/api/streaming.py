@@ -76,7 +76,9 @@ class EventStream(Response):
             try:
                 first = await anext(events)
             except Exception as error:
-                await answer_for(error).response()(scope, receive, send)
+                response = answer_for(error).response()
+                response.headers.update({name: value for name, value in self.headers.items() if name.startswith("x-")})
+                await response(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": first, "more_body": True})

@@ -15,7 +15,7 @@ from app.inputs.prompts import CHAT, COMPLETIONS, read_bodies
 from app.load.settings import FIXED, POISSON
 from engine.errors import ConfigError
 
-KEY_VARIABLE = "SPECTRA_LOAD_API_KEY"
+KEY_VARIABLES = ("SPECTRA_API_KEY", "SPECTRA_LOAD_API_KEY")
 DEFAULT_REQUESTS = 100
 DESCRIPTION = """\
 Send streamed requests to any OpenAI-compatible server (ours, vLLM's, a hosted one) and report what its clients see:
@@ -54,7 +54,9 @@ def _add_server(group: Any) -> None:
         "--endpoint", choices=(CHAT, COMPLETIONS), default=CHAT, help="chat template or plain text (default: chat)"
     )
     group.add_argument(
-        "--api-key", metavar="KEY", help=f"sent as bearer token (default: the variable {KEY_VARIABLE}, if it is set)"
+        "--api-key",
+        metavar="KEY",
+        help=f"sent as bearer token (default: the variable {' or '.join(KEY_VARIABLES)}, if set)",
     )
     group.add_argument(
         "--timeout", type=_above_zero, default=600.0, metavar="S", help="seconds per attempt (default: 600)"
@@ -156,7 +158,7 @@ def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
     unlimited = arguments.requests is None and arguments.duration is None
     requests = DEFAULT_REQUESTS if unlimited else arguments.requests
     prompts = read_bodies(arguments.prompts, arguments.endpoint)
-    key = arguments.api_key or os.environ.get(KEY_VARIABLE)
+    key = arguments.api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
     load = Load(
         base=base_of(arguments.url),
         endpoint=arguments.endpoint,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 from app.config.fields import AllFields
 from engine.errors import ConfigError
 from engine.target.split_options import AUTO, EVEN, MEASURED, check_memory, layer_counts
 
+ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
 ASKS_NOTHING = (None, "none", "auto", "unix", "tcp")  # values that ask for nothing beyond what is there in any case
 
 
@@ -66,6 +68,22 @@ def check_unused_fields(fields: AllFields) -> None:
             value = getattr(fields, name)
             if applies and name in fields.model_fields_set and value not in ASKS_NOTHING:
                 raise ValueError(f"{name} is {value}, but has no effect: {reason}")
+
+
+def check_access_fields(fields: AllFields) -> None:
+    """Raises ValueError if it is ambiguous what a request's sender may do; the message names the fields."""
+    if fields.api_keys is not None and fields.tenant_header is not None:
+        raise ValueError(
+            f"tenant_header is {fields.tenant_header}, but api_keys is set: a key says whose a request is, or a gateway"
+        )
+    if fields.api_keys is not None and fields.trust_clients:
+        raise ValueError("trust_clients is true, but api_keys is set: what a client may ask for is its key's")
+    origins = fields.cors_origins
+    for origin in (origins.split(",") if isinstance(origins, str) else origins) or ():
+        if not ORIGIN.fullmatch(origin.strip()):
+            raise ValueError(
+                f"cors_origins is {origins}; each must be an origin, as in https://chat.example.com:8443, or *"
+            )
 
 
 def has_profiled_stages(fields: AllFields) -> bool:

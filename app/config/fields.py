@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from app.config.access_fields import AccessFields
+from app.config.field_group import NAMESPACE_PATTERN, FieldGroup
 from app.demo.paths import DEMO
 from app.inputs.stores import DEFAULT_NAMESPACE
-from retrieval_store.service.manifest_feed import NAMESPACE
-
-NAMESPACE_PATTERN = f"^{NAMESPACE.pattern}$"
-
-
-class FieldGroup(BaseModel):
-    """Fields that ``spectra serve --help`` shows together."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)  # a URL may hold a password
-
-    TITLE: ClassVar[str]
 
 
 class ModelFields(FieldGroup):
@@ -250,6 +241,7 @@ class AllFields(
     FailureFields,
     HttpFields,
     LogFields,
+    AccessFields,
 ):
     """The fields of all groups."""
 

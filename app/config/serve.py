@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from app.config.checks import check_split_fields, check_unused_fields
+from app.config.checks import check_access_fields, check_split_fields, check_unused_fields
 from app.config.fields import AllFields, MethodFields
 from app.demo.paths import DEMO
 from engine.errors import ConfigError
@@ -31,6 +31,7 @@ class ServeConfig(AllFields):
             raise ValueError("simulate_answers goes with simulate, which says how long a stage takes")
         check_split_fields(self)
         check_unused_fields(self)
+        check_access_fields(self)
         for name in self.live_namespaces:
             if not is_namespace(name):
                 raise ValueError(
@@ -78,5 +79,14 @@ class ServeConfig(AllFields):
     @property
     def live_namespaces(self) -> tuple[str, ...]:
         """Namespaces that learn."""
-        names = self.live.split(",") if isinstance(self.live, str) else self.live or []
-        return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+        return _listed(self.live)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Origins whose pages may ask; empty: none."""
+        return _listed(self.cors_origins)
+
+
+def _listed(given: str | list[str] | None) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else given or []
+    return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))

@@ -161,7 +161,7 @@ class Router:
             self._close_session(session)
 
     def _teach(self, request: Request, output: list[int]) -> None:
-        if self._learn is not None:
+        if self._learn is not None and request.teaches:
             self._learn(request.namespace or self.options.shared_namespace, output)
 
     def _open(self, request: Request) -> Session:

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from transformers import PreTrainedTokenizerFast
 
+from app.access.options import AccessOptions
 from app.api.http import Api, create_app
 from app.api.service import Settings
 from deployments.submission.messages import Health, ModelCard
@@ -153,7 +154,9 @@ def backend(tokenizer: PreTrainedTokenizerFast) -> ScriptedBackend:
 
 @pytest.fixture
 def app(backend: ScriptedBackend, tokenizer: PreTrainedTokenizerFast) -> object:
-    return create_app(Api(backend, tokenizer, Settings(version="9.9", default_max_tokens=200)))
+    return create_app(
+        Api(backend, tokenizer, Settings(version="9.9", default_max_tokens=200)), AccessOptions(trust_clients=True)
+    )
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.commands.load import KEY_VARIABLE
+from app.commands.load import KEY_VARIABLES
 from tests.app.conftest import ScriptedBackend
 from tests.app.load.conftest import TEXT, Script, answer
 from tests.support.cli_run import CliRun, run_cli
@@ -72,7 +72,7 @@ def test_what_vllm_does_not_know_is_not_sent(script: Script, load: Callable[...,
 
 
 def test_flags_reach_every_body(script: Script, load: Callable[..., CliRun], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    monkeypatch.setenv(KEY_VARIABLES[0], "secret")
     ran = load(
         script.url, "--requests", 3, "--model", "other", "--ignore-eos", "--extra", '{"top_p": 0.9, "seed": null}'
     )

@@ -34,7 +34,7 @@ from tests.support.server_process import free_port as any_port
 pytestmark = pytest.mark.cluster
 
 FLAGS = ["--name", "tiny", "--kv-gib", "0.05", "--method", "rest", "--max-nodes", "16", "--grace", "2"]
-RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
+RETRIEVAL = ["--trust-clients", "true", "--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
 LONG = {"max_tokens": 500, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 SHORT = LONG | {"max_tokens": 60}
 MOST, FEW = 40, 20  # accepted of 60: the text itself was looked up, or others that agree with it by chance

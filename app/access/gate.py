@@ -1,0 +1,152 @@
+"""The first thing that a request meets: an ASGI application around the edge's, which finds the caller or refuses.
+
+Its work is per request; events of a stream pass it untouched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.access.caller import IN_CLUSTER, STATE, STRANGER, Caller
+from app.access.errors import AccessError, not_permitted, unknown_caller
+from app.access.keyring import Keyring
+from app.access.options import AccessOptions
+from app.access.quota import Allowance
+from app.access.records import TENANT_PATTERN
+
+OPEN = ("/health", "/ready", "/ping")  # for probes, which have no key
+METRICS = "/metrics"
+VISIT = "visit"  # key of the ASGI scope's ``state``
+TENANT = re.compile(TENANT_PATTERN.encode())
+
+
+class Visit:
+    """One request of a key from its beginning to its end, and the tokens reserved for it."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self._reserved = 0
+        self._used: Callable[[], int] = int  # tokens
+
+    def reserve(self, tokens: int, used: Callable[[], int]) -> None:
+        """Reserve the most tokens that the request can use; ``used`` says at its end how many it did.
+
+        Raises:
+            AccessError: the key may not use so many, ever (400) or now (429).
+        """
+        self._allowance.reserve(tokens)
+        self._reserved, self._used = tokens, used
+
+    def headers(self) -> dict[str, str]:
+        """What is left to the key, for the answer."""
+        return self._allowance.headers()
+
+    def settle(self) -> None:
+        """Give back the tokens that were not used; the request uses no more."""
+        self._allowance.give_back(self._reserved - self._used())
+        self._reserved, self._used = 0, int
+
+    def end(self) -> None:
+        """Settle, and make room for the next request."""
+        self.settle()
+        self._allowance.leave()
+
+
+def visit_of(scope: Mapping[str, Any]) -> Visit | None:
+    """The visit that a request is, by its ASGI scope; None where no key limits it."""
+    visit: Visit | None = scope.get("state", {}).get(VISIT)
+    return visit
+
+
+class Gate:
+    """Lets requests through with their caller in the ASGI scope's ``state``.
+
+    Args:
+        app: the application behind.
+        options: who may ask for what.
+        keyring: the keys, if ``options`` name a file.
+        answer: makes a response of a refusal.
+    """
+
+    def __init__(
+        self, app: ASGIApp, options: AccessOptions, keyring: Keyring | None, answer: Callable[[Exception], Response]
+    ) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._header = (options.tenant_header or "").lower().encode()
+        self._anybody = IN_CLUSTER if options.trust_clients else STRANGER
+        self._open = (*OPEN, METRICS) if options.open_metrics else OPEN
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        state = scope.setdefault("state", {})
+        visit: Visit | None = None
+        try:
+            try:
+                state[STATE], allowance = self._who(scope, path)
+                if path == METRICS and path not in self._open and not state[STATE].is_admin:
+                    raise not_permitted("/metrics is for keys with admin set")
+                if allowance is not None:
+                    allowance.enter()
+                    visit = state[VISIT] = Visit(allowance)
+            except AccessError as error:
+                await self._answer(error)(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
+        finally:
+            if visit is not None:
+                visit.end()
+
+    def _who(self, scope: Scope, path: str) -> tuple[Caller, Allowance | None]:
+        if path in self._open:
+            return STRANGER, None
+        if self._keyring is not None:
+            return self._keyring.find(_bearer(scope))
+        if self._header:
+            return self._tenant(scope), None
+        return self._anybody, None
+
+    def _tenant(self, scope: Scope) -> Caller:
+        """The tenant that the gateway names; its own namespace is the one that is called as it is."""
+        given = _values(scope, self._header)
+        name = self._header.decode()
+        if len(given) != 1 or not TENANT.fullmatch(given[0]):
+            count = "missing" if not given else "no tenant's name" if len(given) == 1 else "there more than once"
+            raise unknown_caller(f"the header {name} is {count}; the gateway must set it", "invalid_tenant")
+        tenant = given[0].decode()
+        if self._anybody is IN_CLUSTER:
+            return Caller(tenant=tenant, is_admin=False)
+        own = frozenset((tenant,))
+        return Caller(
+            tenant=tenant,
+            namespaces=own,
+            feeds=own,
+            first_priority=0,
+            last_priority=0,
+            is_admin=False,
+            limited_by=STRANGER.limited_by,
+        )
+
+
+def _bearer(scope: Scope) -> bytes:
+    given = _values(scope, b"authorization")
+    if not given:
+        raise unknown_caller("the header Authorization is missing; it must be: Bearer KEY", "missing_api_key")
+    scheme, _, key = given[0].strip().partition(b" ")
+    if len(given) > 1 or scheme.lower() != b"bearer" or not key.strip():
+        raise unknown_caller("the header Authorization must be there once and be: Bearer KEY")
+    return key.strip()
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    return [value for key, value in scope["headers"] if key == name]

@@ -1,0 +1,52 @@
+"""What the fields of a body come to once its caller is known."""
+
+from __future__ import annotations
+
+import hashlib
+
+from app.access.caller import Caller
+from app.api.schemas import GenerationRequest
+from app.api.service import Settings
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+
+PLAIN = "autoregressive"  # the method without drafts
+
+
+def granted(body: GenerationRequest, caller: Caller, settings: Settings) -> Request:
+    """What all choices of a body have in common: everything but prompt, parameters and id.
+
+    Raises:
+        AccessError: the caller may not ask for the priority, namespace, method or number of nodes.
+    """
+    options = body.speculative
+    namespace = "" if options.namespace in (None, settings.shared_namespace) else options.namespace
+    caller.check_priority(body.priority)
+    caller.check_namespace(namespace)
+    method, nodes = PLAIN, None
+    if options.enabled:
+        caller.check_method(options.method or "")
+        caller.check_nodes(options.max_nodes)
+        method, nodes = options.method or "", options.max_nodes
+        if nodes is None and caller.max_nodes is not None:
+            nodes = min(settings.default_nodes, caller.max_nodes)
+    return Request(
+        [],
+        SamplingParams(),
+        method=method,
+        max_nodes=nodes,
+        priority=body.priority,
+        namespace=namespace,
+        scope=scope_of(caller.tenant, namespace, salt=body.cache_salt),
+        teaches=caller.feeds is None or (namespace or settings.shared_namespace) in caller.feeds,
+        tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
+    )
+
+
+def scope_of(tenant: str, namespace: str, *, salt: str | None) -> str:
+    """The scope of requests that agree in tenant and namespace, which hold no "/", and in their cache salt.
+
+    The salt is a secret of those who share it: it travels as a digest, so that nothing behind the edge can show it.
+    """
+    digest = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if salt else ""
+    return "/".join((tenant, namespace, digest))
