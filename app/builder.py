@@ -32,6 +32,7 @@ from deployments.target.deployment import TargetDeployment, replica_placement
 
 UNLIMITED = 100_000  # max_ongoing_requests: admission is the scheduler's business (Serve's default is 5)
 HUNG_S = 3.0  # that an event loop may take to say that it is alive
+CLOSING_S = 5.0  # that a replica may take for the rest once its requests have ended, or their time has
 CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the application
 
 
@@ -58,7 +59,7 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         "max_ongoing_requests": UNLIMITED,
         "health_check_period_s": 1.0,
         "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": config.grace,
+        "graceful_shutdown_timeout_s": config.grace + CLOSING_S,
         "ray_actor_options": {"num_cpus": CPUS},
         # Serve's line per request says less than the ingress's own, and there is one for every health check.
         "logging_config": {"log_level": logs.level.upper(), "enable_access_log": False},
@@ -75,7 +76,9 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
     # Readers always have a question open: there is nothing to wait for at shutdown.
     brief = common | {"graceful_shutdown_timeout_s": 0.1}
     retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **brief).bind(served)
-    router = serve.deployment(RouterDeployment, name="Router", **nimble).bind(
+    # The new one is up before the old one is stopped; where drafters need GPUs, a second router would wait for them.
+    surging = nimble | {"max_surge_percent": 0 if config.speculator_gpus else 100}
+    router = serve.deployment(RouterDeployment, name="Router", **surging).bind(
         targets,
         router_options(config),
         served_speculators(config),
@@ -94,5 +97,7 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         config.retrieval_namespace,
         access_options(config),
     )
-    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=config.ingress_replicas, **nimble)
+    draining = nimble | {"max_surge_percent": 100, "graceful_shutdown_timeout_s": config.drain + CLOSING_S}
+    replicas = config.ingress_replicas
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=replicas, **draining)
     return ingress.bind(router, make_edge, edge, config.router_patience)

@@ -110,6 +110,7 @@ def pipeline_options(config: ServeConfig) -> PipelineOptions:
         stage_timeout=config.stage_timeout,
         replace_timeout=config.replace_timeout,
         logs=log_options(config),
+        grace=config.grace,
     )
 
 
@@ -136,6 +137,7 @@ def router_options(config: ServeConfig) -> RouterOptions:
         step_deadline=config.step_deadline,
         software=SOFTWARE,
         logs=log_options(config),
+        grace=config.grace,
         scheduler=SchedulerOptions(
             config.max_sequences,
             config.max_waiting,

@@ -29,6 +29,7 @@ class RouterOptions:
     step_deadline: float = 10.0  # seconds a step may take before its pipeline counts as lost; more for known slow ones
     software: str = ""  # versions of what computes, for the model's fingerprint
     logs: LogOptions = field(default_factory=LogOptions)
+    grace: float = 5.0  # seconds that running requests get when the router is replaced and no other takes its pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class PipelineOptions:
     stage_timeout: float = 5.0  # seconds a stage may leave a ping unanswered before it is replaced
     replace_timeout: float = 600.0  # seconds a stage's replacement may take before the whole pipeline is replaced
     logs: LogOptions = field(default_factory=LogOptions)
+    grace: float = 5.0  # seconds that running requests get when the pipeline is replaced
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,14 @@ class FailureFields(FieldGroup):
     router_patience: Annotated[float, Field(gt=0)] = Field(
         60.0, description="seconds a request waits for a router that is being replaced before it fails with 503"
     )
-    grace: Annotated[float, Field(ge=0)] = Field(5.0, description="seconds that running requests get at shutdown")
+    grace: Annotated[float, Field(ge=0)] = Field(
+        5.0, description="seconds that running requests get at shutdown, and when router or pipeline are replaced"
+    )
+    drain: Annotated[float, Field(ge=0, le=3600)] = Field(
+        600.0,
+        description="seconds that answers may go on at an HTTP process that is being replaced; others take over "
+        "what router and pipeline do, but not its connections",
+    )
 
 
 class HttpFields(FieldGroup):

@@ -29,6 +29,8 @@ def serve_environment(scratch: str, first_port: int, bundle: Path | None = None)
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
         "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S": "1",
+        # A replica that comes or goes makes HAProxy start anew; the process before it ends its streams for so long
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
         # HAProxy's files: the defaults are shared by every server of the machine
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{scratch}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/s",

@@ -42,6 +42,7 @@ from retrieval_store.errors import StoreUnavailableError
 
 READY_S = 600.0  # a large model may load for minutes
 CLOSE_S = 2.0  # for the router to end the streams that outlast the grace period
+UNDEPLOY_S = 20.0  # for Serve to take all replicas down, beside the grace
 FLUSH_S = 0.2  # for their last events to reach the clients
 APP_NAME = "spectra"
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -197,7 +198,7 @@ class Server:
     def _cpus(self) -> int:
         """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
         pipeline = self.config.stages * max(self.config.stage_cpus, 0.001) + 0.1
-        others = 2 + self.config.speculator_actors + self.config.ingress_replicas
+        others = 2 * (1 + self.config.speculator_actors + self.config.ingress_replicas)  # old and new in a redeploy
         others += watched_store(self.config) is not None  # the retrieval service
         return max(1, math.ceil(self.config.replicas * pipeline + 0.1 * others))
 
@@ -278,6 +279,8 @@ class Server:
             import ray
 
             if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
+                if controller_answers():
+                    self._tell_router("drain")
                 is_drained = self._drained(self.config.grace)
                 redirect_messages()
                 if controller_answers():
@@ -296,13 +299,19 @@ class Server:
             self._ports.close()
 
     def _undeploy(self) -> None:
+        """A client that does not read its last event may keep an HTTP process of ours for the grace at most."""
         from ray import serve
 
-        with contextlib.suppress(Exception):  # on the way out: nothing may keep us here
-            if self._address is None:
-                serve.shutdown()
-            else:
-                serve.delete(APP_NAME)
+        def take_down() -> None:
+            with contextlib.suppress(Exception):  # on the way out: nothing may keep us here
+                if self._address is None:
+                    serve.shutdown()
+                else:
+                    serve.delete(APP_NAME)
+
+        leaving = threading.Thread(target=take_down, daemon=True)
+        leaving.start()
+        leaving.join(self.config.grace + UNDEPLOY_S)
 
     def _drained(self, within: float) -> bool:
         """Wait for running requests, at most ``within`` seconds; False: some still run. Serve would not wait for them:
@@ -326,14 +335,21 @@ class Server:
 
     def _fail_streams(self) -> None:
         """Have the router end all streams with an error event, which clients tell from an answer that is complete."""
-        from ray import serve
-
-        with contextlib.suppress(Exception):  # on the way out: nothing may keep us here
-            router = serve.get_deployment_handle(ROUTER, APP_NAME)
-            router._init(_run_router_in_separate_loop=True)  # as no event loop runs here
-            router.close.remote().result(timeout_s=CLOSE_S)
+        if self._tell_router("close"):
             self._drained(CLOSE_S)
             time.sleep(FLUSH_S)
+
+    def _tell_router(self, method: str) -> bool:
+        """Call a method of the router; returns whether it did it."""
+        from ray import serve
+
+        try:
+            router = serve.get_deployment_handle(ROUTER, APP_NAME)
+            router._init(_run_router_in_separate_loop=True)  # as no event loop runs here
+            router.options(method_name=method).remote().result(timeout_s=CLOSE_S)
+        except Exception:  # on the way out: nothing may keep us here
+            return False
+        return True
 
 
 def _why(application: Any) -> str:

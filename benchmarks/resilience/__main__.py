@@ -1,6 +1,7 @@
 """How a real ``spectra serve`` holds up against faults, load and time.
 
 chaos      every process is killed and stopped once while seeded streams run: does any text change?
+rolling    every deployment is replaced by serve deploy while seeded streams run: is any lost?
 retrieval  snapshots are published, rolled back and damaged, and the Redis dies: does any request notice?
 overload   several times the capacity: which requests are refused, how long do the admitted ones wait?
 soak       mixed load for half an hour: does memory or the KV cache grow?
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.reporting import Report
-from benchmarks.resilience import chaos, overload, soak
+from benchmarks.resilience import chaos, overload, rolling, soak
 from benchmarks.resilience.retrieval import command as retrieval
 
-COMMANDS = {"chaos": chaos, "retrieval": retrieval, "overload": overload, "soak": soak}
+COMMANDS = {"chaos": chaos, "rolling": rolling, "retrieval": retrieval, "overload": overload, "soak": soak}
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:

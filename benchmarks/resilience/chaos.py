@@ -100,7 +100,7 @@ def run(settings: argparse.Namespace) -> Report:
 
 
 async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: Sequence[Fault]) -> Report:
-    bodies = [_question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
+    bodies = [question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
     streams = Streams(server.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
     print(f"{streams.n} streams undisturbed: {await streams.learn_reference(bodies, len(bodies)):.1f} s", flush=True)
     cluster = Cluster()
@@ -112,7 +112,8 @@ async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: 
     return _report(phases, streams, samples, await _left_over(server, settings.stages, phases))
 
 
-def _question(model: str, client: int, max_tokens: int) -> dict[str, Any]:
+def question(model: str, client: int, max_tokens: int) -> dict[str, Any]:
+    """What a client asks: half of them greedily, half with a seed, with six methods."""
     sampling = {"ignore_eos": True, "temperature": 0.8 if client % 2 else 0.0, "seed": 100 + client}
     method = METHODS[client % len(METHODS)]
     speculative = {} if method is None else {"speculative": {"method": method}}
@@ -187,7 +188,7 @@ def _report(phases: Sequence[FaultPhase], streams: Streams, samples: Sequence[Sa
         "wrong": [f"{phase.name}: {what}" for phase in phases for what in phase.wrong],
         "phases": rows,
     }
-    shown = table(COLUMNS, [row | {"notes": "; ".join(row["notes"]), "not_ready": _span(row)} for row in rows])
+    shown = table(COLUMNS, [row | {"notes": "; ".join(row["notes"]), "not_ready": span(row)} for row in rows])
     print(shown)
     failed = bool(streams.failures or different or leaks or document["wrong"])
     return Report(document, shown, failed, lambda out: plots.chaos(phases, by_client, samples, out / "timeline.png"))
@@ -216,5 +217,6 @@ def _row(
     }
 
 
-def _span(row: dict[str, Any]) -> str | None:
+def span(row: dict[str, Any]) -> str | None:
+    """When a row was not ready, for the table."""
     return None if row["not_ready_from"] is None else f"{row['not_ready_from']} - {row['not_ready_until']}"

@@ -104,6 +104,8 @@ class RouterClient:
         Raises:
             TargetLostError: why it would not, or that it does not answer in time.
         """
+        if _is_stopping():
+            raise TargetLostError("this HTTP process is being stopped")
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._channel.check_ready()
@@ -129,3 +131,12 @@ class RouterClient:
                 return await self._router.options(method_name=method).remote(*arguments)
         except (*GONE, TimeoutError) as error:
             raise TargetLostError(f"the router does not answer: {type(error).__name__}") from error
+
+
+def _is_stopping() -> bool:
+    """Whether Serve is stopping this replica. Balancers hear of it at once, the application only when no request runs
+    any more, and Serve has no public way to ask."""
+    from ray._private.worker import global_worker
+
+    replica = getattr(global_worker.actors.get(global_worker.actor_id), "_replica_impl", None)
+    return bool(getattr(replica, "_shutting_down", False))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from deployments.observability.logs import configure
 from deployments.options import RetrievalOptions
+from deployments.single_replica import check_single_replica
 from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.service import RetrievalService
@@ -31,6 +32,7 @@ class RetrievalDeployment:
 
     async def __init__(self, options: RetrievalOptions) -> None:  # type: ignore[misc]  # Serve awaits async constructors
         configure(options.logs, "Retrieval")
+        check_single_replica("one replica follows the store for all readers")
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._service = RetrievalService(_service_context(options), options.namespace, options.live, self._on_change)

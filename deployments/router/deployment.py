@@ -25,6 +25,7 @@ from deployments.router.draft_client import ActorDraftClient, DraftClient, Inlin
 from deployments.router.router import Router
 from deployments.router.speculator_actor import start_speculators
 from deployments.router.target_client import ServeTarget, first_endpoints
+from deployments.single_replica import check_single_replica
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
 from deployments.submission.server import SubmissionServer
@@ -34,6 +35,8 @@ from engine.target.info import TargetInfo
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from speculators.successors.speculator import compile_kernels
+
+LEAD_S = 2.0  # after which a router takes the pipelines over in any case
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class RouterDeployment:
         retrieved: RetrievalOptions | None = None,
     ) -> None:
         configure(options.logs, "Router")
+        check_single_replica("one router serves all pipelines; 'replicas' in args adds pipelines")
         self._retrieval: RouterRetrieval | None = None
         if retrieval is not None and retrieved is not None:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
@@ -70,6 +74,7 @@ class RouterDeployment:
         compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
         first, endpoints = await first_endpoints(self._targets)
         info = endpoints.info
+        self._is_draining = False
         await compiling  # before steps are timed
         connect = partial(first.connect, info)
         costs = await step_costs(connect, options.cost_file, info, options.step_deadline, first.report_hang)
@@ -79,20 +84,35 @@ class RouterDeployment:
         reports, process = Reports(), Process("router", ray.util.get_node_ip_address())
         clients = [target.client(info) for target in self._targets]
         self._router = Router(options, info, draft_client, clients, learn, costs, (reports, process))
-        self._router.start()
+        # The router before this one serves until Serve counts this one as up, and then sends the ingresses here.
+        self._leading = asyncio.get_running_loop().call_later(LEAD_S, self._lead)
         self._card = _card(options, info, aliases)
         self._submissions = SubmissionServer(self._router.stream, self._problem, reports=reports, card=self._card)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
 
-    def __del__(self) -> None:
-        """Serve calls this when it stops the replica in an orderly way: ingresses turn to the next router at once."""
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops the replica in an orderly way.
+
+        New requests are for the next router at once. Those that run go on here, until they have ended, another router
+        takes the pipelines over, or the grace is over; the next router then goes on with them.
+        """
         submissions = getattr(self, "_submissions", None)  # missing when the constructor failed
-        if submissions is not None:
-            submissions.cut()
+        if submissions is None:
+            return
+        self._leading.cancel()
+        self._router.leave()
+        await submissions.drain(self._router.options.grace, lambda: self._router.is_ready)
+
+    def _lead(self) -> None:
+        """Take the pipelines over, once."""
+        if not self._leading.cancelled():
+            self._leading.cancel()
+            self._router.start()
 
     async def attach(self, node: str) -> Attachment:
         """Where an ingress on the Ray node ``node`` (its id) connects to submit requests."""
+        self._lead()
         is_here = node == ray.get_runtime_context().get_node_id()
         return await self._submissions.attachment(None if is_here else ray.util.get_node_ip_address())
 
@@ -102,6 +122,8 @@ class RouterDeployment:
 
     def _problem(self) -> str:
         """Why a request sent now would not be served; "": it would be, as at least one pipeline is up."""
+        if self._is_draining:
+            return "the server is being stopped"
         if self._router.is_ready:
             return ""
         return "; ".join(target.trouble for target in self._targets if target.trouble) or "no pipeline is up"
@@ -122,6 +144,10 @@ class RouterDeployment:
         """
         if not self._router.is_ready and any(target.is_another for target in self._targets):
             raise ModelChangedError("; ".join(f"{one.name}: {one.trouble}" for one in self._targets if one.is_another))
+
+    async def drain(self) -> None:
+        """Say from now on that this server is not ready; requests that come all the same are served."""
+        self._is_draining = True
 
     async def close(self) -> None:
         """Stop serving, when the whole application goes: running streams get an error instead of waiting for the next

@@ -61,6 +61,7 @@ class LaneConnection:
         self._on_result = on_result
         self._on_loss = on_loss
         self._overdue = ""  # why the pipeline was dropped as hung
+        self._is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -72,6 +73,10 @@ class LaneConnection:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._tasks.discard)
+
+    def leave(self) -> None:
+        """Do not reconnect after a loss any more: the router is being replaced, and the next one takes the pipeline."""
+        self._is_leaving = True
 
     async def close(self) -> None:
         """Disconnect for good."""
@@ -107,6 +112,8 @@ class LaneConnection:
                 self.pipeline.close()
                 self.pipeline = None
                 self._on_loss()
+            if self._is_leaving:
+                return
             await asyncio.sleep(RECONNECT_S)
 
     async def _connect(self) -> Pipeline:

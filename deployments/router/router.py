@@ -87,6 +87,11 @@ class Router:
             lane.start()
         self._rebalancer.start()
 
+    def leave(self) -> None:
+        """Serve what runs for as long as there is a pipeline, and leave lost ones to the next router."""
+        for lane in self.lanes:
+            lane.connection.leave()
+
     async def close(self) -> None:
         """Stop serving; live streams raise TargetLostError."""
         self._closed = True

@@ -46,6 +46,7 @@ class Pulse:
     """The state of a stage at one moment."""
 
     busy: float  # seconds that its loop has spent on the current step; 0 between steps
+    n_sequences: int = 0  # that a connected router has on it
 
 
 class StageActor:
@@ -158,7 +159,7 @@ class StageActor:
         if not self._worker.is_alive:
             raise TargetLostError("the stage's loop has ended; its log says why")
         since = self._worker.busy_since
-        return Pulse(0.0 if since is None else time.monotonic() - since)
+        return Pulse(0.0 if since is None else time.monotonic() - since, self._worker.n_sequences)
 
     def hold(self) -> str:
         """Return the reason once the loop has ended; its caller also learns at once when the process dies.

@@ -72,6 +72,7 @@ class StageWorker:
         self._next: Link | None = None
         self._closing = False
         self._started = False
+        self._is_fed = False  # a router or the stage before this one is connected
         self.busy_since: float | None = None  # ``time.monotonic`` when the loop began its step; None between steps
         self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
@@ -87,6 +88,11 @@ class StageWorker:
     def is_alive(self) -> bool:
         """Whether the loop serves steps; a process that answers calls may still have lost its device."""
         return not self._closing
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that a connected router has on this stage; those of a lost router do not count."""
+        return self._stage.n_sequences if self._is_fed else 0
 
     def start(self, next_address: str | None, rows_address: str = "") -> None:
         """Run acceptor and loop in daemon threads; called again, connect to a replacement of the next stage instead:
@@ -156,6 +162,7 @@ class StageWorker:
                 if upstream.role == STAGE:
                     inbox = StageInbox(accept_link(upstream, self._transport, self._device))
                 self._connect(upstream)
+                self._is_fed = True
                 while True:
                     arrived = inbox.take()
                     self.busy_since = time.monotonic()
@@ -169,7 +176,7 @@ class StageWorker:
             except Exception:
                 logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the stage is replaced
                 self.close()
-            self.busy_since = None
+            self.busy_since, self._is_fed = None, False
             for connection in (inbox, self._next, results):
                 if connection is not None:
                     connection.close()

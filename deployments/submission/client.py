@@ -23,9 +23,11 @@ from deployments.submission.protocol import (
     Attachment,
     Cancel,
     Command,
+    Event,
     Heartbeat,
     Readiness,
     Report,
+    RequestEvent,
     Submit,
     decode_events,
     encode,
@@ -72,6 +74,7 @@ class SubmissionChannel:
         self._patience = patience
         self._beat = beat
         self._connection: RouterConnection | None = None
+        self._leaving: set[RouterConnection] = set()  # to routers that are being replaced and still run requests
         self._attaching = asyncio.Lock()
 
     async def stream(self, request: Request) -> AsyncGenerator[StepEvent, None]:
@@ -130,20 +133,28 @@ class SubmissionChannel:
                 await self._current()
 
     def close(self) -> None:
-        """Drop the connection; requests that still run look for another router."""
-        if self._connection is not None:
-            self._connection.close()
+        """Drop the connections; requests that still run look for another router."""
+        for connection in (self._connection, *self._leaving):
+            if connection is not None:
+                connection.close()
 
     async def _current(self) -> RouterConnection:
-        if self._connection is not None and self._connection.is_open:
+        if self._connection is not None and self._connection.takes_requests:
             return self._connection
         try:
             async with asyncio.timeout(self._patience), self._attaching:
-                while self._connection is None or not self._connection.is_open:
+                while self._connection is None or not self._connection.takes_requests:
+                    self._part()
                     self._connection = await self._connect()
                 return self._connection
         except TimeoutError:
             raise TargetLostError(f"no router came up within {self._patience:g} s; send the request again") from None
+
+    def _part(self) -> None:
+        """Keep the connection to a router that leaves for as long as it holds."""
+        self._leaving = {connection for connection in self._leaving if connection.is_open}
+        if self._connection is not None and self._connection.is_open:
+            self._leaving.add(self._connection)
 
     async def _connect(self) -> RouterConnection:
         while True:
@@ -173,6 +184,7 @@ class RouterConnection:
         self._n_bytes = 0  # of these
         self._next = 0
         self.is_open = True
+        self._is_leaving = False
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read()), loop.create_task(self._beat())]
 
@@ -180,6 +192,11 @@ class RouterConnection:
     async def connect(cls, attachment: Attachment, beat: float = BEAT_S) -> RouterConnection:
         """Connect to a router; raises TargetLostError when it does not answer."""
         return cls(await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT), beat)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the connection holds, and its router is not being replaced."""
+        return self.is_open and not self._is_leaving
 
     async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Events of a request; without a last one (that has a finish reason) when the router is lost. Closing the
@@ -260,15 +277,21 @@ class RouterConnection:
         try:
             while True:
                 for event in decode_events(await self._channel.receive()):
-                    if isinstance(event, Readiness):
-                        self._answer(event.number, event.problem)
-                    else:
-                        self._deliver(event.number, event.event or event.failure)
+                    self._take(event)
                 self._heartbeat.heard()
         except (TargetLostError, msgspec.DecodeError) as error:
             logger.warning("the router is lost: %s", error)
         finally:
             self.close()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, RequestEvent):
+            self._deliver(event.number, event.event or event.failure)
+        elif isinstance(event, Readiness):
+            self._answer(event.number, event.problem)
+        else:
+            logger.info("the router is being replaced; new requests go to the next one")
+            self._is_leaving = True
 
     def _deliver(self, number: int, item: StepEvent | Failure | None) -> None:
         is_last = not isinstance(item, StepEvent) or item.finish_reason is not None

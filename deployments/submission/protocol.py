@@ -74,8 +74,12 @@ class Readiness(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     problem: str = ""  # why a request sent now would not be served
 
 
+class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """The router is being replaced: new requests are for the next one, those that run may end here."""
+
+
 Command = Submit | Cancel | Ask | Report
-Event = RequestEvent | Readiness
+Event = RequestEvent | Readiness | Leaving
 
 _ENCODER = msgspec.msgpack.Encoder()
 _COMMANDS: msgspec.msgpack.Decoder[list[Command]] = msgspec.msgpack.Decoder(list[Command])

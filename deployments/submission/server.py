@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -23,6 +24,7 @@ from deployments.submission.protocol import (
     Command,
     Event,
     Heartbeat,
+    Leaving,
     Readiness,
     Report,
     RequestEvent,
@@ -40,6 +42,7 @@ from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
+LOOK_S = 0.05  # between two looks at what still runs on a server that leaves
 MAX_UNREAD = 16 << 20  # bytes a router keeps for an ingress that does not read
 
 logger = logging.getLogger(__name__)
@@ -78,10 +81,17 @@ class SubmissionServer:
         self._addresses: dict[str, str] = {}
         self._connections: set[IngressConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
+        self._is_leaving = False
         self._is_cut = False
 
     async def attachment(self, host: str | None = None) -> Attachment:
-        """What an ingress needs to connect; ``host`` is this node's address when the ingress is on another one."""
+        """What an ingress needs to connect; ``host`` is this node's address when the ingress is on another one.
+
+        Raises:
+            TargetLostError: this router is leaving.
+        """
+        if self._is_leaving:
+            raise TargetLostError("this router is being replaced")
         wanted = f"unix:{self._folder.path}/router" if host is None else f"tcp:{host}:0"
         if wanted not in self._addresses:
             listening, self._addresses[wanted] = listen(wanted)
@@ -89,13 +99,36 @@ class SubmissionServer:
             self._servers[wanted] = await serve_streams(listening, self._accepted, tls)
         return Attachment(self._addresses[wanted], self._secret, self._card)
 
+    @property
+    def n_running(self) -> int:
+        """Requests of all ingresses."""
+        return sum(connection.n_running for connection in self._connections)
+
+    def leave(self) -> None:
+        """Stop listening and send every ingress to the next router with its new requests; those that run go on here."""
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        for server in self._servers.values():
+            server.close()
+        for connection in self._connections:
+            connection.leave()
+
+    async def drain(self, grace: float, is_served: Callable[[], bool]) -> None:
+        """Leave, and cut once no request runs, or ``is_served`` says that none is served here any more, or ``grace``
+        seconds have passed."""
+        self.leave()
+        deadline = time.monotonic() + grace
+        while self.n_running and is_served() and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_S)
+        self.cut()
+
     def cut(self) -> None:
-        """Stop listening and drop every ingress: it resubmits what was running to the next router."""
+        """Leave, and drop every ingress: it resubmits what was running to the next router."""
         if self._is_cut:
             return
         self._is_cut = True
-        for server in self._servers.values():
-            server.close()
+        self.leave()
         for connection in self._connections:
             connection.close()
         for task in self._serving:
@@ -115,10 +148,12 @@ class SubmissionServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection: IngressConnection | None = None
         try:
-            if not self._is_cut:
+            if not self._is_leaving:
                 channel = await AsyncChannel.accept(reader, writer, self._secret, (SUBMIT,))
                 connection = IngressConnection(channel, self._run, self._problem, self._reports, self._beat)
                 self._connections.add(connection)
+                if self._is_leaving:
+                    connection.leave()
                 await connection.serve()
         except UnauthenticatedError as error:
             logger.warning("connection refused: %s", error)
@@ -172,6 +207,15 @@ class IngressConnection:
             self.close()
             self._reports.forget(id(self))
             await asyncio.gather(watching, *self._running.values(), return_exceptions=True)
+
+    @property
+    def n_running(self) -> int:
+        """Requests of this ingress."""
+        return len(self._running)
+
+    def leave(self) -> None:
+        """Tell the ingress that its new requests are for the next router."""
+        self._send(Leaving())
 
     def close(self) -> None:
         """Cut the connection and cancel its requests."""

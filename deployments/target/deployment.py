@@ -17,6 +17,7 @@ from deployments.observability.logs import configure
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import LeaderEpochs
+from deployments.single_replica import check_single_replica
 from deployments.target.stage_handle import StageHandle
 from deployments.target.supervisor import StageSupervisor
 from engine.errors import ConfigError
@@ -54,17 +55,20 @@ class TargetDeployment:
 
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
         configure(pipeline.logs, "Target")
+        check_single_replica("'replicas' in args adds pipelines, a deployment each")
         path = str(resolve(target.model, target.revision))
         launch = partial(_launch, target, pipeline, path, _own_placement(target.stages))
         self._epochs = LeaderEpochs()
+        self._grace = pipeline.grace
         self._supervisor = StageSupervisor(launch, target.stages, pipeline.replace_timeout)
         await self._supervisor.start()
 
-    def __del__(self) -> None:
-        """Serve calls this when it stops the replica in an orderly way."""
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops the replica in an orderly way: what runs on the stages may end, or move to
+        the pipeline that takes the place of this one, until the grace is over."""
         supervisor = getattr(self, "_supervisor", None)  # missing when the constructor failed
         if supervisor is not None:
-            del self._supervisor
+            await supervisor.until_unused(self._grace)
             supervisor.close()
 
     async def endpoints(self, node: str = "", router: str = "", ready: bool = False) -> Endpoints:

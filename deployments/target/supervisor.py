@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ray.exceptions import RayError
+
 from deployments.pipeline.endpoints import Endpoints
 from deployments.target.diagnosis import mark_hung_stages_dead
 from deployments.target.stage_group import StageGroup
@@ -24,6 +26,7 @@ from engine.errors import ConfigError, TargetLostError
 logger = logging.getLogger(__name__)
 
 MAX_STARTS = 2  # of one stage within one replacement; then the pipeline is given up
+LOOK_S = 0.1  # between two looks whether the pipeline is in use
 WAIT_S = 30.0  # how long a call for the endpoints waits for a replacement
 
 
@@ -180,6 +183,13 @@ class StageSupervisor:
         for watch in self._watches:
             watch.cancel()
         await self._group.end()
+
+    async def until_unused(self, within: float) -> None:
+        """Wait until no router has a sequence on the pipeline, or it is lost; at most ``within`` seconds."""
+        with contextlib.suppress(TimeoutError, RayError, ConfigError):
+            async with asyncio.timeout(within):
+                while (await self._group.stages[0].pulse()).n_sequences:
+                    await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
         """End the stages in an orderly way; blocks for two seconds at most."""

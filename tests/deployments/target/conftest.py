@@ -99,7 +99,7 @@ class ThreadStage:
         assert self.worker is not None
         self._check_links()
         since = self.worker.busy_since
-        return Pulse(0.0 if since is None else time.monotonic() - since)
+        return Pulse(0.0 if since is None else time.monotonic() - since, self.worker.n_sequences)
 
     def mark_dead(self, reason: str) -> None:
         if not self._lost.done():

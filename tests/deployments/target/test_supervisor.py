@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from deployments.pipeline.connection import Pipeline
 from engine.errors import ConfigError, TargetLostError
-from tests.deployments.target.conftest import Held, Supervise
+from tests.deployments.target.conftest import Held, Supervise, prompt_step
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -126,3 +127,16 @@ async def test_a_router_out_of_a_unix_sockets_reach_hears_which_flag_is_wrong(su
     async with supervised(2) as them:
         with pytest.raises(ConfigError, match=r"--transport\) is unix, but the router is on another node"):
             await them.supervisor.endpoints("another")
+
+
+async def test_a_pipeline_that_is_replaced_stays_while_a_router_has_sequences_on_it(supervised: Supervise) -> None:
+    async with supervised(2) as them:
+        await asyncio.wait_for(them.supervisor.until_unused(60.0), 30)  # there is no router
+        pipeline = await Pipeline.connect(await them.supervisor.endpoints("n"))
+        pipeline.send(prompt_step())
+        await pipeline.receive()
+        leaving = asyncio.create_task(them.supervisor.until_unused(60.0))
+        await them.supervisor.until_unused(0.3)  # the grace is over
+        assert not leaving.done()
+        pipeline.close()  # the sequence has moved to another router
+        await asyncio.wait_for(leaving, 30)

@@ -1,0 +1,112 @@
+"""A Ray cluster of this machine alone that takes Serve config files, as ``ray start --head`` leaves one behind.
+
+Run as a program it is that cluster: it prints the dashboard's address, and ends when its stdin does.
+
+    python -m benchmarks.ray_head PORT CPUS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from app.serving.environment import claim_ports, folder_for_sockets, free_port, serve_environment
+from app.serving.ray_session import end_ray, init_ray
+
+HOST = "127.0.0.1"
+CPUS = 2
+STOP_S = 60
+
+
+class RayHead:
+    """The cluster as a process; ``with RayHead() as head: head.deploy(config)``."""
+
+    def __init__(self, cpus: int = CPUS) -> None:
+        self._port = free_port()
+        self.url = f"http://{HOST}:{self._port}"  # of the application
+        self.dashboard = ""  # its address, known once the cluster has started
+        self._command = [sys.executable, "-m", __spec__.name, str(self._port), str(cpus)]
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the cluster's first process."""
+        assert self._process is not None, "the cluster has not been started"
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        """Return once the dashboard answers.
+
+        Raises:
+            SystemExit: the cluster did not start; the message holds the end of what it wrote.
+        """
+        with tempfile.TemporaryFile("w+") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+            assert self._process.stdout is not None
+            self.dashboard = self._process.stdout.readline().strip()
+            if not self.dashboard:
+                self.__exit__()
+                log.seek(0)
+                raise SystemExit(f"Ray did not start:\n{log.read()[-2000:]}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take everything down; what is still there after a minute is killed."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def deploy(self, config: Path | Mapping[str, Any]) -> None:
+        """``serve deploy`` of a config file, or of what one would hold; returns once Serve has taken it.
+
+        Raises:
+            CalledProcessError: Serve refused it; ``stdout`` says why.
+        """
+        serve = str(Path(sys.executable).with_name("serve"))
+        with tempfile.TemporaryDirectory() as folder:
+            file = config if isinstance(config, Path) else Path(folder) / "serve.yaml"
+            if not isinstance(config, Path):
+                file.write_text(json.dumps(config))  # JSON is YAML
+            command = [serve, "deploy", "--address", self.dashboard, str(file)]
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def main() -> None:
+    """Be the cluster."""
+    port, cpus = map(int, sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets()) as scratch, claim_ports() as ports:
+        for name, value in serve_environment(scratch, ports.getsockname()[1]).items():
+            os.environ.setdefault(name, value)
+        here = {"include_dashboard": True, "dashboard_host": HOST, "dashboard_port": free_port()}
+        quiet = {"log_to_driver": False, "configure_logging": False, "object_store_memory": 128 << 20}
+        init_ray({"address": "local", "num_cpus": cpus, **here, **quiet})
+        from ray import serve
+
+        try:
+            serve.start(http_options={"host": HOST, "port": port})
+            print(f"http://{HOST}:{here['dashboard_port']}", flush=True)
+            sys.stdin.read()
+            serve.shutdown()
+        finally:
+            end_ray()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Every deployment is replaced by ``serve deploy`` while seeded streams run: does any text change, is any lost?
+
+Starts a Ray cluster with a dashboard, deploys the application from a Serve config file (two stages, live retrieval),
+and asks --streams questions once, undisturbed. Then every client asks its own question again and again (half of them
+greedy, half sampled, with six methods) while one changed config after the other is deployed:
+
+    Ingress, Router, Target, Retrieval    other resources for that deployment, which Serve can only give to new replicas
+    application                           other args with the same model: Serve replaces every replica
+
+Columns, in seconds after the deployment of the config:
+
+    replaced           no replica of before takes requests any more, and as many new ones do
+    gone               the last replica of before has ended
+    not ready          from when to when /ready said so
+    longest pause      of any stream
+    recovered          the end of the last pause above 0.5 s: every stream flows again
+    broken streams     connections that broke; there must be none
+
+Exit status 1: a request failed, a text differs from the undisturbed one, a stream broke, a replica was not replaced, or
+sessions or blocks are left over. With --out: timeline.png, table.md, result.json. The last line of stdout is one JSON
+document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from tqdm import tqdm
+
+from app.demo.paths import DEMO
+from benchmarks.ray_head import RayHead
+from benchmarks.reporting import Report, table
+from benchmarks.resilience import plots
+from benchmarks.resilience.chaos import FLOW_S, SETTLE_S, question, span
+from benchmarks.resilience.observation import Sample, ask_health, ask_ready, sampled
+from benchmarks.resilience.phases import Phase, longest_and_recovery, pauses
+from benchmarks.resilience.streams import Streams
+
+APPLICATION = "application"
+UPDATES = ("Ingress", "Router", "Target", "Retrieval", APPLICATION)
+UP_S = 300.0  # longest wait for a deployment
+CPUS = 0.1  # of a replica, as ``app.builder`` has it; each update takes a little off
+COLUMNS = {
+    "update": "update of",
+    "replaced_seconds": "replaced s",
+    "gone_seconds": "gone s",
+    "not_ready": "not ready s",
+    "longest_pause": "longest pause s",
+    "recovered_seconds": "recovered s",
+    "broken_streams": "broken streams",
+    "notes": "notes",
+}
+Replicas = dict[str, str]  # id -> state
+
+
+@dataclass
+class Update(Phase):
+    """The deployment of a changed config."""
+
+    replaced: float | None = None  # seconds
+    gone: float | None = None  # seconds
+
+
+@dataclass
+class Site:
+    """The application in its cluster, deployed by config files.
+
+    Args:
+        head: the cluster.
+        args: of ``build_app``.
+    """
+
+    head: RayHead
+    args: dict[str, Any]
+    cpus: dict[str, float] = field(default_factory=dict)  # of replicas, by deployment
+
+    def change(self, name: str) -> None:
+        """Change the config so that Serve replaces the deployment, or all."""
+        if name == APPLICATION:
+            self.args = self.args | {"max_waiting": self.args["max_waiting"] + 1}
+        else:
+            self.cpus[name] = round(self.cpus.get(name, CPUS) - 0.001, 3)
+
+    def deploy(self) -> None:
+        """``serve deploy`` of the config as it is now."""
+        options = [{"name": name, "ray_actor_options": {"num_cpus": cpus}} for name, cpus in self.cpus.items()]
+        application = {"name": "spectra", "import_path": "app.builder:build_app", "args": self.args}
+        self.head.deploy({"applications": [application | {"deployments": options}]})
+
+    async def replicas(self, session: aiohttp.ClientSession, update: str) -> Replicas:
+        """Replicas that an update replaces."""
+        async with session.get(f"{self.head.dashboard}/api/serve/applications/") as response:
+            found = (await response.json())["applications"]["spectra"]["deployments"]
+        return {
+            replica["replica_id"]: replica["state"]
+            for name, deployment in found.items()
+            if update in (APPLICATION, name)
+            for replica in deployment["replicas"]
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own flags."""
+    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--streams", type=int, default=32, help="clients (default: 32)")
+    parser.add_argument("--stages", type=int, default=2, help="of the pipeline (default: 2)")
+    parser.add_argument("--max-tokens", type=int, default=600, help="of an answer (default: 600)")
+    parser.add_argument("--grace", type=float, default=5.0, help="seconds, as of spectra serve (default: 5)")
+    parser.add_argument("--calm", type=float, default=3.0, help="seconds from recovery to the next update (default: 3)")
+    parser.add_argument("--only", help=f"updates, comma-separated, of {', '.join(UPDATES)}")
+
+
+def run(settings: argparse.Namespace) -> Report:
+    """Start a cluster and measure it."""
+    names = settings.only.split(",") if settings.only else list(UPDATES)
+    if unknown := [name for name in names if name not in UPDATES]:
+        settings.fail(f"--only names {', '.join(unknown)}; there are {', '.join(UPDATES)}")
+    args = {
+        "model": settings.model,
+        "stages": settings.stages,
+        "max_sequences": settings.streams,
+        "grace": settings.grace,
+        "max_waiting": 256,
+        "live": "live",
+    }
+    with RayHead() as head:
+        return asyncio.run(_measure(settings, Site(head, args), names))
+
+
+async def _measure(settings: argparse.Namespace, site: Site, names: Sequence[str]) -> Report:
+    await asyncio.to_thread(site.deploy)
+    await _until_ready(site.head.url)
+    bodies = [question(settings.model, client, settings.max_tokens) for client in range(settings.streams)]
+    streams = Streams(site.head.url, len(bodies), lambda client: (client, bodies[client]))
+    print(f"{streams.n} streams undisturbed: {await streams.learn_reference(bodies, len(bodies)):.1f} s", flush=True)
+    async with (
+        aiohttp.ClientSession() as session,
+        sampled(site.head.url, site.head.pid, period=0.1) as samples,
+        streams.running(),
+    ):
+        updates = [await _go_through(name, streams, site, session, settings.calm) for name in tqdm(names, "updates")]
+    return _report(updates, streams, samples, await _left_over(site.head.url))
+
+
+async def _until_ready(url: str) -> None:
+    deadline = time.monotonic() + UP_S
+    async with aiohttp.ClientSession() as session:
+        while not await ask_ready(session, url):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the application did not become ready within {UP_S:.0f} s")
+            await asyncio.sleep(0.2)
+
+
+async def _go_through(name: str, streams: Streams, site: Site, session: aiohttp.ClientSession, calm: float) -> Update:
+    """Deploy a change while all clients receive text, and wait until they do and every replica is replaced."""
+    update = Update(name, time.monotonic())
+    await streams.all_flow(FLOW_S)
+    before = await site.replicas(session, name)
+    site.change(name)
+    await asyncio.to_thread(site.deploy)
+    update.acted = time.monotonic()
+    await _replaced(update, site, session, before)
+    if not await streams.all_flow(FLOW_S):
+        update.wrong.append(f"not every stream went on within {FLOW_S:.0f} s")
+    await asyncio.sleep(calm)
+    update.ended = time.monotonic()
+    return update
+
+
+async def _replaced(update: Update, site: Site, session: aiohttp.ClientSession, before: Replicas) -> None:
+    while update.gone is None and time.monotonic() < update.acted + UP_S:
+        now = await site.replicas(session, update.name)
+        running = {one for one, state in now.items() if state == "RUNNING"}
+        if update.replaced is None and len(running) >= len(before) and not running & before.keys():
+            update.replaced = time.monotonic() - update.acted
+        if update.replaced is not None and not now.keys() & before.keys():
+            update.gone = time.monotonic() - update.acted
+        await asyncio.sleep(0.1)
+    if update.gone is None:
+        update.wrong.append(f"not every replica was replaced within {UP_S:.0f} s")
+
+
+async def _left_over(url: str) -> list[str]:
+    """What should have gone and has not, after a while."""
+    deadline, leaks = time.monotonic() + SETTLE_S, ["nothing was examined"]
+    async with aiohttp.ClientSession() as session:
+        while leaks and time.monotonic() < deadline:
+            health = await ask_health(session, url)
+            names = ("sessions", "running", "waiting", "speculator_states")
+            leaks = [f"{name} is {health.get(name)}" for name in names if health.get(name) != 0]
+            if health.get("free_blocks") != health.get("blocks"):
+                leaks.append(f"{health.get('free_blocks')} of {health.get('blocks')} blocks are free")
+            await asyncio.sleep(0.2)
+    return leaks
+
+
+def _report(updates: Sequence[Update], streams: Streams, samples: Sequence[Sample], leaks: list[str]) -> Report:
+    by_client: dict[int, list[float]] = defaultdict(list)
+    for record in streams.records:
+        by_client[record.index].extend(record.chunks)
+    gaps = pauses(by_client.values())
+    rows = [_row(update, streams, samples, gaps) for update in updates]
+    document: dict[str, Any] = {
+        "streams": streams.n,
+        "requests": len(streams.records),
+        "failed": len(streams.failures),
+        "first_failures": streams.failures[:3],
+        "different_texts": sorted({record.prompt for record in streams.records if streams.is_different(record)}),
+        "leaks": leaks,
+        "wrong": [f"{update.name}: {what}" for update in updates for what in update.wrong],
+        "updates": rows,
+    }
+    shown = table(COLUMNS, [row | {"notes": "; ".join(row["notes"]), "not_ready": span(row)} for row in rows])
+    print(shown)
+    failed = any(document[what] for what in ("failed", "different_texts", "leaks", "wrong"))
+    return Report(document, shown, failed, lambda out: plots.chaos(updates, by_client, samples, out / "timeline.png"))
+
+
+def _row(
+    update: Update, streams: Streams, samples: Sequence[Sample], gaps: list[tuple[float, float]]
+) -> dict[str, Any]:
+    longest, recovered = longest_and_recovery(update, gaps)
+    down = [one.at - update.acted for one in samples if update.acted <= one.at <= update.ended and not one.is_ready]
+    breaks = [found for record in streams.records for found in record.breaks]
+    n_broken = sum(update.acted <= found.at <= update.ended for found in breaks)
+    if n_broken:
+        update.wrong.append(f"{n_broken} streams broke")
+    return {
+        "update": update.name,
+        "replaced_seconds": None if update.replaced is None else round(update.replaced, 2),
+        "gone_seconds": None if update.gone is None else round(update.gone, 2),
+        "not_ready_from": round(down[0], 2) if down else None,
+        "not_ready_until": round(down[-1], 2) if down else None,
+        "longest_pause": round(longest, 2),
+        "recovered_seconds": round(recovered, 2),
+        "broken_streams": n_broken,
+        "notes": update.wrong,
+    }
