@@ -53,7 +53,7 @@ class Edge:
     the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
     """
 
-    def __init__(self, api: Api, access: AccessOptions, keyring: Keyring | None) -> None:
+    def __init__(self, api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None) -> None:
         self._api = api
         self.app: FastAPI = create_app(api, access, keyring)
 
