@@ -4,6 +4,7 @@ chaos      every process is killed and stopped once while seeded streams run: do
 rolling    every deployment is replaced by serve deploy while seeded streams run: is any lost?
 retrieval  snapshots are published, rolled back and damaged, and the Redis dies: does any request notice?
 overload   several times the capacity: which requests are refused, how long do the admitted ones wait?
+fuzz       malformed and extreme requests beside good streams: does any stream notice, is anything left over?
 soak       mixed load for half an hour: does memory or the KV cache grow?
 
 Each command starts what it needs and ends it again. The last line of stdout is one JSON document; exit status 1 says
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.reporting import Report
-from benchmarks.resilience import chaos, overload, rolling, soak
+from benchmarks.resilience import chaos, fuzz, overload, rolling, soak
 from benchmarks.resilience.retrieval import command as retrieval
 
-COMMANDS = {"chaos": chaos, "rolling": rolling, "retrieval": retrieval, "overload": overload, "soak": soak}
+COMMANDS = {"chaos": chaos, "rolling": rolling, "retrieval": retrieval, "overload": overload, "fuzz": fuzz, "soak": soak}
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -30,13 +30,21 @@ class Streams(Watcher):
         n: number of clients.
         choose: (question, body) that a client asks next.
         retries: of a request that fails.
+        headers: of every request.
     """
 
-    def __init__(self, url: str, n: int, choose: Callable[[int], tuple[int, Body]], retries: int = 0) -> None:
+    def __init__(
+        self,
+        url: str,
+        n: int,
+        choose: Callable[[int], tuple[int, Body]],
+        retries: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.n = n
         self.reference: list[str] = []  # the right answer to every question
         self.records: list[Record] = []  # all requests, those that still run included
-        self._endpoint = Endpoint(f"{url}/v1/chat/completions")
+        self._endpoint = Endpoint(f"{url}/v1/chat/completions", headers or {})
         self._choose = choose
         self._retries = retries
         self._fresh: set[int] = set()  # clients that have received text since ``all_flow`` was called

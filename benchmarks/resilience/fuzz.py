@@ -1,0 +1,256 @@
+"""Malformed and extreme requests, one after the other, while good streams run: does any of them notice?
+
+Starts ``spectra serve``; 32 clients ask questions whose undisturbed answers are known. First they do so alone, then
+beside --requests hostile requests, --rate a second: fields of wrong types and sizes (hypothesis, from the schemas),
+damaged bytes, deep nesting, odd headers, methods and paths, uploads that are slow or break off, clients that leave.
+--seed makes the same requests again; whatever goes wrong is printed with the request.
+
+Exit status 1: an answer was 5xx or not in OpenAI's form, a 400 to a JSON object names no field, a good text changed or
+failed, sessions, states, blocks or descriptors are left over, a part's memory has grown by more than --growth MiB, or
+the p99 pause of the good streams is above --factor times that without the hostile ones. The last line of stdout is one
+JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+import psutil
+
+from app.demo.paths import DEMO
+from app.inputs.prompts import BUILTIN
+from benchmarks.reporting import Report, table
+from benchmarks.resilience.hostile_requests import Hostile, hostile_requests
+from benchmarks.resilience.observation import ask_health, part_of, processes, resident, title
+from benchmarks.resilience.phases import pauses
+from benchmarks.resilience.streams import Streams, chat
+from benchmarks.server_process import ServerProcess
+
+ANSWER_S, SETTLE_S, DROP_S = 60.0, 60.0, 0.05
+COLUMNS = {"phase": "phase", "answers": "good answers", "median": "pause ms p50", "p99": "p99", "longest": "longest"}
+MOST_SHOWN = 20
+
+
+@dataclass
+class Outcome:
+    """What the hostile requests came to."""
+
+    statuses: Counter[str] = field(default_factory=Counter)  # by status; "none": the connection ended without one
+    codes: Counter[str] = field(default_factory=Counter)  # of errors
+    wrong: list[str] = field(default_factory=list)  # with the request
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own flags."""
+    parser.add_argument("--model", default=DEMO, help="checkpoint directory (default: demo)")
+    parser.add_argument("--requests", type=int, default=10_000, help="hostile ones (default: 10000)")
+    parser.add_argument("--rate", type=float, default=50.0, help="of them per second (default: 50)")
+    parser.add_argument("--streams", type=int, default=32, help="good clients (default: 32)")
+    parser.add_argument("--max-tokens", type=int, default=200, help="of a good answer (default: 200)")
+    parser.add_argument("--calm", type=float, default=20.0, help="seconds without hostile requests (default: 20)")
+    parser.add_argument("--seed", type=int, default=1, help="of the hostile requests (default: 1)")
+    parser.add_argument("--growth", type=float, default=64.0, help="MiB that a part may grow (default: 64)")
+    parser.add_argument("--factor", type=float, default=2.0, help="of p99 that is allowed (default: 2)")
+    parser.add_argument("--keys", action="store_true", help="the server asks for API keys; hostile clients have one")
+    parser.add_argument("--flags", default="", help="further flags of spectra serve, in one string")
+
+
+def run(settings: argparse.Namespace) -> Report:
+    """Start a server and measure it."""
+    flags = ["--max-sequences", str(2 * settings.streams), "--kv-gib", "0.5", *settings.flags.split()]
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        headers: dict[str, str] = {}
+        if settings.keys:
+            file = Path(folder) / "keys.jsonl"
+            headers = {"Authorization": f"Bearer {_new_key(file)}"}
+            flags += ["--api-keys", str(file)]
+        with ServerProcess(settings.model, flags) as server:
+            print(f"Making {settings.requests} requests of seed {settings.seed} ...", file=sys.stderr, flush=True)
+            hostile = hostile_requests(settings.requests, settings.seed, server.model, headers)
+            return asyncio.run(_measure(settings, server, hostile, headers))
+
+
+def _new_key(file: Path) -> str:
+    command = [sys.executable, "-m", "app.cli", "keys", "new", "--file", str(file), "--tenant", "fuzz"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+async def _measure(
+    settings: argparse.Namespace, server: ServerProcess, hostile: Sequence[Hostile], headers: Mapping[str, str]
+) -> Report:
+    bodies = [_question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
+    streams = Streams(server.url, len(bodies), lambda client: (client, bodies[client]), headers=headers)
+    await streams.learn_reference(bodies, len(bodies))
+    outcome = Outcome()
+    warm = hostile[: min(len(hostile) // 4, 200)]  # memory that a first request of a kind takes for good
+    await _send_all(server.url, warm, settings.rate, Outcome())
+    await _left_over(server)
+    memory, files = resident(server.pid), _descriptors(server.pid)
+    async with streams.running():
+        began = time.monotonic()
+        await asyncio.sleep(settings.calm)
+        disturbed = time.monotonic()
+        await _send_all(server.url, hostile, settings.rate, outcome)
+        ended = time.monotonic()
+    leaks = await _left_over(server)
+    leaks += _grown(memory, resident(server.pid), settings.growth, "MiB")
+    leaks += _grown(files, _descriptors(server.pid), 2, "descriptors")
+    return _report(settings, streams, outcome, leaks, (began, disturbed, ended))
+
+
+def _question(model: str, client: int, max_tokens: int) -> dict[str, Any]:
+    sampling = {"ignore_eos": True, "temperature": 0.8 if client % 2 else 0.0, "seed": 100 + client}
+    return chat(model, BUILTIN[client % len(BUILTIN)], max_tokens, **sampling)
+
+
+async def _send_all(url: str, hostile: Sequence[Hostile], rate: float, outcome: Outcome) -> None:
+    began, tasks = time.monotonic(), []
+    for number, request in enumerate(hostile):
+        await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+        tasks.append(asyncio.create_task(_judge(url, request, outcome)))
+    await asyncio.gather(*tasks)
+
+
+async def _judge(url: str, request: Hostile, outcome: Outcome) -> None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            raw = await _exchange(url, request)
+    except TimeoutError:
+        outcome.wrong.append(f"no answer within {ANSWER_S:g} s: {request.shown()}")
+        return
+    except OSError:  # the server may close a connection whose request it has refused
+        raw = b""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    status = head[9:12].decode("latin-1") or "none"
+    outcome.statuses[status] += 1
+    if complaint := _complaint(request, status, head, body, outcome.codes):
+        outcome.wrong.append(f"{complaint}: {request.shown()}")
+
+
+async def _exchange(url: str, request: Hostile) -> bytes:
+    """The bytes of the answer, as far as this client waits for them."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        writer.write(request.head)
+        if request.kind == "slow":
+            for at in range(0, len(request.body), 64)[:40]:
+                writer.write(request.body[at : at + 64])
+                await asyncio.sleep(DROP_S)
+            writer.write(request.body[40 * 64 :])
+        else:
+            writer.write(request.body)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        if request.kind == "short":
+            await asyncio.sleep(DROP_S)
+            return b""
+        return await (reader.read(2000) if request.kind == "leave" else reader.read())
+    finally:
+        writer.transport.abort()
+
+
+def _complaint(request: Hostile, status: str, head: bytes, body: bytes, codes: Counter[str]) -> str:
+    """What is wrong with an answer; "" if nothing is."""
+    if status[:1] == "5":
+        return f"status {status}, {body[:300]!r}"
+    if status[:1] != "4" or request.method == "HEAD":
+        return ""
+    try:
+        error = json.loads(body)["error"]
+        codes[f"{status} {error['code']}"] += 1
+        if not error["message"] or {"message", "type", "param", "code"} != error.keys():
+            return f"an error of another form, {body[:300]!r}"
+    except (ValueError, KeyError, TypeError):
+        codes[f"{status} without body"] += 1
+        return "" if _is_of_the_proxy(head) else f"{status} is not in OpenAI's form, {body[:300]!r}"
+    return (
+        f"400 names no field, {body[:300]!r}" if status == "400" and not error["param"] and _is_object(request) else ""
+    )
+
+
+def _is_of_the_proxy(head: bytes) -> bool:
+    """Whether HAProxy, which speaks HTML, has refused what is not HTTP."""
+    return b"content-type: text/html" in head.lower()
+
+
+def _is_object(request: Hostile) -> bool:
+    try:
+        return isinstance(json.loads(request.body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+async def _left_over(server: ServerProcess) -> list[str]:
+    """What should have gone and has not, after a while."""
+    deadline, leaks = time.monotonic() + SETTLE_S, ["nothing was examined"]
+    async with aiohttp.ClientSession() as session:
+        while leaks and time.monotonic() < deadline:
+            await asyncio.sleep(0.5)
+            health = await ask_health(session, server.url)
+            names = ("sessions", "running", "waiting", "speculator_states")
+            leaks = [f"{name} is {health.get(name)}" for name in names if health.get(name) != 0]
+            if health.get("free_blocks") != health.get("blocks"):
+                leaks.append(f"{health.get('free_blocks')} of {health.get('blocks')} blocks are free")
+    return leaks
+
+
+def _descriptors(root: int) -> dict[str, float]:
+    """Open files and sockets of every part of the server."""
+    found: dict[str, float] = defaultdict(float)
+    for process in processes(root):
+        with contextlib.suppress(psutil.Error):
+            found[part_of(title(process))] += process.num_fds()
+    return dict(found)
+
+
+def _grown(before: Mapping[str, float], after: Mapping[str, float], most: float, unit: str) -> list[str]:
+    """Parts of the application that have grown by more than ``most``; what Ray keeps for itself is not ours."""
+    parts = ("stages", "router", "ingress", "target", "speculators")
+    rises = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in parts}
+    return [f"{part} has {rise:.0f} {unit} more" for part, rise in rises.items() if rise > most]
+
+
+def _report(
+    settings: argparse.Namespace,
+    streams: Streams,
+    outcome: Outcome,
+    leaks: list[str],
+    moments: tuple[float, float, float],
+) -> Report:
+    began, disturbed, ended = moments
+    gaps = pauses([record.chunks for record in streams.records])
+    rows = []
+    for name, first, last in (("alone", began, disturbed), ("beside them", disturbed, ended)):
+        own = [gap for at, gap in gaps if first <= at < last] or [float("nan")]
+        median, p99, longest = np.percentile(own, (50, 99, 100)) * 1000
+        answers = sum(first <= record.ended < last for record in streams.records)
+        rows.append({"phase": name, "answers": answers, "median": median, "p99": p99, "longest": longest})
+    wrong = [*outcome.wrong, *leaks, *streams.failures]
+    wrong += [f"another text of client {r.index}" for r in streams.records if streams.is_different(r)]
+    ratio = rows[1]["p99"] / rows[0]["p99"]
+    if not ratio <= settings.factor:
+        wrong.append(f"p99 is {ratio:.2f} times that of the good streams alone")
+    for one in wrong[:MOST_SHOWN]:
+        print(one, file=sys.stderr)
+    shown = table(COLUMNS, [{k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()} for row in rows])
+    print(shown)
+    document = {"requests": settings.requests, "seed": settings.seed, "seconds": ended - disturbed, "phases": rows}
+    document |= {"p99_ratio": ratio, "statuses": dict(outcome.statuses), "codes": dict(outcome.codes.most_common())}
+    document |= {"n_wrong": len(wrong), "wrong": wrong[:MOST_SHOWN]}
+    return Report(document, shown, bool(wrong))

@@ -1,0 +1,228 @@
+"""Requests that no client should send: made of the schemas, of bytes, of headers and of bad manners. Sends nothing.
+
+One seed makes the same requests again. Values come from hypothesis, which knows the schemas; what is done to them is
+drawn by the request's own number, so that one request can be made again alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import HypothesisWarning
+
+from app.api.parsing import Strict
+from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+SCHEMAS: dict[str, type[Strict]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+N_VALUES = 150  # values of each field
+MOST_TOKENS = 8  # that a request which is accepted may ask for: what it costs is not what is measured
+HUGE = (2**31, 2**63, 2**64, -(2**64), 10**400, 1e308, -0.0, 1e-320, 2**53 + 1)
+ODD_TEXTS = (
+    "",
+    "\0",
+    "\ud800",
+    "\u202e",
+    "🦊" * 300,
+    "a" * 70_000,
+    "{{ 7 * 7 }}",
+    "{% for",
+    "<|im_start|>",
+    "\x1b[31m",
+)
+ODD: tuple[Any, ...] = (*HUGE, *ODD_TEXTS, None, True, [], {}, [[]], [None], {"": None}, -1, 0, 0.5, "1", [0] * 5000)
+PATHS: tuple[str, ...] = (
+    "/",
+    "/v1",
+    "/v1/models/%00",
+    "/v1/models/../../etc/passwd",
+    "/v1/models/" + "x" * 4000,
+    "/%ff%fe",
+    "/metrics/",
+)
+PATHS += (
+    "/v1/chat/completions/",
+    "//v1/completions",
+    "/v1/completions?x=" + "y" * 2000,
+    "/docs",
+    "/openapi.json",
+    "/health",
+)
+METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW", "post")
+HEADERS: tuple[dict[str, str], ...] = (
+    {"Content-Type": "text/plain"},
+    {"Content-Type": "application/json; charset=utf-16"},
+    {"Content-Type": "multipart/form-data; boundary=" + "x" * 500},
+    {"X-Request-Id": "x" * 4000},
+    {"X-Request-Id": "id\tid; \\x1b[31m"},
+    {"Authorization": "Bearer " + "k" * 3000},
+    {"Authorization": "Basic ====="},
+    {"traceparent": "00-" + "f" * 32 + "-" + "0" * 16 + "-zz"},
+    {"Accept-Encoding": "gzip;q=9, *;q=x", "Accept": "\x7f"},
+    {"Content-Encoding": "gzip"},
+    {"Expect": "100-continue"},
+    {"X-Forwarded-For": "1.2.3.4, " * 200},
+    {"Cookie": "a=" + "b" * 3000},
+)
+KINDS = {"schema": 45, "bytes": 20, "nested": 3, "header": 10, "path": 10, "short": 4, "slow": 3, "leave": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """One request.
+
+    ``kind`` is what is wrong with it; ``short`` sends less than it announces and leaves, ``slow`` sends its body in
+    drops, ``leave`` asks for a stream and leaves after its first bytes.
+    """
+
+    number: int
+    kind: str
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def head(self) -> bytes:
+        """The bytes before the body."""
+        size = len(self.body) + (1000 if self.kind == "short" else 0)
+        fields = {"Host": "fuzz", "Content-Type": "application/json", "Connection": "close"} | dict(self.headers)
+        lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
+        return "\r\n".join([*lines, f"Content-Length: {size}", "", ""]).encode("latin-1", "replace")
+
+    def shown(self) -> str:
+        """For people, who want to send it again."""
+        return f"#{self.number} ({self.kind}) {self.head[:600]!r} {self.body[:2000]!r}"
+
+
+def hostile_requests(n: int, with_seed: int, model: str, headers: Mapping[str, str]) -> list[Hostile]:
+    """``n`` requests; ``headers`` are those that a good client sends too, such as its key."""
+    values = _values(with_seed)
+    return [_request(number, random.Random(f"{with_seed}:{number}"), values, model, headers) for number in range(n)]
+
+
+def _values(with_seed: int) -> dict[str, dict[str, list[Any]]]:
+    """Path -> field -> values of its type, most of which it accepts."""
+    for schema in _schemas(Strict):
+        st.register_type_strategy(schema, _objects(schema))
+    return {
+        path: {name: _drawn(_of_type(info.annotation), with_seed) for name, info in schema.model_fields.items()}
+        for path, schema in SCHEMAS.items()
+    }
+
+
+def _schemas(base: type[Strict]) -> list[type[Strict]]:
+    return [found for schema in base.__subclasses__() for found in (schema, *_schemas(schema))]
+
+
+def _of_type(annotation: Any) -> st.SearchStrategy[Any]:
+    return st.from_type(annotation)
+
+
+def _objects(schema: type[Strict]) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects with some of a schema's fields, and values of their types."""
+    fields = {name: _of_type(info.annotation) for name, info in schema.model_fields.items()}
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def _drawn(strategy: st.SearchStrategy[Any], with_seed: int) -> list[Any]:
+    found: list[Any] = []
+
+    @seed(with_seed)
+    @settings(
+        max_examples=N_VALUES,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(strategy)
+    def draw(value: Any) -> None:
+        found.append(value)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HypothesisWarning)
+        draw()
+    return found
+
+
+def _request(
+    number: int, chance: random.Random, values: dict[str, dict[str, list[Any]]], model: str, headers: Mapping[str, str]
+) -> Hostile:
+    kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
+    path = chance.choice(list(SCHEMAS))
+    method, more = "POST", dict(headers)
+    if kind == "leave":
+        path = "/v1/completions"
+        fields: Any = _good(path, model) | {"stream": True, "max_tokens": 200, "ignore_eos": True}
+    else:
+        fields = _fields(chance, values[path], _good(path, model))
+    body = json.dumps(fields).encode()
+    if kind == "bytes":
+        body = _damaged(chance, body)
+    elif kind == "nested":
+        depth = chance.choice((50, 1000, 100_000))
+        body = body[:-1] + b',"x":' + b'[{"a":' * depth + b"0" + b"}]" * chance.choice((0, depth)) + b"}"
+    elif kind == "header":
+        more |= chance.choice(HEADERS)
+    elif kind == "path":
+        path, method = chance.choice((*PATHS, path)), chance.choice((*METHODS, "POST"))
+    return Hostile(number, kind, method, path, more, body)
+
+
+def _good(path: str, model: str) -> dict[str, Any]:
+    """A body that is accepted, and costs little."""
+    if path == "/detokenize":
+        return {"tokens": [5, 6]}
+    if path == "/tokenize":
+        return {"prompt": "Snow falls"}
+    prompt = {"messages": [{"role": "user", "content": "Snow?"}]} if "chat" in path else {"prompt": "Snow falls"}
+    return {"model": model, "max_tokens": 2, **prompt}
+
+
+def _fields(chance: random.Random, values: dict[str, list[Any]], good: dict[str, Any]) -> dict[str, Any]:
+    """A good body of which one to four fields are not."""
+    fields = dict(good)
+    for name in chance.choices(list(values), k=chance.randint(1, 4)):
+        how = chance.random()
+        fields[name] = chance.choice(values[name]) if how < 0.6 else chance.choice(ODD)
+        if how > 0.95:
+            fields[chance.choice(ODD_TEXTS)[:50]] = chance.choice(ODD)
+    if "max_tokens" in fields:
+        limits = [fields.get("max_tokens"), fields.get("max_completion_tokens")]
+        if any(isinstance(limit, int) and limit > MOST_TOKENS for limit in limits) or not isinstance(limits[0], int):
+            fields["min_tokens"] = chance.choice((-1, 2**40, "x"))  # refused, whatever it allows
+    return fields
+
+
+def _damaged(chance: random.Random, body: bytes) -> bytes:
+    """One to three changes of bytes."""
+    for _ in range(chance.randint(1, 3)):
+        at, length = chance.randrange(len(body) + 1), chance.choice((1, 1, 4, 64))
+        change = chance.randrange(5)
+        if change == 0:
+            body = body[:at] + chance.randbytes(length) + body[at + length :]
+        elif change == 1:
+            body = body[:at] + body[at + length :]
+        elif change == 2:
+            body = body[:at] + body[at : at + length] * 3 + body[at:]
+        elif change == 3:
+            body = body[:at]
+        else:
+            body = (
+                body[:at]
+                + chance.choice((b"1" * 5000, b"\xff\xfe", b"NaN", b"-Infinity", b'"\\ud800"', b"1e999"))
+                + body[at:]
+            )
+    return body
