@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import numpy as np
 import psutil
 
@@ -136,6 +137,8 @@ async def _judge(url: str, request: Hostile, outcome: Outcome) -> None:
     except OSError:  # the server may close a connection whose request it has refused
         raw = b""
     head, _, body = raw.partition(b"\r\n\r\n")
+    if head[9:12] == b"100":  # Continue: the answer follows
+        head, _, body = body.partition(b"\r\n\r\n")
     status = head[9:12].decode("latin-1") or "none"
     outcome.statuses[status] += 1
     if complaint := _complaint(request, status, head, body, outcome.codes):
@@ -178,21 +181,21 @@ def _complaint(request: Hostile, status: str, head: bytes, body: bytes, codes: C
             return f"an error of another form, {body[:300]!r}"
     except (ValueError, KeyError, TypeError):
         codes[f"{status} without body"] += 1
-        return "" if _is_of_the_proxy(head) else f"{status} is not in OpenAI's form, {body[:300]!r}"
+        return "" if _is_no_http(head, body) else f"{status} is not in OpenAI's form, {body[:300]!r}"
     return (
-        f"400 names no field, {body[:300]!r}" if status == "400" and not error["param"] and _is_object(request) else ""
+        f"400 names no field, {body[:300]!r}" if status == "400" and error["param"] is None and _is_object(request) else ""
     )
 
 
-def _is_of_the_proxy(head: bytes) -> bool:
-    """Whether HAProxy, which speaks HTML, has refused what is not HTTP."""
-    return b"content-type: text/html" in head.lower()
+def _is_no_http(head: bytes, body: bytes) -> bool:
+    """Whether HAProxy (in HTML) or uvicorn has refused what is not HTTP; the application has not seen it."""
+    return b"content-type: text/html" in head.lower() or body == b"Invalid HTTP request received."
 
 
 def _is_object(request: Hostile) -> bool:
     try:
-        return isinstance(json.loads(request.body), dict)
-    except (ValueError, RecursionError):
+        return isinstance(msgspec.json.decode(request.body), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 

@@ -103,7 +103,7 @@ class Hostile:
 
     def shown(self) -> str:
         """For people, who want to send it again."""
-        return f"#{self.number} ({self.kind}) {self.head[:600]!r} {self.body[:2000]!r}"
+        return f"#{self.number} ({self.kind}) {self.head[:400]!r} {self.body[:800]!r}"
 
 
 def hostile_requests(n: int, with_seed: int, model: str, headers: Mapping[str, str]) -> list[Hostile]:
