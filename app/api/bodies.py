@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from app.api.errors import ApiError
 from app.api.parsing import SMALL
+from app.telemetry.exchange import current
 from engine.errors import OverloadedError
 
 P = ParamSpec("P")
@@ -84,6 +85,7 @@ class Bodies:
                 raise
             raise ApiError(408, f"the body did not arrive within {READ_S:g} s", code="request_timeout") from None
         finally:
+            current().n_bytes = size
             self._held -= held
             self._freed.set()
 

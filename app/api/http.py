@@ -26,7 +26,7 @@ from app.api.convert import Converter
 from app.api.errors import ErrorAnswer, answer_for, model_not_found
 from app.api.generation import Choice, Generation, Piece
 from app.api.logprobs import TokenTexts
-from app.api.observed import Observed, figures_of, request_fields
+from app.api.observed import Observed, figures_of, request_fields, usage_of
 from app.api.parsing import Schema, parse
 from app.api.responses import Envelope, StreamWriter, whole_response
 from app.api.schemas import (
@@ -40,6 +40,7 @@ from app.api.service import Backend, Settings
 from app.api.streaming import ClientGone, EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
+from app.telemetry.metrics import EdgeMetrics
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import SpectraError
 
@@ -67,7 +68,9 @@ class Api:
         self._latest = Converter(tokenizer, backend.model_card, settings)
         self._bodies = Bodies(settings.max_body_bytes)
         self._texts = TokenTexts(tokenizer)
-        self.access_log = AccessLog(request_fields(), settings.access_log, settings.log_prompts)
+        card = backend.model_card
+        metrics = EdgeMetrics(backend.counted, card.name, card.max_model_len)
+        self.access_log = AccessLog(request_fields(), metrics, settings.access_log, settings.log_prompts)
 
     @property
     def _card(self) -> ModelCard:
@@ -213,6 +216,7 @@ class Api:
         choices = [Choice(i, request, self._tokenizer, converter.card) for i, request in enumerate(requests)]
         exchange.tenant = requests[0].tenant
         exchange.figures = partial(figures_of, choices, wanted.model, self._card.method, exchange.began)
+        exchange.usage = partial(usage_of, choices)
         return envelope, Generation(self._backend, choices)
 
     def _check_model(self, name: str | None) -> None:
@@ -324,5 +328,5 @@ def create_app(api: Api, access: AccessOptions | None = None, keyring: Keyring |
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )
-    app.add_middleware(Observed, log=api.access_log)
+    app.add_middleware(Observed, log=api.access_log, templates=[path for _, path, _ in routes])
     return app

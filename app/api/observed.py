@@ -13,6 +13,8 @@ from app.access.caller import caller_of
 from app.api.generation import Choice
 from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
+from app.telemetry.exchange import Usage
+from app.telemetry.metrics import Routes
 from app.telemetry.refusals import Fields
 from deployments.observability.request_id import HEADER
 
@@ -22,10 +24,17 @@ NAMES = {"model", "speculative.method"}  # texts that an operator has to see, an
 
 
 class Observed:
-    """ASGI middleware, around all that answers."""
+    """ASGI middleware, around all that answers.
 
-    def __init__(self, app: ASGIApp, log: AccessLog) -> None:
+    Args:
+        app: the application behind.
+        log: of its requests.
+        templates: of its paths.
+    """
+
+    def __init__(self, app: ASGIApp, log: AccessLog, templates: Sequence[str]) -> None:
         self._app = app
+        self._routes = Routes(templates)
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,6 +44,7 @@ class Observed:
             return
         given = Headers(scope=scope)
         exchange = self._log.begin(scope["method"], scope["path"], given.get(HEADER), given.get("traceparent"))
+        exchange.route = self._routes.of(scope["path"])
         scope.setdefault("state", {})  # shared with inner middleware, which finds the caller
         returned = (HEADER.lower().encode(), exchange.request_id.encode())
 
@@ -49,6 +59,7 @@ class Observed:
         finally:
             caller = caller_of(scope)
             exchange.tenant, exchange.key_id = exchange.tenant or caller.tenant, caller.key_id
+            exchange.account = caller.tenant
             self._log.end(exchange)
 
 
@@ -69,6 +80,16 @@ def figures_of(choices: Sequence[Choice], model: str, default_method: str, began
         "ttft_s": round(min(firsts) - began, 4) if firsts else None,
         "finish_reason": ",".join(reasons) or None,
     }
+
+
+def usage_of(choices: Sequence[Choice]) -> Usage:
+    """What metrics say of an answer."""
+    return Usage(
+        n=choices[-1].request.params.choice + 1,
+        prompt_tokens=sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0),
+        generation_tokens=sum(choice.n_tokens for choice in choices),
+        longest=max(choice.n_tokens for choice in choices),
+    )
 
 
 def request_fields() -> Fields:

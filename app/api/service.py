@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from deployments.submission.messages import Health, ModelCard
 from engine.events import StepEvent
@@ -49,6 +50,11 @@ class Backend(Protocol):
     @property
     def model_card(self) -> ModelCard:
         """The served model."""
+        ...
+
+    @property
+    def counted(self) -> CollectorRegistry:
+        """Takes the metrics of this process, which ``metrics_text`` shows added up over all."""
         ...
 
     async def submit(self, request: Request) -> StepStream:

@@ -8,7 +8,8 @@ from collections.abc import Hashable
 
 from app.telemetry import exchange as exchanges
 from app.telemetry.exchange import Exchange, Refusal
-from app.telemetry.refusals import Fields, RefusalCounts
+from app.telemetry.metrics import EdgeMetrics
+from app.telemetry.refusals import Fields
 from deployments.observability import request_id
 from deployments.observability.flood import FloodGate
 
@@ -25,14 +26,15 @@ class AccessLog:
 
     Args:
         fields: of requests.
+        metrics: count every request.
         served: whether requests that were served have a line, too.
         prompts: whether such a line holds the beginning of the prompt.
     """
 
-    def __init__(self, fields: Fields, served: bool = True, prompts: bool = False) -> None:
-        self.counts = RefusalCounts()
+    def __init__(self, fields: Fields, metrics: EdgeMetrics, served: bool = True, prompts: bool = False) -> None:
         self.prompts = prompts
         self._fields = fields
+        self.metrics = metrics
         self._served = served
         self._gate = FloodGate(MOST_REFUSALS, SPAN_S, self._tell_left_out)
 
@@ -51,10 +53,12 @@ class AccessLog:
         return exchange
 
     def end(self, exchange: Exchange) -> None:
-        """Write the line of an exchange, and count it if it was refused."""
+        """Count an exchange, and write its line."""
         refusal = exchange.refusal
+        field = "" if refusal is None else self._fields.named(refusal.param)
+        self.metrics.count(exchange, field)
         if refusal is not None:
-            self._refused(exchange, refusal)
+            self._refused(exchange, refusal, field)
         elif self._served:
             level = logging.DEBUG if exchange.path in PROBES else logging.INFO
             if logger.isEnabledFor(level):
@@ -63,9 +67,7 @@ class AccessLog:
                 path = exchange.path[:MOST_CHARS]
                 logger.log(level, message, exchange.method, path, status, extra=self._line(exchange))
 
-    def _refused(self, exchange: Exchange, refusal: Refusal) -> None:
-        field = self._fields.named(refusal.param)
-        self.counts.count(refusal.status, refusal.code, field)
+    def _refused(self, exchange: Exchange, refusal: Refusal, field: str) -> None:
         if self._gate.admits((refusal.status, refusal.code, field), time.monotonic()):
             extra = {"code": refusal.code, "field": refusal.param[:MOST_CHARS] or None} | self._line(exchange)
             why = self._fields.loggable(refusal)

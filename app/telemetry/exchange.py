@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deployments.observability.request_id import request_id_of
 
@@ -20,6 +21,15 @@ class Refusal:
     message: str
 
 
+class Usage(NamedTuple):
+    """What an answer cost; tokens that a client did not wait for count too."""
+
+    n: int  # choices of each prompt
+    prompt_tokens: int
+    generation_tokens: int
+    longest: int  # tokens of its longest choice
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """One request and its answer."""
@@ -28,14 +38,18 @@ class Exchange:
     method: str  # of HTTP, or CALL for Ray handles
     path: str
     traceparent: str = ""  # the client's, as W3C Trace Context has it; "": none
+    route: str = ""  # the template of the path; "": the path is one of a few
     began: float = field(default_factory=time.perf_counter)  # seconds
     status: int = 0  # of HTTP; 0: no answer has begun
+    n_bytes: int = 0  # of its body
     tenant: str = ""
+    account: str = ""  # the tenant whose usage it is: of the key, or named by the gateway; "": anonymous
     key_id: str = ""
     prompt: str = ""  # only if prompts are to be logged
     refusal: Refusal | None = None  # the last
     is_client_gone: bool = False
     figures: Callable[[], Mapping[str, object]] | None = None  # of the answer; asked once, at the end
+    usage: Callable[[], Usage] | None = None  # likewise
 
 
 _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from app.telemetry.exchange import Refusal
 
@@ -39,18 +37,3 @@ class Fields:
         if refusal.param and self.named(refusal.param) not in (*self.shown, OTHER) and ";" in message:
             message = f"{refusal.param}: {message.rpartition('; ')[2]}"
         return message if len(message) <= MOST_CHARS else message[: MOST_CHARS - 4] + " ..."
-
-
-@dataclass(slots=True)
-class RefusalCounts:
-    """Refused requests of one process by HTTP status, code and field, of which there are few each."""
-
-    by_reason: Counter[tuple[int, str, str]] = field(default_factory=Counter)
-
-    def count(self, status: int, code: str, field: str) -> None:
-        """Count one."""
-        self.by_reason[status, code, field] += 1
-
-    def items(self) -> Iterator[tuple[tuple[int, str, str], int]]:
-        """((status, code, field), number) of every reason that has occurred."""
-        yield from self.by_reason.items()

@@ -27,7 +27,14 @@ from benchmarks.reporting import Report
 from benchmarks.resilience import chaos, fuzz, overload, rolling, soak
 from benchmarks.resilience.retrieval import command as retrieval
 
-COMMANDS = {"chaos": chaos, "rolling": rolling, "retrieval": retrieval, "overload": overload, "fuzz": fuzz, "soak": soak}
+COMMANDS = {
+    "chaos": chaos,
+    "rolling": rolling,
+    "retrieval": retrieval,
+    "overload": overload,
+    "fuzz": fuzz,
+    "soak": soak,
+}
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -183,7 +183,9 @@ def _complaint(request: Hostile, status: str, head: bytes, body: bytes, codes: C
         codes[f"{status} without body"] += 1
         return "" if _is_no_http(head, body) else f"{status} is not in OpenAI's form, {body[:300]!r}"
     return (
-        f"400 names no field, {body[:300]!r}" if status == "400" and error["param"] is None and _is_object(request) else ""
+        f"400 names no field, {body[:300]!r}"
+        if status == "400" and error["param"] is None and _is_object(request)
+        else ""
     )
 
 

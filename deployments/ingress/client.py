@@ -35,8 +35,6 @@ GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica s
 class RouterClient:
     """Implements the edge's backend.
 
-    ``counted`` takes the metrics of this process; the router shows them, added up over all ingresses.
-
     Args:
         router: handle of the router deployment.
         card: of the served model.
@@ -48,8 +46,8 @@ class RouterClient:
         self._model = ServedModel(card)
         self._patience = patience
         self._node = ray.get_runtime_context().get_node_id()
-        self.counted = CollectorRegistry()
-        reporter = Reporter(self.counted, Process("ingress", ray.util.get_node_ip_address()))
+        self._counted = CollectorRegistry()
+        reporter = Reporter(self._counted, Process("ingress", ray.util.get_node_ip_address()))
         self._channel = SubmissionChannel(self._attach, patience, reporter=reporter, model=self._model)
         self._reporting = asyncio.get_running_loop().create_task(self._channel.keep_reporting())
 
@@ -89,6 +87,11 @@ class RouterClient:
         await self._channel.look(LOOK_S)
         if self._model.trouble:
             raise ModelChangedError(self._model.trouble)
+
+    @property
+    def counted(self) -> CollectorRegistry:
+        """Takes the metrics of this process; the router shows them, added up over all ingresses."""
+        return self._counted
 
     async def submit(self, request: Request) -> AsyncGenerator[StepEvent, None]:
         """Start one choice; engine errors come from the stream's first item."""

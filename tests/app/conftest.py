@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 import uvicorn
+from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast
 
 from app.access.options import AccessOptions
@@ -59,6 +60,10 @@ class ScriptedBackend:
             method="pld",
             max_nodes=4,
         )
+
+    @property
+    def counted(self) -> CollectorRegistry:
+        return CollectorRegistry()  # of each edge its own
 
     async def submit(self, request: Request) -> AsyncIterator[StepEvent]:
         self.seen.append(request)

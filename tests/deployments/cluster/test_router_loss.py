@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.metrics import values
 from tests.support.server_process import FLAGS, READY_S, STOP_S, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
@@ -66,6 +67,26 @@ def healthy_again(server: Server, lost: int) -> dict[str, Any]:
                 return health
         time.sleep(0.1)
     raise AssertionError("no router comes up")
+
+
+def test_metrics_are_sums_over_ingresses_whichever_is_scraped(server: Server) -> None:
+    for number in range(12):  # each over a connection of its own: the proxy takes one ingress, then the other
+        with httpx.Client(base_url=server.base, timeout=60) as client:
+            assert client.get(f"/v1/models/none-{number}").status_code == 404
+            fields = {"model": "tiny", "prompt": "Snow", "max_tokens": 5}
+            assert client.post("/v1/completions", json=fields).status_code == 200
+    deadline, right = time.monotonic() + 60, 0
+    while right < 10:  # in a row: scrapes of both
+        with httpx.Client(base_url=server.base, timeout=60) as client:
+            text = client.get("/metrics").text
+        refused = values(text, "spectra:http_requests_total", route="/v1/models/{name}", method="GET", code="404")
+        at_ingresses = sum(values(text, "spectra:tenant_generation_tokens_total"))
+        at_the_router = sum(values(text, "vllm:generation_tokens_total"))
+        ingresses = values(text, "spectra:process_resident_memory_bytes", process="ingress")
+        found = (sum(refused), at_ingresses == at_the_router > 12, len(ingresses))
+        right = right + 1 if found == (12, True, 2) else 0
+        assert time.monotonic() < deadline, f"{found}, {at_ingresses} and {at_the_router} tokens"
+        time.sleep(0.05)
 
 
 def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed(server: Server) -> None:

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from app.cli import main
+from tests.support.metrics import documented, exposed
 from tests.support.server_process import Server, Stream, check_stopped, running, spectra
 
 pytestmark = pytest.mark.cluster
@@ -195,6 +196,15 @@ def test_a_full_server_says_when_to_come_back_and_serves_those_it_took(server: S
     assert refused[0].json()["error"]["code"] == "overloaded"
     assert len({answer.json()["choices"][0]["text"] for answer in taken}) == 1
     server.settled()
+
+
+def test_the_manual_lists_the_metrics_that_a_scrape_has(server: Server) -> None:
+    assert server.complete(max_tokens=5, temperature=3).status_code == 400
+    server.token_ids(max_tokens=30, temperature=0, logit_bias={"9": 100}, speculative={"method": "pld"})
+    deadline = time.monotonic() + 60
+    while (found := exposed(server.http.get("/metrics").text)) != documented():
+        assert time.monotonic() < deadline, (found - documented(), documented() - found)
+        time.sleep(0.1)
 
 
 def test_metrics_are_those_of_vllm(server: Server) -> None:
