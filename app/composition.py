@@ -283,6 +283,7 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
         target=Target(hash_of(path), load_spec(path).vocab_size),
         namespace=config.retrieval_namespace,
         poll=config.retrieval_poll,
+        grace=config.retrieval_grace,
         live=config.live_namespaces,
         learning=LiveOptions(config.live_tokens, config.live_interval, config.live_compact_tokens),
         logs=log_options(config),

@@ -69,6 +69,7 @@ class RetrievalOptions:
     target: Target
     namespace: str = "default"  # shared: all requests look up in it
     poll: float = 2.0  # seconds between two polls of the store
+    grace: float = 3600.0  # seconds that superseded versions stay, and what they lack in the log
     live: tuple[str, ...] = ()  # namespaces that learn
     learning: LiveOptions = field(default_factory=LiveOptions)
     logs: LogOptions = field(default_factory=LogOptions)

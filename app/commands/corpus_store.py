@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.corpus.publication import place, print_current, publish_snapshot
+from app.corpus.publication import move, place, print_current, publish_snapshot
 from app.inputs.stores import DEFAULT_NAMESPACE, named_errors, open_store_at
 from engine.errors import ConfigError
 from retrieval_store.snapshots.names import is_version
@@ -27,6 +27,12 @@ def add(actions: Any) -> None:
     publish_ = _action(actions, "publish", publish, "upload a snapshot, and make it the current one")
     publish_.add_argument("folder", type=Path, metavar="DIR", help="the snapshot, as 'spectra corpus build' writes it")
     publish_.add_argument("--no-activate", action="store_true", help="leave the current version as it is")
+    publish_.add_argument(
+        "--unused",
+        type=float,
+        metavar="SECONDS",
+        help="the version expires unless it is activated within this time (default: a day)",
+    )
     _add_expect(publish_)
     list_ = _action(actions, "list", list_versions, "all versions of a namespace")
     list_.add_argument("--json", action="store_true", help="one JSON document instead of a table")
@@ -70,8 +76,10 @@ def publish(arguments: argparse.Namespace) -> int:
     """Upload, and activate unless told not to."""
     if arguments.no_activate and arguments.expect is not None:
         raise ConfigError("--expect says when to activate, --no-activate that nothing is: give one of them")
+    if arguments.unused is not None and not 0 < arguments.unused <= 1e9:
+        raise ConfigError(f"--unused is {arguments.unused:g}; it must be above 0 seconds, and a billion at most")
     with named_errors(STORE_FLAG), closing(_open(arguments)) as store:
-        publish_snapshot(store, arguments.folder, not arguments.no_activate, arguments.expect)
+        publish_snapshot(store, arguments.folder, not arguments.no_activate, arguments.expect, arguments.unused)
     return 0
 
 
@@ -92,7 +100,8 @@ def list_versions(arguments: argparse.Namespace) -> int:
 def activate(arguments: argparse.Namespace) -> int:
     """Move ``current``."""
     with named_errors(STORE_FLAG), closing(_open(arguments)) as store:
-        print_current(store.activate(full_version(store, arguments.version), arguments.expect))
+        version = full_version(store, arguments.version)
+        move(store, lambda: store.activate(version, arguments.expect))
     return 0
 
 
@@ -116,7 +125,7 @@ def full_version(store: Store, start: str) -> str:
 def rollback(arguments: argparse.Namespace) -> int:
     """Move ``current`` back."""
     with named_errors(STORE_FLAG), closing(_open(arguments)) as store:
-        print_current(store.rollback())
+        move(store, store.rollback)
     return 0
 
 

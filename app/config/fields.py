@@ -169,6 +169,11 @@ class RetrievalFields(FieldGroup):
     retrieval_cache: str | None = Field(
         None, description="folder on every node for snapshots of the store; in the user's cache by default"
     )
+    retrieval_grace: Annotated[float, Field(ge=0, le=31_536_000)] = Field(
+        3600.0,
+        description="seconds that a version which live texts have superseded stays in the store, and the texts that it "
+        "lacks in the log, so that a rollback loses none",
+    )
     live: str | list[str] | None = Field(
         None,
         description="namespaces that learn from the answers to their own requests, comma-separated; none by "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,21 @@ if TYPE_CHECKING:  # --help reads no manifest and no texts
 FLAG = "--redis"
 
 
-def publish_snapshot(store: Store, folder: Path, is_activated: bool = True, expected: int | None = None) -> None:
+def publish_snapshot(
+    store: Store,
+    folder: Path,
+    is_activated: bool = True,
+    expected: int | None = None,
+    unused: float | None = None,
+) -> None:
     """Upload the snapshot in ``folder`` and print its version; make it the current one if ``is_activated``.
+
+    Args:
+        store: where to.
+        folder: of the snapshot.
+        is_activated: whether it becomes the current one.
+        expected: see ``Store.activate``.
+        unused: see ``Store.publish``.
 
     Raises:
         StoreError: the snapshot is damaged, ``current`` is not at ``expected``, or the store is away.
@@ -26,14 +40,33 @@ def publish_snapshot(store: Store, folder: Path, is_activated: bool = True, expe
     from retrieval_store.snapshots.snapshot import read_manifest
 
     manifest = read_manifest(folder)
-    version = store.publish(folder)
+    version = store.publish(folder, unused)
     what = f"{manifest.texts:,} texts, {manifest.tokens:,} tokens, {size(manifest.bytes)}"
     print(f"published {version} ({what}) in {place(store)}")
-    if is_activated:
-        try:
-            print_current(store.activate(version, expected))
-        except ConflictError as error:
-            raise ConflictError(f"{error}; {version} is published, but not current") from error
+    if not is_activated:
+        print_expiry(store, version, "unless it is activated before")
+        return
+    try:
+        move(store, lambda: store.activate(version, expected))
+    except ConflictError as error:
+        raise ConflictError(f"{error}; {version} is published, but not current") from error
+
+
+def move(store: Store, by: Callable[[], Current]) -> None:
+    """Move ``current`` and print where it points now, and when the version before expires."""
+    before, now = store.current(), by()
+    if before.version not in ("", now.version):
+        print_expiry(store, before.version, "and can be current again until then")
+    print_current(now)
+
+
+def print_expiry(store: Store, version: str, unless: str) -> None:
+    """Print when a version expires, if it does."""
+    from app.corpus.stats import when
+
+    for one in store.versions():
+        if one.version == version and one.expires_at is not None:
+            print(f"{version} expires at {when(one.expires_at)}, {unless}")
 
 
 def place(store: Store) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from deployments.observability.logs import configure
@@ -75,7 +74,7 @@ class RetrievalDeployment:
 
 
 def _service_context(options: RetrievalOptions) -> ServiceContext:
-    store_options = replace(StoreOptions(), tokenizer_hash=options.target.tokenizer_hash)
+    store_options = StoreOptions(grace_seconds=options.grace, tokenizer_hash=options.target.tokenizer_hash)
 
     def open_one(namespace: str) -> Store:
         return open_store(options.store or IN_MEMORY, namespace, store_options)

@@ -36,7 +36,7 @@ from deployments.submission.protocol import (
 from deployments.submission.replay_log import ReplayLog
 from deployments.submission.served_model import ServedModel
 from deployments.transport.channel import AsyncChannel
-from engine.errors import RequestError, TargetLostError
+from engine.errors import ModelChangedError, RequestError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
@@ -102,7 +102,7 @@ class SubmissionChannel:
         """Tell the router at every beat what this process has counted, for as long as the caller lives."""
         while True:
             await asyncio.sleep(self._beat)
-            with contextlib.suppress(TargetLostError):
+            with contextlib.suppress(TargetLostError, ModelChangedError):
                 await self._current()
                 self.report()
 

@@ -1,4 +1,6 @@
-"""Compaction: live texts become part of a new snapshot of the base's texts and the log's; then the log is cut.
+"""Compaction: live texts become part of a new snapshot of the base's texts and the log's.
+
+They stay in the log as long as a version is there that lacks them, so that a rollback to it loses none.
 
 The sources of a compacted snapshot say how many of its last texts are live texts. A later compaction can so drop the
 oldest of them and keep the corpus. Two servers may compact at once: one moves ``current``, the other discards its work.
@@ -25,11 +27,13 @@ from retrieval_store.snapshots.snapshot import Description, Manifest, Source
 from retrieval_store.snapshots.snapshot_index import SnapshotIndex, open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import LiveText, Store
+from retrieval_store.stores.live_text import parse_id
 
 logger = logging.getLogger(__name__)
 
 LIVE = "live texts"  # name of their source in a manifest
 PAGE = 1000  # entries of the log read at a time
+UNUSED_S = 600.0  # seconds that a compacted version stays if its maker dies before it is current
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Compactor:
         self._limit = limit
 
     def compact(self, base: Served | None) -> str:
-        """Publish ``base`` with all live texts behind it as ``current``, and cut the log; returns the version.
+        """Publish ``base`` with all live texts behind it as ``current``; returns the version.
 
         Does nothing, and returns "", when ``base`` is not what the store has as current: another server was faster, or
         the store lost its snapshots, and then live texts alone must not take their place.
@@ -75,10 +79,9 @@ class Compactor:
             return ""
         with self._folder.scratch() as scratch:
             manifest = self._write(base, entries, scratch)
-            self._store.publish(scratch)
+            self._store.publish(scratch, UNUSED_S)
             self._activate(manifest.version, current.revision)
             self._folder.adopt(scratch, manifest.version)
-        self._store.trim(entries[-1].id)
         logger.info(
             "namespace %r: %d live texts are in version %s", self._store.namespace, len(entries), manifest.version
         )
@@ -111,6 +114,19 @@ class Compactor:
         sources = tuple(source for source in about.sources if source.name != LIVE)
         source = Source(LIVE, digest, len(live), len(live))
         return msgspec.structs.replace(about, sources=(*sources, source), folded=folded)
+
+
+def trim(store: Store) -> str:
+    """Cut from the log what every version that is there has, superseded ones within their grace period included.
+
+    Returns:
+        The id up to which the log was cut; "": a version has nothing of the log, or there is none.
+    """
+    folded = [one.manifest.about.folded for one in store.versions() if one.manifest is not None]
+    upto = min(folded, key=lambda name: parse_id(name, store.namespace), default="")
+    if upto:
+        store.trim(upto)
+    return upto
 
 
 def _corpus_texts(index: SnapshotIndex | None) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from retrieval_store.errors import ConflictError, StoreError
 from retrieval_store.service.backoff import IDLE_SHARE, Backoff
-from retrieval_store.service.compaction import Compactor, Target, log
+from retrieval_store.service.compaction import Compactor, Target, log, trim
 from retrieval_store.service.live_texts import Pending, Texts
 from retrieval_store.service.manifest_feed import Part
 from retrieval_store.service.watcher import Served
@@ -21,12 +21,14 @@ from retrieval_store.snapshots.cache import SnapshotFolder
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store
+from retrieval_store.stores.live_text import parse_id
 
 logger = logging.getLogger(__name__)
 
-LOG_ENTRIES = 20_000  # texts the log keeps at most, should no server compact it
+LOG_ENTRIES = 20_000  # texts the log keeps at most, compacted ones within their grace period included
 LIVE_SHARE = 10  # live texts of a snapshot are at most so many times what one compaction adds
 AGAIN_S = 30.0  # between two compactions, at least
+TRIM_S = 30.0  # between two looks whether the log can be cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,15 @@ class Learner:
         self._pending = Pending()
         self._folded = ""  # what the base has of the log
         self._seen = ""  # id of the last entry that was read
-        self._logged = 0  # tokens of the log that are not in the base
+        self._counted = ""  # id up to which the log was there before a rollback
+        self._logged = 0  # tokens of the log that are not in the base, and that no rollback has put back there
         self._is_new = False  # something was read, or the base has changed, since the last fold
         self._steps = (
             Backoff("add outputs to the log", self._append),
             Backoff("read the log", self._read),
             Backoff("make a delta", self._fold),
             Backoff("make a snapshot of the log", self._compact),
+            Backoff("cut the log", self._trim),
         )
         self.problem = ""  # why learning fails; "": it does not
         self.delta: Part | None = None
@@ -143,13 +147,19 @@ class Learner:
         folded = base.manifest.about.folded if base else ""
         if folded != self._folded:
             self._texts.clear()
+            # Texts of a compaction that was rolled back are live again, but no reason to compact anew and undo that.
+            self._counted = self._seen if self._at(folded) < self._at(self._folded) else ""
             self._folded = self._seen = folded
             self._logged, self._is_new = 0, True
         for entry in log(self._store, self._seen):
             self._seen = entry.id
-            self._logged += len(entry.tokens)
+            if self._at(entry.id) > self._at(self._counted):
+                self._logged += len(entry.tokens)
             self._is_new |= self._texts.add(entry.tokens)
         return 0.0
+
+    def _at(self, name: str) -> tuple[int, int]:
+        return parse_id(name, self._store.namespace)
 
     def _fold(self) -> float:
         if not self._is_new:
@@ -179,3 +189,7 @@ class Learner:
         except ConflictError as error:
             logger.info("namespace %r: %s; its live texts are compacted later", self._store.namespace, error)
         return AGAIN_S
+
+    def _trim(self) -> float:
+        trim(self._store)
+        return TRIM_S

@@ -24,6 +24,7 @@ class StoreOptions:
     """
 
     grace_seconds: float = 3600.0  # how long a superseded version stays
+    unused_seconds: float = 86_400.0  # how long a published version stays that is never activated
     upload_seconds: float = 600.0  # how long what an interrupted upload left stays
     chunk_bytes: int = 4 << 20  # of one value in Redis
     connect_seconds: float = 2.0
@@ -32,7 +33,7 @@ class StoreOptions:
     tokenizer_hash: str = ""  # snapshots of other tokenizers are refused; "": any
 
     def __post_init__(self) -> None:
-        for name in ("upload_seconds", "connect_seconds", "read_seconds"):
+        for name in ("unused_seconds", "upload_seconds", "connect_seconds", "read_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} {getattr(self, name)} must be above 0")
         if self.grace_seconds < 0:
@@ -65,7 +66,7 @@ class Published:
     version: str
     manifest: Manifest | None  # None: it does not decode, or is of another format
     is_current: bool
-    expires_at: float | None = None  # seconds since 1970, of a superseded version; None: stays
+    expires_at: float | None = None  # seconds since 1970, of a version that is superseded or unused; None: stays
     problem: str = ""  # why there is no manifest
 
 
@@ -86,12 +87,17 @@ class Store(Protocol):
     namespace: str
     url: str  # without a password
 
-    def publish(self, folder: Path) -> str:
+    def publish(self, folder: Path, unused: float | None = None) -> str:
         """Upload the verified snapshot in ``folder`` and return its version; ``current`` does not move.
 
-        What was uploaded is read back and verified before the version appears in ``versions``. Publishing a version
-        that is there already checks it, keeps it from expiring and replaces it only if it is damaged. Safe to run twice
-        at once.
+        What was uploaded is read back and verified before the version appears in ``versions``. It expires unless it is
+        activated in time, so that a publisher that dies before it can do so leaves nothing for ever. Publishing a
+        version that is there already checks it, puts its expiry off and replaces it only if it is damaged. Safe to run
+        twice at once.
+
+        Args:
+            folder: of the snapshot.
+            unused: seconds that the version stays without being activated; None: those of the store's options.
 
         Raises:
             SnapshotError: the snapshot in ``folder`` is damaged or foreign.
@@ -101,7 +107,7 @@ class Store(Protocol):
         """Where ``current`` points."""
 
     def activate(self, version: str, expected: int | None = None) -> Current:
-        """Point ``current`` at a published version; the one before expires after the grace period.
+        """Point ``current`` at a published version, which then stays; the one before expires after the grace period.
 
         Where ``current`` points there already, nothing moves.
 

@@ -6,6 +6,7 @@ the location of one snapshot, a version or an upload in progress; only the subcl
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,11 @@ from retrieval_store.snapshots.snapshot import (
 )
 from retrieval_store.stores.base import Current, Published, StoreOptions
 from retrieval_store.stores.pointer import Pointer
+
+
+def put_off(expires_at: float | None, seconds: float) -> float | None:
+    """When a version expires that is to stay for ``seconds`` from now; None: it stays for good, as before."""
+    return None if expires_at is None else max(expires_at, time.time() + seconds)
 
 
 class CommonStore(ABC):
@@ -62,8 +68,9 @@ class CommonStore(ABC):
         """Let an upload live on as after a write."""
 
     @abstractmethod
-    def _commit(self, place: str, version: str, replace: bool) -> None:
-        """Make an upload a version that stays; of one that is there already, ``replace`` the contents or keep them."""
+    def _commit(self, place: str, version: str, replace: bool, unused: float) -> None:
+        """Make an upload a version that stays for ``unused`` seconds; of one that is there already, ``replace`` the
+        contents or keep them, and put its expiry off."""
 
     @abstractmethod
     def _abandon(self, place: str) -> None:
@@ -78,8 +85,8 @@ class CommonStore(ABC):
         """A file as it is there; ends early when it is too short."""
 
     @abstractmethod
-    def _keep(self, version: str) -> bool:
-        """Keep a version from expiring; False: it is gone."""
+    def _keep(self, version: str, unused: float) -> bool:
+        """Put the expiry of a version off by ``unused`` seconds from now, if it has one; False: it is gone."""
 
     @abstractmethod
     def _retire(self, version: str) -> bool | None:
@@ -100,29 +107,30 @@ class CommonStore(ABC):
 
     # -- the same for all
 
-    def publish(self, folder: Path) -> str:
+    def publish(self, folder: Path, unused: float | None = None) -> str:
         """See ``Store.publish``."""
+        stays = self.options.unused_seconds if unused is None else unused
         manifest = verify(folder, self.options.tokenizer_hash)
         is_damaged = False
         try:
             self._verified(manifest.version)
-            if self._keep(manifest.version):
+            if self._keep(manifest.version, stays):
                 return manifest.version
         except UnknownVersionError:
             pass
         except SnapshotError:
             is_damaged = True
-        self._upload(folder, manifest, replace=is_damaged)
+        self._upload(folder, manifest, is_damaged, stays)
         return manifest.version
 
-    def _upload(self, folder: Path, manifest: Manifest, replace: bool) -> None:
+    def _upload(self, folder: Path, manifest: Manifest, replace: bool, unused: float) -> None:
         place = self._begin(manifest.version, (folder / MANIFEST).read_bytes())
         try:
             for name in manifest.files:
                 self._write(place, name, read_blocks(folder / name, self.options.chunk_bytes))
             for _ in self._read_back(place, manifest):  # may take longer than an untouched upload lives
                 self._renew(place)
-            self._commit(place, manifest.version, replace)
+            self._commit(place, manifest.version, replace, unused)
         except BaseException:
             self._abandon(place)
             raise

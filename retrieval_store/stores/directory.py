@@ -25,7 +25,7 @@ from retrieval_store.snapshots.files import (
 from retrieval_store.snapshots.names import folder_segment
 from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry
 from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
-from retrieval_store.stores.common import CommonStore
+from retrieval_store.stores.common import CommonStore, put_off
 from retrieval_store.stores.directory_log import DirectoryLog
 from retrieval_store.stores.directory_state import STATE, DirectoryState, changing, read_state
 from retrieval_store.stores.live_text import check_limit, encode_tokens
@@ -64,7 +64,7 @@ class DirectoryStore(CommonStore):
         with self._available():
             os.utime(place)
 
-    def _commit(self, place: str, version: str, replace: bool) -> None:
+    def _commit(self, place: str, version: str, replace: bool, unused: float) -> None:
         target = self._versions / version
         with self._changing() as state:
             if replace or version not in state.versions or not target.is_dir():
@@ -73,8 +73,7 @@ class DirectoryStore(CommonStore):
                 sync_folder(Path(place))
                 Path(place).rename(target)
                 sync_folder(self._versions)
-            state.versions.setdefault(version, None)
-            state.versions[version] = None
+            state.versions[version] = put_off(state.versions.get(version, 0.0), unused)
         self._abandon(place)
 
     def _abandon(self, place: str) -> None:
@@ -108,10 +107,10 @@ class DirectoryStore(CommonStore):
         for _ in self._checked(str(path.parent), name, entry):
             pass
 
-    def _keep(self, version: str) -> bool:
+    def _keep(self, version: str, unused: float) -> bool:
         with self._changing() as state:
             if version in state.versions:
-                state.versions[version] = None
+                state.versions[version] = put_off(state.versions[version], unused)
             return version in state.versions
 
     def _retire(self, version: str) -> bool | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from retrieval_store.snapshots.names import segment
 from retrieval_store.snapshots.snapshot import FileEntry
 from retrieval_store.stores.base import LiveText, Move, Published, StoreOptions
-from retrieval_store.stores.common import CommonStore
+from retrieval_store.stores.common import CommonStore, put_off
 from retrieval_store.stores.live_text import check_limit, decode_tokens, encode_tokens, next_id, parse_id
 from retrieval_store.stores.pointer import MOST_MOVES, Pointer
 
@@ -80,16 +80,17 @@ class MemoryStore(CommonStore):
             if place in self._shared.kept:
                 self._shared.kept[place].expires_at = time.time() + self.options.upload_seconds
 
-    def _commit(self, place: str, version: str, replace: bool) -> None:
+    def _commit(self, place: str, version: str, replace: bool, unused: float) -> None:
         with self._shared.changed:
             self._sweep()
             upload = self._shared.kept.pop(place, None)
             if upload is None:
                 raise self._lost()
+            upload.expires_at = 0.0
             kept = self._shared.kept.setdefault(version, upload)
             if replace:
                 kept.raw, kept.files = upload.raw, upload.files
-            kept.expires_at = None
+            kept.expires_at = put_off(kept.expires_at, unused)
             self._shared.notify()
 
     def _abandon(self, place: str) -> None:
@@ -109,12 +110,13 @@ class MemoryStore(CommonStore):
         step = self.options.chunk_bytes
         return (data[start : start + step] for start in range(0, len(data), step))
 
-    def _keep(self, version: str) -> bool:
+    def _keep(self, version: str, unused: float) -> bool:
         with self._shared.changed:
             self._sweep()
             if version not in self._shared.kept:
                 return False
-            self._shared.kept[version].expires_at = None
+            kept = self._shared.kept[version]
+            kept.expires_at = put_off(kept.expires_at, unused)
             return True
 
     def _retire(self, version: str) -> bool | None:

@@ -55,9 +55,10 @@ class RedisStore(CommonStore):
     def _renew(self, place: str) -> None:
         self._client.call("PEXPIRE", place, int(self.options.upload_seconds * 1000))
 
-    def _commit(self, place: str, version: str, replace: bool) -> None:
+    def _commit(self, place: str, version: str, replace: bool, unused: float) -> None:
         keys = [place, self._keys.version(version), self._keys.versions]
-        if not self._client.run(redis_layout.COMMIT, keys, version, int(replace), self._keys.hints):
+        values = (version, int(replace), self._keys.hints, int(unused * 1000))
+        if not self._client.run(redis_layout.COMMIT, keys, *values):
             raise self._lost()
 
     def _abandon(self, place: str) -> None:
@@ -79,8 +80,8 @@ class RedisStore(CommonStore):
         if size < entry.bytes and not self._client.call("EXISTS", place):
             raise self._unknown(place.rpartition(":")[2])
 
-    def _keep(self, version: str) -> bool:
-        return bool(self._client.run(redis_layout.KEEP, [self._keys.version(version)]))
+    def _keep(self, version: str, unused: float) -> bool:
+        return bool(self._client.run(redis_layout.KEEP, [self._keys.version(version)], int(unused * 1000)))
 
     def _retire(self, version: str) -> bool | None:
         keys = [self._keys.current, self._keys.version(version)]

@@ -46,9 +46,11 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 """
 
-# KEYS upload, version, versions; ARGV name of the version, 1 to replace its contents, channel. 0: the upload is gone
+# KEYS upload, version, versions; ARGV name of the version, 1 to replace its contents, channel, milliseconds that it
+# stays unused. 0: the upload is gone
 COMMIT = """
 local there = redis.call('EXISTS', KEYS[2])
+local left = redis.call('PTTL', KEYS[2])
 if redis.call('HEXISTS', KEYS[1], 'manifest') == 0 then
   if there == 0 then return 0 end
 elseif there == 1 and ARGV[2] == '0' then
@@ -56,7 +58,11 @@ elseif there == 1 and ARGV[2] == '0' then
 else
   redis.call('RENAME', KEYS[1], KEYS[2])
 end
-redis.call('PERSIST', KEYS[2])
+if left == -1 then
+  redis.call('PERSIST', KEYS[2])
+else
+  redis.call('PEXPIRE', KEYS[2], math.max(left, tonumber(ARGV[4])))
+end
 if there == 0 then redis.call('ZREM', KEYS[3], ARGV[1]) end
 if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
   local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
@@ -66,9 +72,10 @@ redis.call('PUBLISH', ARGV[3], 'published')
 return 1
 """
 
-# KEYS version. 0: it is gone
+# KEYS version; ARGV milliseconds that it stays unused. 0: it is gone
 KEEP = """
-redis.call('PERSIST', KEYS[1])
+local left = redis.call('PTTL', KEYS[1])
+if left >= 0 then redis.call('PEXPIRE', KEYS[1], math.max(left, tonumber(ARGV[1]))) end
 return redis.call('EXISTS', KEYS[1])
 """
 

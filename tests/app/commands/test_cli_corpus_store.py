@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ def listed(corpus: Run, *flags: object) -> dict[str, Any]:
     return document
 
 
-def test_a_snapshot_is_published_replaced_and_brought_back(corpus: Run, store: str, snapshots: list[Path]) -> None:
+def test_a_snapshot_is_published_replaced_and_brought_back(
+    corpus: Run, refused: Callable[..., str], store: str, snapshots: list[Path]
+) -> None:
     first, second, third = versions_of(snapshots)
     flags = ("--store", store)
     status, out, err = corpus("publish", snapshots[0], *flags)
@@ -117,7 +120,8 @@ def test_a_snapshot_is_published_replaced_and_brought_back(corpus: Run, store: s
         f"current: {first} (revision 1)",
     ]
     assert corpus("publish", snapshots[1], *flags)[1].endswith(f"current: {second} (revision 2)\n")
-    assert corpus("publish", snapshots[2], "--no-activate", *flags)[1].startswith(f"published {third}")
+    third_lines = corpus("publish", snapshots[2], "--no-activate", "--unused", 5000, *flags)[1].splitlines()
+    assert third_lines[0].startswith(f"published {third}")
     known = listed(corpus, *flags)
     assert {key: known[key] for key in ("store", "namespace", "current", "revision")} == {
         "store": url_of(store),
@@ -130,9 +134,19 @@ def test_a_snapshot_is_published_replaced_and_brought_back(corpus: Run, store: s
         (second, True),
         (third, False),
     ]
-    assert [one["expires_at"] is None for one in known["versions"]] == [False, True, True]
-    assert corpus("activate", third[:6], "--expect", 2, *flags)[1] == f"current: {third} (revision 3)\n"
-    assert corpus("rollback", *flags)[1] == f"current: {second} (revision 4)\n"
+    expires = [one["expires_at"] for one in known["versions"]]
+    assert [at is None for at in expires] == [False, True, False]
+    assert 4000 < expires[2] - time.time() <= 5000
+    assert third_lines[1:] == [f"{third} expires at {when(expires[2])}, unless it is activated before"]
+    lines = corpus("activate", third[:6], "--expect", 2, *flags)[1].splitlines()
+    expires = [one["expires_at"] for one in listed(corpus, *flags)["versions"]]
+    assert [at is None for at in expires] == [False, False, True]
+    assert lines == [
+        f"{second} expires at {when(expires[1])}, and can be current again until then",
+        f"current: {third} (revision 3)",
+    ]
+    assert corpus("rollback", *flags)[1].splitlines()[1:] == [f"current: {second} (revision 4)"]
+    assert "billion" in refused("publish", snapshots[2], "--unused", 0, *flags)
 
 
 def test_a_list_is_a_table_with_a_star_before_the_current_version(

@@ -92,7 +92,35 @@ def test_publishing_lists_versions_and_does_not_move_current(place: Place, snaps
     assert store.current() == Current("", 0)
     store.activate(versions[1])
     assert [one.is_current for one in store.versions()] == [False, True, False]
-    assert [one.expires_at for one in store.versions()] == [None, None, None]
+    assert [one.expires_at is None for one in store.versions()] == [False, True, False]
+
+
+def test_a_version_that_is_never_activated_expires(place: Place, snapshot: Callable[[int], Path]) -> None:
+    store = place.open(unused_seconds=100.0)
+    kept, unused = publish(store, snapshot(1)), store.publish(snapshot(2), 0.05)
+    expires_at = store.versions()[0].expires_at
+    assert expires_at is not None
+    assert 0 < expires_at - time.time() <= 100.0
+    wait_until(lambda: names(store) == [kept], "the version that has longer")
+    with pytest.raises(UnknownVersionError, match=unused):
+        store.activate(unused)
+    store.activate(kept)
+    store.publish(snapshot(1), 0.05)
+    assert [one.expires_at for one in store.versions()] == [None]
+
+
+def test_publishing_again_puts_the_expiry_off_and_never_forward(place: Place, snapshot: Callable[[int], Path]) -> None:
+    store = place.open()
+    version = publish(store, snapshot(1))
+    seen = []
+    for unused in (1000.0, 500.0, 5000.0, 1e6):
+        assert store.publish(snapshot(1), unused) == version
+        seen.append(store.versions()[0].expires_at or 0.0)
+    assert max(seen[:3]) - min(seen[:3]) < 1.0  # a day is longer
+    assert seen[3] - time.time() > 1e6 - 100
+    place.alter(version, FILES[0], lambda raw: raw[:100])  # what is put in its place expires no sooner
+    assert store.publish(snapshot(1), 0.05) == version
+    assert abs((store.versions()[0].expires_at or 0.0) - seen[3]) < 1.0
 
 
 def test_a_damaged_folder_is_not_published(place: Place, snapshot: Callable[[int], Path]) -> None:
@@ -331,7 +359,9 @@ def test_superseded_versions_expire_after_the_grace_period(
     assert store.rollback() == Current(first, 5)
 
 
-def test_what_is_activated_or_published_again_does_not_expire(place: Place, snapshot: Callable[[int], Path]) -> None:
+def test_what_is_activated_again_stays_and_what_is_published_again_expires_later(
+    place: Place, snapshot: Callable[[int], Path]
+) -> None:
     store = place.open(grace_seconds=100.0)
     first, second, third = (publish(store, snapshot(number)) for number in (1, 2, 3))
     for version in (first, second, third):
@@ -339,7 +369,8 @@ def test_what_is_activated_or_published_again_does_not_expire(place: Place, snap
     assert [one.expires_at is None for one in store.versions()] == [False, False, True]
     store.activate(first)
     publish(store, snapshot(2))
-    assert [one.expires_at is None for one in store.versions()] == [True, True, False]
+    assert [one.expires_at is None for one in store.versions()] == [True, False, False]
+    assert (store.versions()[1].expires_at or 0.0) - time.time() > 1000  # longer than the grace period
     assert store.current() == Current(first, 4)
 
 
