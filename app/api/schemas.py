@@ -284,13 +284,13 @@ class TokenizeRequest(Strict):
 
     model: Name | None = None
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: Annotated[Messages, Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
     add_generation_prompt: bool = True
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:
-        if (self.prompt is None) == (not self.messages):
+        if (self.prompt is None) == (self.messages is None):
             raise refuse("prompt or messages must be given, and not both")
         return self
 
