@@ -59,6 +59,9 @@ def _add_server(group: Any) -> None:
         help=f"sent as bearer token (default: the variable {' or '.join(KEY_VARIABLES)}, if set)",
     )
     group.add_argument(
+        "--tls-ca", metavar="FILE", help="authorities of https servers that are trusted, PEM (default: the system's)"
+    )
+    group.add_argument(
         "--timeout", type=_above_zero, default=600.0, metavar="S", help="seconds per attempt (default: 600)"
     )
 
@@ -151,7 +154,7 @@ def _wrong(found: Any, said: list[str]) -> list[str]:
 def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Settings and plan of the flags; asks the server for its model only if it must."""
     from app.load.run import model_at
-    from app.load.settings import Load, Plan, base_of, common_fields, distinct_of, parse_slo
+    from app.load.settings import Load, Plan, base_of, common_fields, distinct_of, parse_slo, trusting
 
     if arguments.arrivals and arguments.rate is None:
         raise ConfigError(f"--arrivals {arguments.arrivals} is for an open loop: give --rate as well")
@@ -173,11 +176,12 @@ def _told(arguments: argparse.Namespace) -> tuple[Any, Any]:
         timeout=arguments.timeout,
         seed=arguments.seed,
         slo=parse_slo(arguments.slo) if arguments.slo is not None else None,
+        tls=trusting(arguments.tls_ca),
     )
     distinct = distinct_of(arguments.repeat_check, len(prompts), requests)
     common = common_fields(_fields(arguments), arguments.extra)
     if not common.get("model"):
-        common["model"] = model_at(load.base, load.headers)
+        common["model"] = model_at(load.base, load.headers, load.tls)
     seed = None if "seed" in common else arguments.seed
     return load, Plan(prompts, common, seed, distinct)
 

@@ -6,6 +6,7 @@ A `Watcher` sees text and breaks as they come.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,9 +48,13 @@ class Endpoint:
     timeout: float = 600.0
 
 
-def open_session() -> aiohttp.ClientSession:
-    """A session without limit of connections and without compression; needs a running event loop."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
+    """A session without limit of connections and without compression; needs a running event loop.
+
+    Args:
+        tls: which servers are trusted; None: those that the system trusts.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=True if tls is None else tls)
     return aiohttp.ClientSession(connector=connector, headers={"Accept-Encoding": "identity"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -42,13 +43,13 @@ def run(load: Load, plan: Plan) -> Ran:
     return _in_loop(_run(load, plan))
 
 
-def model_at(base: str, headers: Mapping[str, str]) -> str:
+def model_at(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> str:
     """The first model a server lists.
 
     Raises:
         ConfigError: the server does not answer, or lists no model.
     """
-    return _in_loop(_first_model(base, headers))
+    return _in_loop(_first_model(base, headers, tls))
 
 
 def _in_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -61,7 +62,7 @@ def _in_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _run(load: Load, plan: Plan) -> Ran:
-    async with open_session() as session:
+    async with open_session(load.tls) as session:
         warmup = await _warm_up(session, load, plan)
         cpu, began = time.process_time(), time.monotonic()
         records = await _phase(session, load, plan, load.label, load.requests, load.duration, _loop(load))
@@ -112,10 +113,10 @@ async def _phase(
     return sorted(records, key=lambda record: record.index)
 
 
-async def _first_model(base: str, headers: Mapping[str, str]) -> str:
+async def _first_model(base: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> str:
     try:
         async with (
-            open_session() as session,
+            open_session(tls) as session,
             session.get(f"{base}/models", headers=headers, timeout=aiohttp.ClientTimeout(MODELS_TIMEOUT_S)) as answer,
         ):
             if answer.status != 200:

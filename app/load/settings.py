@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,7 @@ class Load:
         timeout: seconds per attempt.
         seed: of the first request, and of the arrivals.
         slo: objective of the requests that goodput counts.
+        tls: which https servers are trusted; None: those that the system trusts.
     """
 
     base: str
@@ -90,6 +92,7 @@ class Load:
     timeout: float = 600.0
     seed: int = 0
     slo: Slo | None = None
+    tls: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
@@ -170,6 +173,22 @@ def base_of(url: str) -> str:
         raise ConfigError(f"--url {url!r} must begin with http:// or https://, such as http://127.0.0.1:8000")
     url = url.rstrip("/")
     return url if url.endswith("/v1") else url + "/v1"
+
+
+def trusting(file: str | None) -> ssl.SSLContext | None:
+    """The https servers that certificates of authorities in a PEM file vouch for; None without a file.
+
+    Raises:
+        ConfigError: ``--tls-ca`` cannot be read, or holds no certificate.
+    """
+    if file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=file)
+    except ssl.SSLError as error:
+        raise ConfigError(f"--tls-ca {file!r} holds no PEM certificate that can be read") from error
+    except OSError as error:
+        raise ConfigError(f"--tls-ca {file!r} cannot be read: {error.strerror}") from error
 
 
 def common_fields(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.inputs.prompts import BUILTIN, read_bodies
-from app.load.settings import Plan, base_of, common_fields, distinct_of
+from app.load.settings import Plan, base_of, common_fields, distinct_of, trusting
 from engine.errors import ConfigError
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -109,3 +109,12 @@ def test_how_many_questions_repeat() -> None:
         distinct_of(20, 8, 20)
     with pytest.raises(ConfigError, match="no request is repeated"):
         distinct_of(0, 8, 1)
+
+
+def test_a_file_of_authorities_that_is_none_is_named(tmp_path: Path) -> None:
+    assert trusting(None) is None
+    with pytest.raises(ConfigError, match=r"--tls-ca '.*none\.pem' cannot be read: No such file"):
+        trusting(str(tmp_path / "none.pem"))
+    (tmp_path / "empty.pem").write_text("")
+    with pytest.raises(ConfigError, match=r"--tls-ca '.*empty\.pem' holds no PEM certificate"):
+        trusting(str(tmp_path / "empty.pem"))

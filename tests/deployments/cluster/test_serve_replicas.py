@@ -19,6 +19,7 @@ import psutil
 import pytest
 import trustme
 
+from app.cli import main
 from tests.support.server_process import (
     FLAGS,
     READY_S,
@@ -104,6 +105,16 @@ def test_a_new_certificate_is_shown_to_new_connections_and_those_that_are_open_s
         old.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert old.recv(12) == b"HTTP/1.1 200"
     assert stream.all_ids() == server.token_ids(**fields)
+
+
+def test_spectra_load_speaks_https(
+    server: Server, authority: trustme.CA, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    asked = ["load", "--url", server.base, "--requests", "2", "--max-tokens", "4"]
+    assert main([*asked, "--tls-ca", str(tmp_path / "ca.pem")]) == 0
+    assert main(asked) == 2
+    assert "no server answers" in capsys.readouterr().err
 
 
 class Intruder:
