@@ -19,7 +19,7 @@ from app.access.options import AccessOptions
 from app.api.http import Api, create_app
 from app.api.service import Settings
 from deployments.submission.messages import Health, ModelCard
-from engine.errors import OverloadedError, TargetLostError, UnknownMethodError
+from engine.errors import OverloadedError, SpectraError, TargetLostError, UnknownMethodError
 from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -42,7 +42,8 @@ class ScriptedBackend:
         self.tokenizer = tokenizer
         self.answer = ANSWER
         self.delay = 0.0  # seconds per step
-        self.fails_after: int | None = None  # steps until the target is lost
+        self.fails_after: int | None = None  # steps until the failure
+        self.failure: SpectraError = TargetLostError("the target is gone")
         self.reports_drafts = True
         self.is_healthy = True
         self.is_full = False
@@ -96,7 +97,7 @@ class ScriptedBackend:
         ids, done, steps = self.ids_for(params), 0, []
         while True:
             if self.fails_after is not None and len(steps) >= self.fails_after:
-                raise TargetLostError("the target is gone")
+                raise self.failure
             await asyncio.sleep(self.delay)
             batch, finish, reason = [], None, None
             for token in ids[done : done + STEPS[len(steps) % len(STEPS)]] or [5]:
