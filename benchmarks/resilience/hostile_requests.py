@@ -1,7 +1,7 @@
 """Requests that no client should send: made of the schemas, of bytes, of headers and of bad manners. Sends nothing.
 
-One seed makes the same requests again. Values come from hypothesis, which knows the schemas; what is done to them is
-drawn by the request's own number, so that one request can be made again alone.
+One seed and number of requests make the same ones again. Values come from hypothesis, which knows the schemas; what is
+done to them is drawn by the request's own number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEMAS: dict[str, type[Strict]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-N_VALUES = 150  # values of each field
+MOST_VALUES = 150  # of each field
 MOST_TOKENS = 8  # that a request which is accepted may ask for: what it costs is not what is measured
 HUGE = (2**31, 2**63, 2**64, -(2**64), 10**400, 1e308, -0.0, 1e-320, 2**53 + 1)
 ODD_TEXTS = (
@@ -108,16 +108,16 @@ class Hostile:
 
 def hostile_requests(n: int, with_seed: int, model: str, headers: Mapping[str, str]) -> list[Hostile]:
     """``n`` requests; ``headers`` are those that a good client sends too, such as its key."""
-    values = _values(with_seed)
+    values = _values(with_seed, min(MOST_VALUES, 20 + n // 40))
     return [_request(number, random.Random(f"{with_seed}:{number}"), values, model, headers) for number in range(n)]
 
 
-def _values(with_seed: int) -> dict[str, dict[str, list[Any]]]:
+def _values(with_seed: int, n: int) -> dict[str, dict[str, list[Any]]]:
     """Path -> field -> values of its type, most of which it accepts."""
     for schema in _schemas(Strict):
         st.register_type_strategy(schema, _objects(schema))
     return {
-        path: {name: _drawn(_of_type(info.annotation), with_seed) for name, info in schema.model_fields.items()}
+        path: {name: _drawn(_of_type(info.annotation), with_seed, n) for name, info in schema.model_fields.items()}
         for path, schema in SCHEMAS.items()
     }
 
@@ -136,12 +136,12 @@ def _objects(schema: type[Strict]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
-def _drawn(strategy: st.SearchStrategy[Any], with_seed: int) -> list[Any]:
+def _drawn(strategy: st.SearchStrategy[Any], with_seed: int, n: int) -> list[Any]:
     found: list[Any] = []
 
     @seed(with_seed)
     @settings(
-        max_examples=N_VALUES,
+        max_examples=n,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from app.cli import main
+from benchmarks.resilience.fuzz import Outcome, send_all
+from benchmarks.resilience.hostile_requests import hostile_requests
 from tests.support.metrics import documented, exposed
 from tests.support.server_process import Server, Stream, check_stopped, running, spectra
 
@@ -195,6 +197,18 @@ def test_a_full_server_says_when_to_come_back_and_serves_those_it_took(server: S
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
     assert refused[0].json()["error"]["code"] == "overloaded"
     assert len({answer.json()["choices"][0]["text"] for answer in taken}) == 1
+    server.settled()
+
+
+def test_hostile_requests_change_no_text_and_leave_nothing(server: Server) -> None:
+    fields: dict[str, Any] = {"max_tokens": 900, "temperature": 0.8, "seed": 12, "ignore_eos": True}
+    wanted = server.token_ids(**fields)
+    stream = Stream(server, **fields)
+    outcome = Outcome()
+    asyncio.run(send_all(server.base, hostile_requests(200, 7, "tiny", {}), 100, outcome))
+    assert not outcome.wrong
+    assert outcome.statuses["400"] > 80
+    assert stream.all_ids() == wanted
     server.settled()
 
 
