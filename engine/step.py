@@ -28,6 +28,7 @@ class SequenceStart(msgspec.Struct, frozen=True):
     n_copied: int = 0  # tokens of its text whose rows are copied from ``source`` before anything else is written
     source: list[int] = []  # blocks that hold them, in text order; their former owner does not matter
     text: list[int] = []  # these tokens, where penalties or a minimum length have to know them
+    request_id: str = ""  # of the client's request, for log lines
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ray.serve.handle import DeploymentHandle
 
 from deployments.ingress.client import RouterClient
+from deployments.ingress.request_header import bound_request_ids
 from deployments.submission.client import PATIENCE_S
 
 
@@ -42,6 +43,7 @@ class Ingress:
         patience: float = PATIENCE_S,
     ) -> None:
         self._client = RouterClient(router, await router.card.remote(), patience)
+        bound_request_ids()
         self._edge = make_edge(self._client, options)
         await self._client.agree()
 

@@ -194,11 +194,12 @@ class Lane:
 
     def _on_loss(self) -> None:
         """Requeue live sequences, which the next pipeline prefills from prompt and output, and fail poison requests."""
-        logger.warning("%s was lost with %d steps in flight", self.target.name, self.n_in_flight)
         self.n_lost += 1
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         in_flight = {sequence.seq: sequence for _, sequences in self._in_flight.values() for sequence in sequences}
+        extra = {"requests": [sequence.request.request_id for sequence in in_flight.values()]}
+        logger.warning("%s was lost with %d steps in flight", self.target.name, self.n_in_flight, extra=extra)
         poison = self.poison_requests.lost(in_flight.values())
         self._in_flight.clear()
         n_running = self.scheduler.n_running

@@ -181,6 +181,7 @@ class Router:
                 self._metrics.count_refusal()
                 raise
         lane.scheduler.submit(sequence)
+        logger.debug("sequence %d is in %s", sequence.seq, lane.target.name)
         self._next_seq += 1
         return self._sessions.open(sequence, lane)
 
@@ -210,6 +211,8 @@ class Router:
 
     def fail(self, sequence: Sequence, error: str) -> None:
         """Let the stream of a sequence raise StepFailedError."""
+        extra = {"request_id": sequence.request.request_id}
+        logger.error("the target failed on sequence %d: %s", sequence.seq, error, extra=extra)
         self._sessions.fail(sequence, StepFailedError(error))
 
     def came_up(self, lane: Lane) -> None:

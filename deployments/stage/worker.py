@@ -77,6 +77,7 @@ class StageWorker:
         self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
+        self._request_ids: dict[int, str] = {}  # of live sequences, for log lines
         self._askers: set[Channel] = set()  # peers that request attention rows; under the lock
 
     @property
@@ -157,6 +158,7 @@ class StageWorker:
                 continue
             self._stage.reset()
             self._keeper.clear()
+            self._request_ids.clear()
             inbox: Inbox = RouterInbox(upstream)
             try:
                 if upstream.role == STAGE:
@@ -202,6 +204,7 @@ class StageWorker:
             step = decode_step(frame.step)
         except (msgspec.DecodeError, ValueError) as wrong:  # ValueError: from the bytes of an array
             raise EOFError(f"malformed step: {wrong}") from wrong
+        self._note(step)
         error, header, tensors = frame.error, bytearray(), list[Tensor]()
         answers: list[WorkResult] = []
         if not error:
@@ -213,7 +216,8 @@ class StageWorker:
             except (torch.AcceleratorError, PeerLostError):
                 raise  # neither the device nor the pipeline can serve the next step
             except Exception as failure:  # of any kind: only the sequences of this step fail
-                logger.exception("step %d failed", step.step_id)
+                extra = {"requests": [self._request_ids.get(work.seq, "") for work in step.work]}
+                logger.exception("step %d failed", step.step_id, extra=extra)
                 error = f"{type(failure).__name__}: {failure}"
         if error:
             self._stage.admit(step)  # the stages after a failed one too must drop what has ended
@@ -226,6 +230,14 @@ class StageWorker:
             results.send(encode(StepResult(step.step_id, answers, seconds, error, (*frame.seconds, seconds))))
         else:
             raise EOFError("no peer has connected with the role results")
+
+    def _note(self, step: Step) -> None:
+        """Remember which requests the sequences belong to."""
+        for seq in step.ends:
+            self._request_ids.pop(seq, None)
+        for start in step.starts:
+            self._request_ids[start.seq] = start.request_id
+            logger.debug("sequence %d begins", start.seq, extra={"request_id": start.request_id})
 
     def _pass_on(self, step: Step, arrived: Arrived, link: Link) -> tuple[bytearray, list[Tensor]]:
         """This stage's part of a step; returns a frame for the next stage, encoded while the device still computes."""

@@ -15,6 +15,7 @@ from contextlib import aclosing
 import msgspec
 
 from deployments.metrics.reports import Reports
+from deployments.observability import request_id
 from deployments.submission.messages import Failure, ModelCard
 from deployments.submission.protocol import (
     BEAT_S,
@@ -240,6 +241,7 @@ class IngressConnection:
             self._running[command.number].cancel()
 
     async def _stream(self, number: int, request: Request) -> None:
+        request_id.current.set(request.request_id)  # every request has a task of its own
         try:
             async with aclosing(self._run(request)) as events:
                 async for event in events:
@@ -247,7 +249,7 @@ class IngressConnection:
         except SpectraError as error:
             self._send(RequestEvent(number, None, Failure.of(error)))
         except Exception:
-            logger.exception("request %s failed", request.id)
+            logger.exception("the router failed on %s", request.id)
             failure = Failure.of(StepFailedError("the router failed on this request"))
             self._send(RequestEvent(number, None, failure))
 

@@ -160,7 +160,10 @@ class BatchBuilder:
             sequence.stats.n_cached = min(found.n, sequence.n_prompt)
         params = sequence.request.params
         text = sequence.tokens[: found.n] if params.has_penalties or params.min_tokens else []
-        return SequenceStart(sequence.seq, params, sequence.n_prompt, sequence.needs, found.n, found.blocks, text)
+        request_id = sequence.request.request_id
+        return SequenceStart(
+            sequence.seq, params, sequence.n_prompt, sequence.needs, found.n, found.blocks, text, request_id
+        )
 
 
 def _tree_work(sequence: Sequence, blocks: list[int]) -> Work:

@@ -72,4 +72,7 @@ class FaultIsolated:
             action()
         except Exception:
             self._failed.add(view.request_id)
-            logger.exception("%s failed; request %d goes on without its drafts", self.name, view.request_id)
+            extra = {"request_id": view.request.request_id}
+            logger.exception(
+                "%s failed; sequence %d goes on without its drafts", self.name, view.request_id, extra=extra
+            )

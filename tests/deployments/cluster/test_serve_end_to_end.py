@@ -22,7 +22,7 @@ from app.cli import main
 from benchmarks.resilience.fuzz import Outcome, send_all
 from benchmarks.resilience.hostile_requests import hostile_requests
 from tests.support.metrics import documented, exposed
-from tests.support.server_process import Server, Stream, check_stopped, running, spectra
+from tests.support.server_process import FLAGS, Server, Stream, check_stopped, running, spectra
 
 pytestmark = pytest.mark.cluster
 
@@ -31,7 +31,7 @@ METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    with running(tiny_checkpoint) as started:
+    with running(tiny_checkpoint, (*FLAGS, "--log-format", "json", "--log-level", "debug")) as started:
         yield started
 
 
@@ -139,6 +139,41 @@ def test_bad_requests_get_their_status_and_a_running_stream_does_not_notice(serv
     assert len(ids) == 800
     assert ids == server.token_ids(**fields, speculative={"enabled": False})
     server.settled()
+
+
+def test_a_request_is_found_by_its_id_in_the_lines_of_every_process_and_a_refused_one_with_its_reason(
+    server: Server,
+) -> None:
+    body = {"model": "tiny", "prompt": "Snow falls", "max_tokens": 5}
+    answers = {
+        name: server.http.post("/v1/completions", json=body | fields, headers={"X-Request-Id": name})
+        for name, fields in {"served-1": {}, "refused-1": {"temperature": 3}, "not fit": {}}.items()
+    }
+    returned = [answer.headers.get_list("X-Request-Id") for answer in answers.values()]
+    assert returned[:2] == [["served-1"], ["refused-1"]]
+    assert [len(one) for one in returned[2]] == [32]
+    assert answers["served-1"].json()["id"] == "cmpl-served-1"
+    [logs] = [one for one in server.folder.rglob("session_*/logs") if not one.parent.is_symlink()]
+    deadline = time.monotonic() + 60
+    while True:
+        lines = [
+            json.loads(line)
+            for file in (*logs.glob("serve/replica_*.log"), *logs.glob("worker-*.err"))
+            for line in file.read_text().splitlines()
+            if line.startswith("{") or file.parent.name == "serve"  # of Serve's files, every line
+        ]
+        served = {line["component"]: line for line in lines if line.get("request_id") == "served-1"}
+        if {"Ingress", "Router", "Stage-0"} <= served.keys():
+            break
+        assert time.monotonic() < deadline, served
+        time.sleep(0.1)
+    assert served["Ingress"]["message"] == "POST /v1/completions 200"
+    assert (served["Ingress"]["completion_tokens"], served["Ingress"]["finish_reason"]) == (5, "length")
+    [refused] = [line for line in lines if line.get("request_id") == "refused-1"]
+    assert (refused["levelname"], refused["field"]) == ("WARNING", "temperature")
+    assert refused["message"] == "POST /v1/completions 400: temperature is 3; it must be at most 2.0"
+    assert "Snow falls" not in str(lines)
+    assert all(json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{"))
 
 
 def test_two_hundred_clients_that_go_leave_nothing_behind(server: Server) -> None:
