@@ -20,6 +20,7 @@ from app.composition import (
     router_options,
     served_speculators,
     target_options,
+    trace_options,
 )
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
@@ -96,6 +97,7 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         config.max_nodes,
         config.retrieval_namespace,
         access_options(config),
+        trace_options(config),
     )
     draining = nimble | {"max_surge_percent": 100, "graceful_shutdown_timeout_s": config.drain + CLOSING_S}
     replicas = config.ingress_replicas

@@ -26,7 +26,9 @@ from app.inputs.simulation import profile_at, simulation_of
 from app.inputs.stores import is_store, open_store_at
 from app.version import SOFTWARE
 from deployments.observability.logs import LogOptions
+from deployments.observability.traces import TraceOptions, can_export
 from deployments.options import PipelineOptions, RetrievalOptions, RouterOptions, SpeculatorPlacement
+from engine.errors import ConfigError
 from engine.model.resolve import revision_of
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.options import GIB, TargetOptions
@@ -54,6 +56,7 @@ def checked(config: ServeConfig) -> ServeConfig:
         config = config_of(follows | config.model_dump(exclude={"auto"}, exclude_unset=True))
     access_options(config)
     speculator_options(config)
+    trace_options(config)
     return config
 
 
@@ -99,6 +102,17 @@ def log_options(config: ServeConfig) -> LogOptions:
     return LogOptions(config.log_format, config.log_level, config.access_log, config.log_prompts)
 
 
+def trace_options(config: ServeConfig) -> TraceOptions:
+    """Where ingresses and router send the spans of requests.
+
+    Raises:
+        ConfigError: they shall, but the exporter is not installed.
+    """
+    if config.traces and not can_export():
+        raise ConfigError("traces (--traces) is true, but there is no exporter: pip install 'spectra-serve[traces]'")
+    return TraceOptions(config.traces, config.otlp_endpoint or "")
+
+
 def pipeline_options(config: ServeConfig) -> PipelineOptions:
     """What a stage gets from the cluster."""
     return PipelineOptions(
@@ -138,6 +152,7 @@ def router_options(config: ServeConfig) -> RouterOptions:
         software=SOFTWARE,
         logs=log_options(config),
         grace=config.grace,
+        traces=trace_options(config),
         scheduler=SchedulerOptions(
             config.max_sequences,
             config.max_waiting,

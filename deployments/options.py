@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from deployments.observability.logs import LogOptions
+from deployments.observability.traces import TraceOptions
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.scheduler import SchedulerOptions
 from retrieval_store.service.compaction import Target
@@ -27,6 +28,7 @@ class RouterOptions:
     affinity_slack: int = 4096  # tokens of work by which that lane may exceed the least loaded one
     failover: float = 1.0  # seconds a lane may be without a pipeline before other lanes take its sequences over
     step_deadline: float = 10.0  # seconds a step may take before its pipeline counts as lost; more for known slow ones
+    traces: TraceOptions = field(default_factory=TraceOptions)
     software: str = ""  # versions of what computes, for the model's fingerprint
     logs: LogOptions = field(default_factory=LogOptions)
     grace: float = 5.0  # seconds that running requests get when the router is replaced and no other takes its pipeline

@@ -62,7 +62,10 @@ class Converter:
         # A drawn seed has 53 bits, so that a client whose numbers are doubles can send it back.
         seed = secrets.randbits(53) if body.seed is None else body.seed
         requests: list[Request] = []
-        common = msgspec.structs.replace(common, model=self.card.identity.digest, request_id=current().request_id)
+        exchange, model = current(), self.card.identity.digest
+        common = msgspec.structs.replace(
+            common, model=model, request_id=exchange.request_id, traceparent=exchange.traceparent
+        )
         for prompt in prompts:
             params = self._params(body, self._token_limit(body, len(prompt)), seed)
             for choice in range(body.n):

@@ -22,6 +22,7 @@ from app.api.service import Settings
 from app.inputs.tokenizers import load_tokenizer
 from deployments.ingress.client import RouterClient
 from deployments.observability.logs import LogOptions, configure
+from deployments.observability.traces import TraceOptions, tracer_of
 from engine.model.identity import tokenizer_hash_if_any
 from engine.model.resolve import resolve
 
@@ -42,6 +43,7 @@ class EdgeOptions:
     max_nodes: int
     shared_namespace: str
     access: AccessOptions
+    traces: TraceOptions
 
 
 class Edge:
@@ -115,4 +117,4 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     if access.api_keys is not None:
         keyring = Keyring(Path(access.api_keys), access.replicas)
         keyring.follow()
-    return Edge(Api(client, tokenizer, settings), access, keyring)
+    return Edge(Api(client, tokenizer, settings, tracer_of(options.traces, "Ingress")), access, keyring)

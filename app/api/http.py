@@ -41,6 +41,7 @@ from app.api.streaming import ClientGone, EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
 from app.telemetry.metrics import EdgeMetrics
+from deployments.observability.traces import Tracer
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import SpectraError
 
@@ -61,7 +62,13 @@ CLIENT_CLOSED = 499  # only for access logs: the client has disconnected
 class Api:
     """The endpoints; one instance per process, without state of requests."""
 
-    def __init__(self, backend: Backend, tokenizer: PreTrainedTokenizerFast, settings: Settings) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: PreTrainedTokenizerFast,
+        settings: Settings,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._backend = backend
         self._tokenizer = tokenizer
         self._settings = settings
@@ -70,7 +77,7 @@ class Api:
         self._texts = TokenTexts(tokenizer)
         card = backend.model_card
         metrics = EdgeMetrics(backend.counted, card.name, card.max_model_len)
-        self.access_log = AccessLog(request_fields(), metrics, settings.access_log, settings.log_prompts)
+        self.access_log = AccessLog(request_fields(), metrics, settings.access_log, tracer)
 
     @property
     def _card(self) -> ModelCard:

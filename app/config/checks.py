@@ -56,6 +56,7 @@ def check_unused_fields(fields: AllFields) -> None:
             "replicas is 1: there is no other to choose",
             ("affinity", "affinity_slack", "failover"),
         ),
+        (not fields.traces, "traces is false: no span is sent", ("otlp_endpoint",)),
         (fields.affinity == "none", "affinity is none; slack is for affinity prefix", ("affinity_slack",)),
         (
             fields.stages == 1 and not has_profiled_stages(fields),

@@ -231,9 +231,9 @@ class HttpFields(FieldGroup):
 
 
 class LogFields(FieldGroup):
-    """What every process writes of its work, and of requests."""
+    """What every process tells of its work, and of requests."""
 
-    TITLE: ClassVar[str] = "logs"
+    TITLE: ClassVar[str] = "logs and traces"
 
     log_format: Literal["text", "json"] = Field("text", description="form of every process's log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -241,6 +241,15 @@ class LogFields(FieldGroup):
     )
     access_log: bool = Field(True, description="log a line, of level info, for every request that was served")
     log_prompts: bool = Field(False, description="such a line holds the beginning of the prompt")
+    traces: bool = Field(
+        False, description="send spans of requests to an OpenTelemetry collector, by OTLP over HTTP (extra traces)"
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        repr=False,  # may hold a password
+        description="URL of the collector, as in http://127.0.0.1:4318; by default as OpenTelemetry's own environment "
+        "variables say",
+    )
 
 
 class AllFields(

@@ -188,6 +188,7 @@ class Server:
 
         from app.builder import build_app
 
+        configure(log_options(self.config), "serve")  # Serve has just brought a handler of its own
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         logs = LoggingConfig(encoding=self.config.log_format.upper(), log_level=self.config.log_level.upper())
         serve.start(http_options=HTTPOptions(host=self.host, port=self.port), logging_config=logs)

@@ -10,8 +10,10 @@ from app.telemetry import exchange as exchanges
 from app.telemetry.exchange import Exchange, Refusal
 from app.telemetry.metrics import EdgeMetrics
 from app.telemetry.refusals import Fields
+from app.telemetry.spans import end_span
 from deployments.observability import request_id
 from deployments.observability.flood import FloodGate
+from deployments.observability.traces import Tracer
 
 MOST_REFUSALS, SPAN_S = 10, 60.0  # lines per reason in this time
 MOST_CHARS = 200  # of what a client sent, as its path
@@ -28,11 +30,13 @@ class AccessLog:
         fields: of requests.
         metrics: count every request.
         served: whether requests that were served have a line, too.
-        prompts: whether such a line holds the beginning of the prompt.
+        tracer: makes a span of every exchange but probes, too; None: they are not traced.
     """
 
-    def __init__(self, fields: Fields, metrics: EdgeMetrics, served: bool = True, prompts: bool = False) -> None:
-        self.prompts = prompts
+    def __init__(
+        self, fields: Fields, metrics: EdgeMetrics, served: bool = True, tracer: Tracer | None = None
+    ) -> None:
+        self._tracer = tracer
         self._fields = fields
         self.metrics = metrics
         self._served = served
@@ -47,13 +51,18 @@ class AccessLog:
             given_id: the header ``X-Request-Id``; one is drawn if it is missing or not fit for a log.
             traceparent: the header of that name.
         """
-        exchange = Exchange(request_id.request_id_of(given_id), method, path, (traceparent or "")[:MOST_CHARS])
+        exchange = Exchange(request_id.request_id_of(given_id), method, path)
+        if self._tracer is not None and path not in PROBES:
+            exchange.span = self._tracer.begin(method, traceparent or "")
+            exchange.traceparent = self._tracer.traceparent_of(exchange.span)
         request_id.current.set(exchange.request_id)
         exchanges.begin(exchange)
         return exchange
 
     def end(self, exchange: Exchange) -> None:
-        """Count an exchange, and write its line."""
+        """Count an exchange, write its line, and end its span."""
+        if exchange.span is not None:
+            end_span(exchange.span, exchange)
         refusal = exchange.refusal
         field = "" if refusal is None else self._fields.named(refusal.param)
         self.metrics.count(exchange, field)

@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.observability.request_id import request_id_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class Exchange:
     request_id: str
     method: str  # of HTTP, or CALL for Ray handles
     path: str
-    traceparent: str = ""  # the client's, as W3C Trace Context has it; "": none
+    traceparent: str = ""  # of ``span``, for other processes; "": the request is not traced
+    span: Span | None = None
     route: str = ""  # the template of the path; "": the path is one of a few
     began: float = field(default_factory=time.perf_counter)  # seconds
     status: int = 0  # of HTTP; 0: no answer has begun

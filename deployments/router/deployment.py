@@ -18,6 +18,8 @@ from ray.serve.handle import DeploymentHandle
 from deployments.metrics.process import Process
 from deployments.metrics.reports import Reports
 from deployments.observability.logs import configure
+from deployments.observability.request_spans import RequestSpans
+from deployments.observability.traces import tracer_of
 from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
 from deployments.retrieval.bridge import RouterRetrieval
@@ -83,7 +85,9 @@ class RouterDeployment:
         learn = None if self._retrieval is None else self._retrieval.learn
         reports, process = Reports(), Process("router", ray.util.get_node_ip_address())
         clients = [target.client(info) for target in self._targets]
-        self._router = Router(options, info, draft_client, clients, learn, costs, (reports, process))
+        tracer = tracer_of(options.traces, "Router")
+        spans = None if tracer is None else RequestSpans(tracer)
+        self._router = Router(options, info, draft_client, clients, learn, costs, (reports, process), spans)
         # The router before this one serves until Serve counts this one as up, and then sends the ingresses here.
         self._leading = asyncio.get_running_loop().call_later(LEAD_S, self._lead)
         self._card = _card(options, info, aliases)

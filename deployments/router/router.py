@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from prometheus_client.registry import Collector
 
+from deployments.observability.request_spans import RequestSpans
 from deployments.options import RouterOptions
 from deployments.router.admission import Admission, as_served, finish_of
 from deployments.router.draft_client import DraftClient
@@ -48,6 +49,7 @@ class Router:
         learn: takes the namespace and the output of every request that ended well; must return at once.
         costs: step times of a pipeline; None: not measured.
         metrics: of other origin, to show among its own.
+        spans: makes the spans of requests that are traced; None: none is.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Router:
         learn: Callable[[str, list[int]], None] | None = None,
         costs: StepCosts | None = None,
         metrics: Iterable[Collector] = (),
+        spans: RequestSpans | None = None,
     ) -> None:
         self.options = options
         self.info = info
@@ -75,7 +78,8 @@ class Router:
         self._admission = Admission(self.lanes, options)
         self._placement = Placement(self.lanes, options)
         self._rebalancer = Rebalancer(self.lanes, self._sessions, self._metrics, options.failover)
-        self._draft_rounds = DraftRounds(draft_client, self._sessions)
+        self._draft_rounds = DraftRounds(draft_client, self._sessions, spans)
+        self._spans = spans
         self._next_seq = 0
         self._closed = False
 
@@ -193,6 +197,8 @@ class Router:
     def _close_session(self, session: Session) -> None:
         self._sessions.close(session)
         session.lane.cancel(session.sequence)
+        if self._spans is not None:
+            self._spans.ended(session.sequence)
         if session.sequence.request.method != AUTOREGRESSIVE:
             self._draft_client.end(session.sequence)
         session.lane.dispatch()

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from app.serving import environment
+from deployments.observability.request_spans import RequestSpans
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
@@ -176,6 +177,7 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
         transport: str = "auto",
         n_lanes: int = 1,
         options: RouterOptions | None = None,
+        spans: RequestSpans | None = None,
         **limits: int,
     ) -> AsyncIterator[Served]:
         pipelines = [
@@ -186,7 +188,9 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
         speculators = draft_client or InlineDraftClient(SpeculatorPool(), target.spec.vocab_size)
         any_wait = RouterOptions("tiny", max_wait=None)  # a busy machine must not refuse
         chosen = replace(options or any_wait, scheduler=scheduler)
-        served.router = Router(chosen, target, speculators, [served.target(i) for i in range(n_lanes)], learn)
+        served.router = Router(
+            chosen, target, speculators, [served.target(i) for i in range(n_lanes)], learn, spans=spans
+        )
         served.router.start()
         try:
             yield served
