@@ -33,9 +33,7 @@ class AccessLog:
         tracer: makes a span of every exchange but probes, too; None: they are not traced.
     """
 
-    def __init__(
-        self, fields: Fields, metrics: EdgeMetrics, served: bool = True, tracer: Tracer | None = None
-    ) -> None:
+    def __init__(self, fields: Fields, metrics: EdgeMetrics, served: bool = True, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
         self._fields = fields
         self.metrics = metrics
