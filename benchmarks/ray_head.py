@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -31,8 +32,15 @@ class RayHead:
         self._port = free_port()
         self.url = f"http://{HOST}:{self._port}"  # of the application
         self.dashboard = ""  # its address, known once the cluster has started
+        # Those who deploy show the token that the cluster was started with, if it wants one.
+        self._environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} | os.environ
         self._command = [sys.executable, "-m", __spec__.name, str(self._port), str(cpus)]
         self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For questions to the dashboard."""
+        return {"Authorization": f"Bearer {self._environment['RAY_AUTH_TOKEN']}"}
 
     @property
     def pid(self) -> int:
@@ -53,6 +61,7 @@ class RayHead:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env=self._environment,
                 start_new_session=True,
             )
             assert self._process.stdout is not None
@@ -85,7 +94,9 @@ class RayHead:
             if not isinstance(config, Path):
                 file.write_text(json.dumps(config))  # JSON is YAML
             command = [serve, "deploy", "--address", self.dashboard, str(file)]
-            subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            subprocess.run(
+                command, check=True, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
 
 
 def main() -> None:

@@ -14,7 +14,9 @@ Columns, in seconds after the deployment of the config:
     not ready          from when to when /ready said so
     longest pause      of any stream
     recovered          the end of the last pause above 0.5 s: every stream flows again
-    broken streams     connections that broke; there must be none
+    broken streams     answers that broke off or failed; there must be none
+    sent again         requests on an idle connection that HAProxy closed as they came: clients open another, as
+                       HTTP libraries do. No answer had begun
 
 Exit status 1: a request failed, a text differs from the undisturbed one, a stream broke, a replica was not replaced, or
 sessions or blocks are left over. With --out: timeline.png, table.md, result.json. The last line of stdout is one JSON
@@ -35,6 +37,7 @@ import aiohttp
 from tqdm import tqdm
 
 from app.demo.paths import DEMO
+from app.load.failures import REFUSED
 from benchmarks.ray_head import RayHead
 from benchmarks.reporting import Report, table
 from benchmarks.resilience import plots
@@ -45,6 +48,7 @@ from benchmarks.resilience.streams import Streams
 
 APPLICATION = "application"
 UPDATES = ("Ingress", "Router", "Target", "Retrieval", APPLICATION)
+RETRIES = 5  # of one request
 UP_S = 300.0  # longest wait for a deployment
 CPUS = 0.1  # of a replica, as ``app.builder`` has it; each update takes a little off
 COLUMNS = {
@@ -55,6 +59,7 @@ COLUMNS = {
     "longest_pause": "longest pause s",
     "recovered_seconds": "recovered s",
     "broken_streams": "broken streams",
+    "sent_again": "sent again",
     "notes": "notes",
 }
 Replicas = dict[str, str]  # id -> state
@@ -96,7 +101,8 @@ class Site:
 
     async def replicas(self, session: aiohttp.ClientSession, update: str) -> Replicas:
         """Replicas that an update replaces."""
-        async with session.get(f"{self.head.dashboard}/api/serve/applications/") as response:
+        url = f"{self.head.dashboard}/api/serve/applications/"
+        async with session.get(url, headers=self.head.headers) as response:
             found = (await response.json())["applications"]["spectra"]["deployments"]
         return {
             replica["replica_id"]: replica["state"]
@@ -138,7 +144,7 @@ async def _measure(settings: argparse.Namespace, site: Site, names: Sequence[str
     await asyncio.to_thread(site.deploy)
     await _until_ready(site.head.url)
     bodies = [question(settings.model, client, settings.max_tokens) for client in range(settings.streams)]
-    streams = Streams(site.head.url, len(bodies), lambda client: (client, bodies[client]))
+    streams = Streams(site.head.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
     print(f"{streams.n} streams undisturbed: {await streams.learn_reference(bodies, len(bodies)):.1f} s", flush=True)
     async with (
         aiohttp.ClientSession() as session,
@@ -229,8 +235,9 @@ def _row(
     longest, recovered = longest_and_recovery(update, gaps)
     down = [one.at - update.acted for one in samples if update.acted <= one.at <= update.ended and not one.is_ready]
     breaks = [found for record in streams.records for found in record.breaks]
-    n_broken = sum(update.acted <= found.at <= update.ended for found in breaks)
-    if n_broken:
+    kinds = [found.kind for found in breaks if update.acted <= found.at <= update.ended]
+    n_again = kinds.count(REFUSED)
+    if n_broken := len(kinds) - n_again:
         update.wrong.append(f"{n_broken} streams broke")
     return {
         "update": update.name,
@@ -241,5 +248,6 @@ def _row(
         "longest_pause": round(longest, 2),
         "recovered_seconds": round(recovered, 2),
         "broken_streams": n_broken,
+        "sent_again": n_again,
         "notes": update.wrong,
     }

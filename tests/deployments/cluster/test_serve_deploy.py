@@ -42,7 +42,8 @@ class Site:
 
     def application(self) -> dict[str, Any]:
         """What Serve says of it."""
-        found: dict[str, Any] = httpx.get(f"{self.head.dashboard}/api/serve/applications/", timeout=60).json()
+        url = f"{self.head.dashboard}/api/serve/applications/"
+        found: dict[str, Any] = httpx.get(url, headers=self.head.headers, timeout=60).json()
         application: dict[str, Any] = found["applications"]["spectra"]
         return application
 
@@ -101,6 +102,7 @@ def test_a_config_that_cannot_be_is_refused_with_the_reason_and_the_old_one_serv
     site.until(lambda found: "modle is unknown; model is meant?" in found["message"])
     assert site.application()["status"] == "DEPLOY_FAILED"
     site.head.deploy(site.changed({"Router": {"num_replicas": 2}}))
-    site.until(lambda found: "Router.num_replicas is 2; it must be 1" in found["deployments"]["Router"]["message"])
+    refused = "Router.num_replicas is 2; it must be 1"
+    site.until(lambda found: refused in found["deployments"].get("Router", {}).get("message", ""))
     assert before <= site.replicas("Router", "Ingress", "Target")
     assert len(Stream(site, **job(1)).all_ids()) == 500
