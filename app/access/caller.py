@@ -69,6 +69,6 @@ STRANGER = Caller(
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """The caller of a request, by its ASGI scope; IN_CLUSTER if nothing has looked for one."""
-    caller: Caller = scope.get("state", {}).get(STATE, IN_CLUSTER)
+    """The caller of a request, by its ASGI scope; STRANGER if nothing has looked for one."""
+    caller: Caller = scope.get("state", {}).get(STATE, STRANGER)
     return caller

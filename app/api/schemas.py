@@ -1,8 +1,9 @@
 """The bodies of HTTP requests: OpenAI's fields and our extensions, with their types, ranges and defaults.
 
-To add a field that clients may send: declare it here, map it in `app.api.convert` to the engine's request, and add it
-there (`engine/request.py`, or `engine/sampling/params.py` if it is a sampling parameter). The request travels unchanged
-from the edge to the scheduler. A field that cannot be honoured belongs into ``unsupported``.
+To add a field that clients may send: declare it here, map it in `app.api.convert` (or `grants`, if it takes a key's
+leave) to the engine's request, and add it there (`engine/request.py`, or `engine/sampling/params.py` if it is a
+sampling parameter). The request travels unchanged from the edge to the scheduler. A field that cannot be honoured
+belongs into ``unsupported``.
 
 Unknown fields are refused; `app.api.parsing` turns violations into OpenAI's errors. Defaults are OpenAI's (temperature
 1.0, top_p 1.0), except that a request without a token limit may use what fits into the context, up to
@@ -77,8 +78,8 @@ class SpeculativeOptions(Strict):
     max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
     # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share cached
-    # prefixes and what speculators learn from them, unless their cache salts differ; a client can name any namespace:
-    # a gateway that knows the tenant should set it.
+    # prefixes and what speculators learn from them, unless their tenants or cache salts differ. The caller's key says
+    # which namespaces a request may name (`app.api.grants`).
     namespace: str | None = None
 
     @field_validator("namespace")
