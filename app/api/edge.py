@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     """The edge of one ingress replica; runs in its process."""
     configure(options.logs, "Ingress")
     path = resolve(options.tokenizer, options.revision)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one: another thread is only a detour
     tokenizer = load_tokenizer(path)
     client.encode_with(tokenizer_hash_if_any(path))
     settings = Settings(
