@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from app.cli import main
-from benchmarks.resilience.fuzz import Outcome, send_all
+from benchmarks.resilience.hostile_clients import Outcome, send_all
 from benchmarks.resilience.hostile_requests import hostile_requests
 from tests.support.metrics import documented, exposed
 from tests.support.server_process import FLAGS, Server, Stream, check_stopped, running, spectra
