@@ -35,7 +35,7 @@ from engine.target.options import GIB, TargetOptions
 from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import LiveOptions
-from speculators.methods import method_names
+from speculators.methods import method_names, normalised
 from speculators.registry import SpeculatorOptions
 
 TEXT_SOURCES = ["suffix"]  # what auto chooses from on a simulated target unless told otherwise
@@ -139,7 +139,8 @@ def router_options(config: ServeConfig) -> RouterOptions:
     file = costs_file(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
     return RouterOptions(
         model=config.served_name,
-        method=config.method,
+        method=normalised(config.method),
+        methods=config.allowed_methods,
         max_nodes=config.max_nodes,
         limit_nodes=max(config.max_nodes, 256),
         cost_file=str(file),

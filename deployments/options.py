@@ -19,6 +19,7 @@ class RouterOptions:
     model: str = "demo"  # name in metrics
     method: str = AUTOREGRESSIVE  # for requests that name none
     max_nodes: int = 64  # likewise
+    methods: tuple[str, ...] = ()  # that requests may name, joined or not, besides ``method``; (): all
     limit_nodes: int = 256  # a request that asks for more nodes is refused
     cost_file: str = ""  # keeps measured step times between starts; "": none
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)

@@ -34,6 +34,10 @@ STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)
 """Available names that need nothing but the text."""
 
 
+MOST_PARTS = 6  # names that one method may join
+MOST_CHARS = 256  # of a method
+
+
 def check_name(name: str, available: Collection[str] = AVAILABLE) -> None:
     """Raises UnknownMethodError, which lists ``available``, if ``name`` is unknown or not available yet."""
     if name not in available:
@@ -41,15 +45,38 @@ def check_name(name: str, available: Collection[str] = AVAILABLE) -> None:
         raise UnknownMethodError(f"{what}; available: {', '.join(available)}", "method")
 
 
+def normalised(method: str) -> str:
+    """The one spelling of a method; the order of its parts stays, because they draft in that order of priority.
+
+    Raises:
+        UnknownMethodError: the method is too long, or it joins too many names or one twice.
+    """
+    if len(method) > MOST_CHARS:
+        raise UnknownMethodError(f"method has {len(method)} characters; it must have at most {MOST_CHARS}", "method")
+    names = [name.strip() for name in method.split("+")]
+    if len(names) > MOST_PARTS:
+        raise UnknownMethodError(f"method joins {len(names)} names; it must join at most {MOST_PARTS}", "method")
+    if len(set(names)) < len(names):
+        raise UnknownMethodError(f"method {method!r} names one method twice", "method")
+    return "+".join(names)
+
+
+def check_allowed(method: str, allowed: Collection[str]) -> None:
+    """Raises UnknownMethodError, which lists ``allowed``, if neither ``method``, normalised, nor all its parts are."""
+    if method not in allowed and not all(name in allowed for name in method.split("+")):
+        raise UnknownMethodError(
+            f"method {method!r} is not among those that this server allows: {', '.join(allowed)}", "method"
+        )
+
+
 def method_names(method: str, available: Collection[str] = AVAILABLE) -> list[str]:
     """The names that ``method`` joins with ``+``, in priority order.
 
     Raises:
-        UnknownMethodError: a name is unknown (the message lists ``available``), not available yet, or repeated.
+        UnknownMethodError: a name is unknown (the message lists ``available``) or not available yet; or as
+            ``normalised``.
     """
-    names = [name.strip() for name in method.split("+")]
-    if len(set(names)) < len(names):
-        raise UnknownMethodError(f"method {method!r} names one method twice", "method")
+    names = normalised(method).split("+")
     for name in names:
         check_name(name, available)
     return names

@@ -6,16 +6,22 @@ know where the target runs.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.request import Request
 from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.registry import Factory, SpeculatorOptions, create
 
+MOST_METHODS = 32  # kept while no request uses them: clients may join the names in thousands of ways
+
 
 class SpeculatorPool:
     """Owns the views of all live requests and one speculator per method, made when first asked for.
+
+    A method that joins several names is little more than their speculators, which are made once each; of all methods
+    the most recently used are kept, and those of live requests.
 
     Args:
         options: per-method settings.
@@ -25,7 +31,8 @@ class SpeculatorPool:
     def __init__(self, options: SpeculatorOptions | None = None, extra: Mapping[str, Factory] | None = None) -> None:
         self._options = options or SpeculatorOptions()
         self._extra = extra
-        self._speculators: dict[str, FaultIsolated] = {}  # method -> its speculator
+        self._parts: dict[str, Speculator] = {}  # by name; as many as there are names
+        self._speculators: OrderedDict[str, FaultIsolated] = OrderedDict()  # by method, in order of their last use
         self._live: dict[int, tuple[RequestView, FaultIsolated]] = {}  # request id -> its view and its speculator
         if self._options.retrieval is not None:
             self._options.retrieval()  # now: a corpus takes seconds, and no request should wait for it
@@ -89,12 +96,25 @@ class SpeculatorPool:
         for request_id in list(self._live):
             self.end(request_id)
         self._speculators.clear()
+        self._parts.clear()
 
     def _speculator(self, method: str) -> FaultIsolated:
         known = self._speculators.get(method)
         if known is None:
-            known = self._speculators[method] = FaultIsolated(create(method, self._options, self._extra))
+            known = FaultIsolated(create(method, self._options, self._extra, self._parts))
+            self._make_room()
+            self._speculators[method] = known
+        self._speculators.move_to_end(method)
         return known
+
+    def _make_room(self) -> None:
+        """Forget the methods unused for longest; those of live requests stay, so that no method is made twice."""
+        if len(self._speculators) < MOST_METHODS:
+            return
+        used = {id(speculator) for _, speculator in self._live.values()}
+        idle = [method for method, speculator in self._speculators.items() if id(speculator) not in used]
+        for method in idle[: len(self._speculators) - MOST_METHODS + 1]:
+            del self._speculators[method]
 
     def _propose(self, budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """One batched call per method."""

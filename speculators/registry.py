@@ -84,7 +84,10 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
 
 
 def create(
-    method: str, options: SpeculatorOptions | None = None, extra: Mapping[str, Factory] | None = None
+    method: str,
+    options: SpeculatorOptions | None = None,
+    extra: Mapping[str, Factory] | None = None,
+    parts: dict[str, Speculator] | None = None,
 ) -> Speculator:
     """A speculator for ``method``: one name, or several joined with ``+`` in priority order.
 
@@ -92,27 +95,36 @@ def create(
         method: for instance ``pld`` or ``pld+spectra-core``.
         options: per-method settings.
         extra: factories under names that are no product's: how tests bring their own speculators.
+        parts: speculators made before, by name; what is missing is added. A drafter's weights are in memory once,
+            however many methods join it with others.
 
     Raises:
         UnknownMethodError: a name is unknown (the message lists the available ones), not available yet, or repeated.
     """
     options = options or SpeculatorOptions()
     factories = {**_FACTORIES, **(extra or {})}
-    parts = _parts(method_names(method, factories), factories, options)
-    return parts[0] if len(parts) == 1 else Combined(parts, options.combination)
+    joined = _parts(method_names(method, factories), factories, options, {} if parts is None else parts)
+    return joined[0] if len(joined) == 1 else Combined(joined, options.combination)
 
 
-def _parts(names: list[str], factories: Mapping[str, Factory], options: SpeculatorOptions) -> list[Speculator]:
-    """A speculator per name; the two halves of one mixed model are made as one."""
+def _parts(
+    names: list[str], factories: Mapping[str, Factory], options: SpeculatorOptions, made: dict[str, Speculator]
+) -> list[Speculator]:
+    """A speculator per name, from ``made`` if it is there; the two halves of one mixed model are one."""
     halves = tuple(name for name in names if name in (TEXT, TARGET))
     whole = len(halves) == 2 and options.suffix.mode == options.token_recycling.mode == "mixed"
     parts: list[Speculator] = []
     for name in names:
         check_name(name, factories)
         if not whole or name not in halves:
-            parts.append(factories[name](options))
+            if name not in made:
+                made[name] = factories[name](options)
+            parts.append(made[name])
         elif name == halves[0]:
-            parts.append(Successors(options.successors, halves))
+            both = "+".join(halves)
+            if both not in made:
+                made[both] = Successors(options.successors, halves)
+            parts.append(made[both])
     return parts
 
 
@@ -122,7 +134,7 @@ def _auto(options: SpeculatorOptions) -> Speculator:
     if not options.auto.sources:
         names += ["draft-model"] if options.draft_model.path is not None else []
         names += [AUTO_RETRIEVAL] if options.retrieval is not None and options.auto.retrieval else []
-    return Auto(_parts(names, _FACTORIES, options), options.step_costs, options.auto)
+    return Auto(_parts(names, _FACTORIES, options, {}), options.step_costs, options.auto)
 
 
 def _suffix(options: SpeculatorOptions) -> Speculator:

@@ -114,6 +114,11 @@ class SpeculationFields(FieldGroup):
     TITLE: ClassVar[str] = "speculation"
 
     method: str = Field("auto", description="speculation method of requests that name none")
+    methods: str | list[str] | None = Field(
+        None,
+        description="methods that requests may name, alone or joined, comma-separated; all by default; that of "
+        "method always",
+    )
     max_nodes: Annotated[int, Field(ge=0, le=4096)] = Field(
         64, description="drafted nodes per step of a request that names no number"
     )

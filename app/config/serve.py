@@ -14,8 +14,9 @@ from pydantic import model_validator
 from app.config.checks import check_access_fields, check_split_fields, check_unused_fields
 from app.config.fields import AllFields, MethodFields
 from app.demo.paths import DEMO
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnknownMethodError
 from retrieval_store.service.manifest_feed import is_namespace
+from speculators.methods import method_names, normalised
 
 
 class ServeConfig(AllFields):
@@ -40,6 +41,13 @@ class ServeConfig(AllFields):
         return self
 
     def _check_methods(self) -> None:
+        for method in _listed(self.methods):
+            try:
+                method_names(method)
+            except UnknownMethodError as error:
+                raise ValueError(f"methods: {error}") from None
+        if self.methods is not None and not self.allowed_methods:
+            raise ValueError("methods names no method; leave it out to allow all, or name autoregressive")
         if "path" in self.drafter:
             raise ValueError("drafter has no setting 'path'; draft_model says which model it is")
         given = {name: getattr(self, name) for name in MethodFields.model_fields if getattr(self, name)}
@@ -80,6 +88,11 @@ class ServeConfig(AllFields):
     def live_namespaces(self) -> tuple[str, ...]:
         """Namespaces that learn."""
         return _listed(self.live)
+
+    @property
+    def allowed_methods(self) -> tuple[str, ...]:
+        """Methods that requests may name; (): all."""
+        return tuple(dict.fromkeys(normalised(method) for method in _listed(self.methods)))
 
     @property
     def origins(self) -> tuple[str, ...]:

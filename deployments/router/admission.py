@@ -17,8 +17,10 @@ from deployments.router.service_rate import WaitEstimate
 from engine.errors import OverloadedError, RequestError
 from engine.events import LENGTH, STOP, StepEvent
 from engine.request import Request
+from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.stats import StatsCounter
+from speculators.methods import check_allowed, normalised
 
 SOONEST_S = 1.0  # least ``retry_after``
 FRESH_S = 0.05  # an estimate holds so long unless a request is admitted: a flood of refusals must not delay steps
@@ -30,13 +32,24 @@ def as_served(request: Request, options: RouterOptions) -> Request:
 
     Raises:
         RequestError: ``max_nodes`` is above the server's limit.
+        UnknownMethodError: the server does not allow the method, or it joins too many.
     """
     limit, wanted = min(options.limit_nodes, options.scheduler.max_tree_nodes), request.max_nodes
     if wanted is not None and wanted > limit:
         raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
     if request.namespace == options.shared_namespace:
         request = msgspec.structs.replace(request, namespace="")
+    if request.method:
+        request = msgspec.structs.replace(request, method=_allowed(request.method, options))
     return request.with_defaults(options.method, options.max_nodes)
+
+
+def _allowed(method: str, options: RouterOptions) -> str:
+    """The one spelling of a method that requests may name; the default and plain decoding are always allowed."""
+    method = normalised(method)
+    if options.methods and method not in (options.method, AUTOREGRESSIVE):
+        check_allowed(method, options.methods)
+    return method
 
 
 def finish_of(request: Request) -> StepEvent | None:
