@@ -6,6 +6,7 @@ retrieval  snapshots are published, rolled back and damaged, and the Redis dies:
 overload   several times the capacity: which requests are refused, how long do the admitted ones wait?
 fuzz       malformed and extreme requests beside good streams: does any stream notice, is anything left over?
 soak       mixed load for half an hour: does memory or the KV cache grow?
+oracle     a stranger guesses at another's prompt: what do cached tokens and times tell?
 
 Each command starts what it needs and ends it again. The last line of stdout is one JSON document; exit status 1 says
 that something went wrong (`COMMAND --help` names what). Other work on the machine lengthens every time shown.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.reporting import Report
-from benchmarks.resilience import chaos, fuzz, overload, rolling, soak
+from benchmarks.resilience import chaos, fuzz, oracle, overload, rolling, soak
 from benchmarks.resilience.retrieval import command as retrieval
 
 COMMANDS = {
@@ -34,6 +35,7 @@ COMMANDS = {
     "overload": overload,
     "fuzz": fuzz,
     "soak": soak,
+    "oracle": oracle,
 }
 
 
