@@ -38,7 +38,7 @@ def granted(body: GenerationRequest, caller: Caller, settings: Settings) -> Requ
         priority=body.priority,
         namespace=namespace,
         scope=scope_of(caller.tenant, namespace, salt=body.cache_salt),
-        teaches=caller.feeds is None or (namespace or settings.shared_namespace) in caller.feeds,
+        teaches=body.cache_salt is None and _feeds(caller, namespace, settings.shared_namespace),
         tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
     )
 
@@ -50,3 +50,10 @@ def scope_of(tenant: str, namespace: str, *, salt: str | None) -> str:
     """
     digest = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if salt else ""
     return "/".join((tenant, namespace, digest))
+
+
+def _feeds(caller: Caller, namespace: str, shared: str) -> bool:
+    """Whether an answer may become text of its namespace; a tenant's becomes everybody's only if its key says so."""
+    if caller.feeds is None:
+        return bool(namespace) or not caller.tenant
+    return (namespace or shared) in caller.feeds

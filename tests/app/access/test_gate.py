@@ -191,6 +191,13 @@ async def test_a_gateways_header_says_whose_a_request_is(edge: Serve, backend: A
     assert len({request.scope for request in backend.seen}) == 3
 
 
+async def test_a_gateways_tenant_feeds_no_text_that_other_tenants_read(edge: Serve, backend: Any) -> None:
+    async with edge(tenant_header="X-Tenant", trust_clients=True) as client:
+        for speculative in ({}, {"namespace": "default"}, {"namespace": "ann"}):
+            assert (await ask(client, {"X-Tenant": "ann"}, speculative=speculative)).status_code == 200
+    assert [(r.namespace, r.teaches) for r in backend.seen] == [("", False), ("", False), ("ann", True)]
+
+
 @pytest.mark.parametrize("values", [[], [""], ["a/b"], ["x" * 129], ["ann", "bob"], ["ann, bob"]])
 async def test_a_request_without_one_tenant_in_the_gateways_header_is_refused(edge: Serve, values: list[str]) -> None:
     async with edge(tenant_header="X-Tenant") as client:

@@ -94,6 +94,9 @@ async def test_requests_share_a_scope_only_where_namespace_and_salt_agree(client
     scopes = [request.scope for request in backend.seen]
     assert scopes[: len(scopes) // 2] == scopes[len(scopes) // 2 :]
     assert len(set(scopes)) == len(salts) * len(namespaces)
+    assert {request.teaches for request in backend.seen if request.scope.endswith("/")} == {True}
+    salted = [request.teaches for request in backend.seen if not request.scope.endswith("/")]
+    assert not any(salted), "nothing that a salted request wrote is drafted for others"
     assert not any("x" in scope for scope in scopes), "a salt is a secret: only its digest travels"
 
 
