@@ -29,7 +29,7 @@ from engine.errors import ConfigError
         ({"pld": []}, "pld is []; it must be a JSON object"),
         ({"modle": "demo"}, "modle is unknown; model is meant?"),
         ({"methods": "pld,sufix"}, "methods: unknown method 'sufix'; available: "),
-        ({"methods": [" , "]}, "methods names no method; leave it out to allow all"),
+        ({"methods": " , "}, "methods names no method; leave it out to allow all"),
         ({"device": "cuda"}, "stage_gpus is 0, but device is cuda: a stage needs a GPU"),
     ],
     ids=str,
