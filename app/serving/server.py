@@ -139,6 +139,8 @@ class Server:
         values = serve_environment(self._scratch.name, self._ports.getsockname()[1], bundle)
         if self._address is None:
             values |= local_environment()
+        elif {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+            values["RAY_AUTH_MODE"] = "token"  # or Ray would not show it
         for name, value in values.items():
             os.environ.setdefault(name, value)
         if BINARY in values:  # it runs the program that the environment names
@@ -166,7 +168,15 @@ class Server:
         while wait((starting,), timeout=0.02).not_done:
             self.install_signals()
         self.install_signals()
-        starting.result()
+        try:
+            starting.result()
+        except Exception as error:  # of many kinds
+            if self._address is None:
+                raise
+            raise ConfigError(
+                f"--ray-address {self._address!r} cannot be joined: {str(error).splitlines()[0]}; a cluster that asks "
+                "for a token wants it in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH"
+            ) from error
 
     def _check_gpus(self) -> None:
         """Refuse a local Ray that lacks the stages' GPUs: Serve would wait for them without a word. A cluster that was

@@ -1,8 +1,11 @@
-"""Stages on different Ray nodes: several raylets on this machine, one of which is killed with all it runs."""
+"""Stages on different Ray nodes: several raylets on this machine, one of which is killed with all it runs. They ask for
+a token, and what the stages say to each other goes over TCP in TLS."""
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -15,8 +18,8 @@ from app.cli import main
 
 pytestmark = pytest.mark.cluster
 
-DRIVER = """
-import json, os, signal, sys, threading, time
+DRIVER = '''
+import json, os, signal, subprocess, sys, threading, time
 import psutil, ray
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -93,7 +96,32 @@ def places():
     return target.state.remote().result()["stages"]
 
 
-said = {"quiet": handle.generate.remote(fields).result()["choices"][0]["token_ids"]}
+JOIN = """
+import ray, sys
+from app.config.serve import ServeConfig
+from app.serving.server import Server
+from engine.errors import ConfigError
+
+server = Server(ServeConfig(), "127.0.0.1", 8000, sys.argv[1])
+try:
+    server._set_environment()
+    server._start_ray()
+    print(ray.is_initialized())
+except ConfigError as error:
+    print(error)
+finally:
+    server.stop()
+"""
+
+
+def join(**environment):
+    given = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | environment
+    command = [sys.executable, "-c", JOIN, cluster.address]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, env=given).stdout.strip()
+
+
+said = {"joined": [join(), join(RAY_AUTH_TOKEN="0" * 64)]}
+said |= {"quiet": handle.generate.remote(fields).result()["choices"][0]["token_ids"]}
 said["before"] = target.state.remote().result()
 here, there = (stage["node"] for stage in places())
 own = target.endpoints.remote(here).result()
@@ -106,14 +134,15 @@ serve.shutdown()
 ray.shutdown()
 cluster.shutdown()
 print(json.dumps(said))
-"""
+'''
 
 
 @pytest.fixture(scope="module")
 def said(tiny_checkpoint: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sn-") as folder:
         command = [sys.executable, "-c", DRIVER, str(tiny_checkpoint), folder]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+        token = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=token)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -147,3 +176,10 @@ def test_a_lost_node_costs_its_stage_a_move_and_no_stream_anything(said: dict[st
     assert before[0] == after[0]
     assert after[1]["node"] not in {stage["node"] for stage in before}  # the third node
     assert said["orphans"] == []
+
+
+def test_a_cluster_that_asks_for_a_token_is_joined_with_it_alone(said: dict[str, Any]) -> None:
+    joined, refused = said["joined"]
+    assert joined == "True"
+    assert refused.startswith("--ray-address '127.0.0.1:")
+    assert refused.endswith("wants it in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH")
