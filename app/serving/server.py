@@ -33,7 +33,7 @@ from app.serving.environment import (
     local_environment,
     serve_environment,
 )
-from app.serving.haproxy import BINARY, install_certificate
+from app.serving.haproxy import BINARY, LOOPBACK, install_certificate
 from app.serving.progress import Progress
 from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, n_gpus, redirect_messages
 from deployments.observability.logs import JSON, configure
@@ -73,6 +73,7 @@ class Server:
         self.port = port
         self._address = address
         self._certificate = certificate
+        self._serve_host = host  # what Serve is told to listen on
         self._watch: CertificateWatch | None = None  # of the certificate, once the server starts
         self._scratch = tempfile.TemporaryDirectory(prefix="spectra-", dir=folder_for_sockets())
         self._ports: socket.socket | None = None  # claims this server's ports while it is open
@@ -136,7 +137,7 @@ class Server:
     def _set_environment(self) -> None:
         self._ports = claim_ports()
         bundle = None if self._watch is None else self._watch.path
-        values = serve_environment(self._scratch.name, self._ports.getsockname()[1], bundle)
+        values = serve_environment(self._scratch.name, self._ports.getsockname()[1], self.host, bundle)
         if self._address is None:
             values |= local_environment()
         elif {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
@@ -145,6 +146,8 @@ class Server:
             os.environ.setdefault(name, value)
         if BINARY in values:  # it runs the program that the environment names
             os.environ[BINARY] = values[BINARY]
+        if self._address is None and BINARY in values and os.environ[ENABLE_HAPROXY] == "1":
+            self._serve_host = LOOPBACK  # HAProxy alone listens for clients
         if self.config.log_format == JSON:
             os.environ.setdefault("RAY_BACKEND_LOG_JSON", "1")  # of Ray's own processes
 
@@ -201,7 +204,7 @@ class Server:
         configure(log_options(self.config), "serve")  # Serve has just brought a handler of its own
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         logs = LoggingConfig(encoding=self.config.log_format.upper(), log_level=self.config.log_level.upper())
-        serve.start(http_options=HTTPOptions(host=self.host, port=self.port), logging_config=logs)
+        serve.start(http_options=HTTPOptions(host=self._serve_host, port=self.port), logging_config=logs)
         target = RunTarget(build_app(self.config), APP_NAME)
         # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
         run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)

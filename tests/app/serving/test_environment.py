@@ -43,8 +43,8 @@ CONFIGURATION = """\
 frontend prometheus
     bind :14381
 frontend http_frontend
-    bind 0.0.0.0:8000
-    # a comment on bind 0.0.0.0:8000
+    bind 127.0.0.1:8000
+    # a comment on bind 127.0.0.1:8000
 frontend grpc_frontend
     bind 0.0.0.0:9000 proto h2
 listen stats
@@ -61,7 +61,7 @@ def configuration(folder: Path, text: str = CONFIGURATION) -> str:
 def completed(folder: Path, text: str, bundle: Path | None) -> tuple[int, str]:
     """Exit status of the script around a program that ends at once, and the configuration that program would see."""
     path = configuration(folder, text)
-    script = haproxy_script(str(folder), bundle)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    script = haproxy_script(str(folder), "0.0.0.0", bundle)["RAY_SERVE_HAPROXY_BINARY_PATH"]
     done = subprocess.run([script, "-db", "-f", path], timeout=60, stderr=subprocess.DEVNULL)
     return done.returncode, Path(path).read_text()
 
@@ -72,7 +72,8 @@ def test_pages_of_haproxy_are_for_this_machine_and_https_is_added_once(
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "/bin/true")
     status, plain = completed(tmp_path, CONFIGURATION, None)
     assert status == 0
-    assert plain == CONFIGURATION.replace("bind :", "bind 127.0.0.1:").replace("bind *:", "bind 127.0.0.1:")
+    own = CONFIGURATION.replace("bind :", "bind 127.0.0.1:").replace("bind *:", "bind 127.0.0.1:")
+    assert plain == own.replace("    bind 127.0.0.1:8000", "    bind 0.0.0.0:8000")
     status, secured = completed(tmp_path, CONFIGURATION, tmp_path / "b.pem")
     assert status == 0
     line = f"    bind 0.0.0.0:8000 ssl crt {tmp_path}/b.pem alpn h2,http/1.1 ssl-min-ver TLSv1.2 "
