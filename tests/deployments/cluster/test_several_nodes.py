@@ -109,8 +109,7 @@ try:
     print(ray.is_initialized())
 except ConfigError as error:
     print(error)
-finally:
-    server.stop()
+ray.shutdown()  # and no stop of the server, which would take the application down
 """
 
 
