@@ -141,6 +141,8 @@ async def test_a_stream_that_fails_and_a_client_that_goes_are_seen(
     async with httpx.AsyncClient(base_url=server) as client:
         backend.fails_after = 2
         await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        while not lines:  # the server writes it when the answer has gone
+            await asyncio.sleep(0.01)
         assert (lines[-1].levelname, vars(lines[-1])["code"]) == ("WARNING", "target_lost")
         assert vars(lines[-1])["completion_tokens"] > 0
         backend.fails_after, backend.delay = None, 0.05
