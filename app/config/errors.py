@@ -35,6 +35,7 @@ RIGHT: Mapping[str, str] = {
 _NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
 FORMS = {
     "device": "cpu, cuda or cuda:N",
+    "tenant_header": "1 to 64 letters, digits and '-'",
     "retrieval_namespace": "1 to 128 letters, digits, '.', '_' and '-', no '.' first",
 }
 

@@ -6,6 +6,7 @@ Greedy text is the same throughout, whatever is looked up.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from app.access.key_file import digest_of, new_key
 from engine.model.identity import tokenizer_hash
 from engine.model.loader import load_spec
 from retrieval_store.service.compaction import Target
@@ -34,7 +36,11 @@ from tests.support.server_process import free_port as any_port
 pytestmark = pytest.mark.cluster
 
 FLAGS = ["--name", "tiny", "--kv-gib", "0.05", "--method", "rest", "--max-nodes", "16", "--grace", "2"]
-RETRIEVAL = ["--trust-clients", "true", "--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
+RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
+KEYS = {  # id -> what the key may do
+    "operator": {"namespaces": ["tenant-a", "tenant-b", "learner"], "feeds": ["learner"], "admin": True},
+    "reader": {"namespaces": ["learner"]},
+}
 LONG = {"max_tokens": 500, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 SHORT = LONG | {"max_tokens": 60}
 MOST, FEW = 40, 20  # accepted of 60: the text itself was looked up, or others that agree with it by chance
@@ -49,10 +55,15 @@ class Site:
     folder: Path
     port: int
     process: subprocess.Popen[str]
+    keys: dict[str, str]  # id -> key
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, headers=self.key("operator"))
+
+    def key(self, name: str) -> dict[str, str]:
+        """The header of a key."""
+        return {"Authorization": f"Bearer {self.keys[name]}"}
 
     def complete(self, prompt: str, namespace: str | None = None, **fields: Any) -> tuple[list[int], int]:
         """Token ids, and how many of them had been drafted from what was looked up."""
@@ -114,7 +125,11 @@ def site(tiny_checkpoint: Path) -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="sr-") as name, RedisServer() as redis:
         folder, port = Path(name), any_port()
         store = ["--retrieval", redis.url, "--retrieval-cache", str(folder / "cache")]
+        keys = {name: new_key() for name in KEYS}
+        records = [{"id": name, "sha256": digest_of(keys[name]), "tenant": name, **may} for name, may in KEYS.items()]
+        (folder / "keys").write_text("\n".join(map(json.dumps, records)))
         command = [spectra(), "serve", "--model", str(tiny_checkpoint), "--port", str(port)]
+        command += ["--api-keys", str(folder / "keys")]
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
                 [*command, *FLAGS, *store, *RETRIEVAL],
@@ -129,7 +144,7 @@ def site(tiny_checkpoint: Path) -> Iterator[Site]:
             first = process.stdout.readline()
             watchdog.cancel()
             assert first.startswith("Ready: "), (folder / "log").read_text()
-            made = Site(redis, tiny_checkpoint, folder, port, process)
+            made = Site(redis, tiny_checkpoint, folder, port, process, keys)
             yield made
             made.http.close()
             left = made.processes() if process.poll() is None else []
@@ -217,6 +232,26 @@ def test_an_answer_is_drafted_from_the_next_time_within_its_namespace_only(site:
         assert site.ignores(prompt, other)
     assert site.metric("spectra:live_texts_total") >= 1
     assert site.metric("spectra:live_dropped_total") == 0
+
+
+def test_keys_say_who_reads_and_feeds_a_namespace_and_share_no_prefix(site: Site) -> None:
+    prompt, body = "over the quiet town", {"model": "tiny", "prompt": [5, 6, 7] * 60, "max_tokens": 1}
+    reader = site.key("reader")
+
+    def cached(headers: dict[str, str]) -> int:
+        usage = site.http.post("/v1/completions", json=body, headers=headers).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached({}), cached({}), cached(reader), cached(reader)] == [0, 128, 0, 128]
+    assert httpx.post(f"http://127.0.0.1:{site.port}/v1/completions", json=body).status_code == 401
+    assert site.http.get("/metrics", headers=reader).status_code == 403
+    for namespace, status in (("tenant-a", 403), ("learner", 200)):
+        asked = SHORT | {"model": "tiny", "prompt": prompt, "speculative": {"namespace": namespace}}
+        assert site.http.post("/v1/completions", json=asked, headers=reader).status_code == status
+    learnt = site.metric("spectra:live_texts_total")
+    assert site.complete("a text of the operator", "learner")[1] < FEW
+    eventually(lambda: site.metric("spectra:live_texts_total") > learnt)  # in their order: the reader's is not learnt
+    assert site.ignores(prompt, "learner")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a/b", 7])
