@@ -13,9 +13,9 @@ import pytest
 
 from deployments.router.draft_client import InlineDraftClient
 from deployments.router.router import Router
-from deployments.submission import server as submission_server
-from deployments.submission.client import FRAME_BYTES, RouterConnection
+from deployments.submission import ingress_connection
 from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_events, encode
+from deployments.submission.router_connection import FRAME_BYTES, RouterConnection
 from deployments.submission.server import SubmissionServer
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
@@ -144,7 +144,9 @@ async def test_readiness_is_asked_on_the_way_of_requests() -> None:
 async def test_a_router_that_is_lost_or_stuck_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     async with submitting(Endless().run) as pair:
         await pair.channel.check_ready()
-        monkeypatch.setattr(submission_server.IngressConnection, "_flush", lambda self: None)  # nothing leaves any more
+        monkeypatch.setattr(
+            ingress_connection.IngressConnection, "_flush", lambda self: None
+        )  # nothing leaves any more
         asking = asyncio.create_task(pair.channel.check_ready())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -265,7 +267,7 @@ async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
 async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(submission_server, "MAX_UNREAD", 1 << 20)
+    monkeypatch.setattr(ingress_connection, "MAX_UNREAD", 1 << 20)
     endless, modest = Endless(n_tokens=100_000), Endless()
 
     async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
