@@ -81,6 +81,9 @@ class RayHead:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def deploy(self, config: Path | Mapping[str, Any]) -> None:
         """``serve deploy`` of a config file, or of what one would hold; returns once Serve has taken it.

@@ -4,7 +4,7 @@ Every stage is a real one in a process of its own, with one thread, as the serve
 sends the same step again and again: a root and so many nodes behind a prefix. Alternating with it, the same shards run
 the same step one after the other in this process (forwards and verification, no channel): the bare time. Medians.
 
-    python -m benchmarks.pipeline_overhead [--model DIR] [--stages 1 2 4] [--links socket gloo] [--runs 200]
+    python -m benchmarks.processes.pipeline_overhead [--model DIR] [--stages 1 2 4] [--links socket gloo] [--runs 200]
 
 Columns: `bare` is the sum of the bare forwards; `busy` what the stages say they were busy, which differs by what
 other processes do to caches and clocks; `step` from sending to result, as a router sees it; `overhead` step - bare.

@@ -1,6 +1,6 @@
 """What TLS costs on the channels between nodes: a message there and its echo back, over loopback, two processes.
 
-    python -m benchmarks.channel_tls
+    python -m benchmarks.processes.channel_tls
 
 Unix sockets, TCP in clear and TCP in TLS take turns in one run; the table shows medians in microseconds and the ratio
 of TLS to clear. A step sends some hundreds of bytes and gets as many; with sockets between stages, the hidden states
