@@ -35,8 +35,8 @@ from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
 from benchmarks.acceptance_rows import Row, draft_rows, pld_plus_rows, retrieval_rows, rows
-from benchmarks.prompt_sets import questions
-from benchmarks.reporting import heading, row
+from benchmarks.support.prompt_sets import questions
+from benchmarks.support.reporting import heading, row
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams

@@ -35,8 +35,8 @@ from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.reporting.tables import number
 from benchmarks.hugging_face import K, Text, hugging_face
-from benchmarks.prompt_sets import questions
-from benchmarks.reporting import heading, row
+from benchmarks.support.prompt_sets import questions
+from benchmarks.support.reporting import heading, row
 from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams

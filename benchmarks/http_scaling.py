@@ -22,7 +22,7 @@ from benchmarks.http_speed import at_concurrency
 from benchmarks.pipeline_scheduling.measurement import router_on
 from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
-from benchmarks.server_process import ServerProcess
+from benchmarks.support.server_process import ServerProcess
 from deployments.router.router import Router
 from engine.request import Request
 from engine.sampling.params import SamplingParams

@@ -31,9 +31,9 @@ from tqdm import tqdm
 from app.demo.paths import DEMO_TARGET
 from app.inputs.prompts import encode_chat
 from app.inputs.tokenizers import load_tokenizer
-from benchmarks.prompt_sets import questions
 from benchmarks.resilience.observation import part_of, processes, title
-from benchmarks.server_process import ServerProcess
+from benchmarks.support.prompt_sets import questions
+from benchmarks.support.server_process import ServerProcess
 from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from app.demo.paths import DEMO_TARGET
 from app.reporting.summaries import Percentiles, percentiles
 from app.reporting.tables import markdown, number
-from benchmarks.server_process import ServerProcess
+from benchmarks.support.server_process import ServerProcess
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MEBI = 2**20

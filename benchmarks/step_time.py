@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from app.demo.paths import DEMO_TARGET
 from app.reporting.documents import as_line
-from benchmarks.reporting import heading, row
-from benchmarks.timing import interleaved
+from benchmarks.support.reporting import heading, row
+from benchmarks.support.timing import interleaved
 from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams

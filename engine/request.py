@@ -1,8 +1,9 @@
 """One request for tokens, from the edge to the speculators.
 
-The edge makes it (``app.api.convert`` for HTTP and handles, ``app.offline`` for generate and bench), the router or the
-offline loop fills in the server's defaults, and everything below holds this very object: ``Sequence.of`` in the
-scheduler, ``RequestView`` in the speculators. A new field is written here, where it is filled, and where it is used.
+The edge makes it (``app.api.requests.convert`` for HTTP and handles, ``app.offline`` for generate and bench), the
+router or the offline loop fills in the server's defaults, and everything below holds this very object: ``Sequence.of``
+in the scheduler, ``RequestView`` in the speculators. A new field is written here, where it is filled and where it is
+used.
 """
 
 from __future__ import annotations

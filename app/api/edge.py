@@ -15,10 +15,11 @@ from fastapi import FastAPI
 from app.access.caller import IN_CLUSTER
 from app.access.keyring import Keyring
 from app.access.options import AccessOptions
+from app.api.application import create_app
 from app.api.errors import answer_for
-from app.api.http import Api, create_app
-from app.api.parsing import validated
-from app.api.schemas import ChatCompletionRequest, CompletionRequest
+from app.api.http import Api
+from app.api.requests.parsing import validated
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.service import Settings
 from app.inputs.tokenizers import load_tokenizer
 from deployments.ingress.client import RouterClient

@@ -1,43 +1,37 @@
-"""The HTTP application: OpenAI's endpoints over a `Backend`; uvicorn and a Serve ingress can both run it."""
+"""OpenAI's endpoints over a `Backend`, and ours."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from fastapi import FastAPI, Request
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from fastapi import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from app.access.caller import Caller, caller_of
-from app.access.gate import Gate, visit_of
-from app.access.keyring import Keyring
-from app.access.options import AccessOptions
-from app.api.bodies import Bodies
-from app.api.convert import Converter
-from app.api.errors import ErrorAnswer, answer_for, model_not_found
+from app.access.gate import visit_of
+from app.api.errors import model_not_found
 from app.api.generation import Choice, Generation, Piece
 from app.api.logprobs import TokenTexts
-from app.api.observed import Observed, figures_of, request_fields, usage_of
-from app.api.parsing import Schema, parse
-from app.api.responses import Envelope, StreamWriter, whole_response
-from app.api.schemas import (
+from app.api.observed import figures_of, request_fields, usage_of
+from app.api.requests.bodies import Bodies
+from app.api.requests.convert import Converter
+from app.api.requests.parsing import Schema, parse
+from app.api.requests.schemas import (
     MAX_CHOICES,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from app.api.responses import Envelope, StreamWriter, whole_response
 from app.api.service import Backend, Settings
-from app.api.streaming import ClientGone, EventStream, run_while_connected
+from app.api.streaming import EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
 from app.telemetry.metrics import EdgeMetrics
@@ -49,14 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 GenerationBody = ChatCompletionRequest | CompletionRequest
-Handler = Callable[[Request], Awaitable[Response]]
 logger = logging.getLogger("spectra.api")
-EXPOSED = (  # headers that pages of other origins may read
-    "Retry-After",
-    "X-Request-Id",
-    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
-)
-CLIENT_CLOSED = 499  # only for access logs: the client has disconnected
 
 
 class Api:
@@ -271,69 +258,3 @@ async def _collect(generation: Generation) -> list[tuple[Choice, Piece]]:
 
 def _json(fields: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(fields), status, media_type="application/json")
-
-
-def _with_errors(handler: Handler) -> Handler:
-    """A handler that answers every error in OpenAI's form, and says in each answer what is left to a key."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            response = await handler(request)
-        except (ClientGone, ClientDisconnect):
-            current().is_client_gone = True
-            return Response(status_code=CLIENT_CLOSED)
-        except Exception as error:
-            response = answer_for(error).response()
-        visit = visit_of(request.scope)
-        if visit is not None:
-            response.headers.update(visit.headers())
-        return response
-
-    return answered
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """The answer to an unknown path or a wrong HTTP method (404, 405)."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).noted().response()
-
-
-def create_app(api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None) -> FastAPI:
-    """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs.
-
-    Args:
-        api: the endpoints.
-        access: who may ask for what; by default all clients, for what needs no trust.
-        keyring: the keys, if ``access`` names a file of them.
-    """
-    access = access or AccessOptions()
-    app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.state.access_log = api.access_log
-    routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/v1/chat/completions", api.chat_completions),
-        ("POST", "/v1/completions", api.completions),
-        ("POST", "/tokenize", api.tokenize),
-        ("POST", "/detokenize", api.detokenize),
-        ("GET", "/v1/models", api.models),
-        ("GET", "/v1/models/{name:path}", api.model),
-        ("GET", "/health", api.health),
-        ("GET", "/ready", api.ready),
-        ("GET", "/ping", api.ping),
-        ("GET", "/metrics", api.metrics),
-        ("GET", "/version", api.version),
-    ]
-    app.router.routes.extend(Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes)
-    app.add_middleware(Gate, options=access, keyring=keyring, answer=lambda error: answer_for(error).response())
-    if access.cors_origins:  # outside of the gate: a browser's first question carries no key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=access.cors_origins,
-            allow_methods=("GET", "POST"),
-            allow_headers=("*",),
-            expose_headers=EXPOSED,
-        )
-    app.add_middleware(Observed, log=api.access_log, templates=[path for _, path, _ in routes])
-    return app

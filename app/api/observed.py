@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.caller import caller_of
 from app.api.generation import Choice
-from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import Usage
 from app.telemetry.metrics import Routes

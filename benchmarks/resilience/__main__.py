@@ -24,9 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.reporting import Report
 from benchmarks.resilience import chaos, fuzz, oracle, overload, rolling, soak
 from benchmarks.resilience.retrieval import command as retrieval
+from benchmarks.support.reporting import Report
 
 COMMANDS = {
     "chaos": chaos,

@@ -42,13 +42,13 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO
 from app.inputs.prompts import BUILTIN
-from benchmarks.reporting import Report, table
 from benchmarks.resilience import plots
 from benchmarks.resilience.faults import Cluster, Fault, faults, inject
 from benchmarks.resilience.observation import Sample, alive, ask_health, is_running, sampled
 from benchmarks.resilience.phases import Phase, longest_and_recovery, pauses
 from benchmarks.resilience.streams import Streams, chat
-from benchmarks.server_process import ServerProcess
+from benchmarks.support.reporting import Report, table
+from benchmarks.support.server_process import ServerProcess
 
 METHODS = (None, "autoregressive", "pld", "suffix", "spectra-core", "suffix+token-recycling")  # None: the server's
 RETRIES = 50  # of one request; an ingress takes seconds to come back

@@ -31,13 +31,13 @@ import psutil
 
 from app.demo.paths import DEMO
 from app.inputs.prompts import BUILTIN
-from benchmarks.reporting import Report, table
 from benchmarks.resilience.hostile_clients import Outcome, send_all
 from benchmarks.resilience.hostile_requests import Hostile, hostile_requests
 from benchmarks.resilience.observation import ask_health, part_of, processes, resident, title
 from benchmarks.resilience.phases import pauses
 from benchmarks.resilience.streams import Streams, chat
-from benchmarks.server_process import ServerProcess
+from benchmarks.support.reporting import Report, table
+from benchmarks.support.server_process import ServerProcess
 
 SETTLE_S = 120.0  # longer than HTTP connections are kept open for the next request
 COLUMNS = {"phase": "phase", "answers": "good answers", "median": "pause ms p50", "p99": "p99", "longest": "longest"}

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 
-from app.api.parsing import Strict
-from app.api.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.requests.parsing import Strict
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SCHEMAS: dict[str, type[Strict]] = {
     "/v1/chat/completions": ChatCompletionRequest,

@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 
 from app.demo.paths import DEMO
-from benchmarks.reporting import Report, table
-from benchmarks.server_process import ServerProcess
+from benchmarks.support.reporting import Report, table
+from benchmarks.support.server_process import ServerProcess
 
 SALTS = {"the same salt": "victim", "another salt": "stranger"}
 COLUMNS = {

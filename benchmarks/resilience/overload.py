@@ -18,8 +18,8 @@ from typing import Any
 
 from app.demo.paths import DEMO
 from app.load.failures import TOO_MANY
-from benchmarks.reporting import Report, heading, row
-from benchmarks.server_process import ServerProcess, load
+from benchmarks.support.reporting import Report, heading, row
+from benchmarks.support.server_process import ServerProcess, load
 
 SLACK = 1.5  # expected waits are expectations
 HEAD = ("x capacity", "sent/s", "admitted", "refused (429)", "Retry-After s p50/max", "TTFT s p50/p99", "output tok/s")

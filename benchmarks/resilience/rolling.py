@@ -38,13 +38,13 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO
 from app.load.failures import REFUSED
-from benchmarks.ray_head import RayHead
-from benchmarks.reporting import Report, table
 from benchmarks.resilience import plots
 from benchmarks.resilience.chaos import FLOW_S, SETTLE_S, question, span
 from benchmarks.resilience.observation import Sample, ask_health, ask_ready, sampled
 from benchmarks.resilience.phases import Phase, longest_and_recovery, pauses
 from benchmarks.resilience.streams import Streams
+from benchmarks.support.ray_head import RayHead
+from benchmarks.support.reporting import Report, table
 
 APPLICATION = "application"
 UPDATES = ("Ingress", "Router", "Target", "Retrieval", APPLICATION)

@@ -23,10 +23,10 @@ import aiohttp
 import numpy as np
 
 from app.demo.paths import DEMO
-from benchmarks.reporting import Report, table
 from benchmarks.resilience import plots
 from benchmarks.resilience.observation import Sample, ask_health, sampled
-from benchmarks.server_process import ServerProcess, load
+from benchmarks.support.reporting import Report, table
+from benchmarks.support.server_process import ServerProcess, load
 
 PERIOD_S, SETTLE_S = 5.0, 2.0
 COLUMNS = {

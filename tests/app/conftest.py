@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast
 
 from app.access.options import AccessOptions
-from app.api.http import Api, create_app
+from app.api.application import create_app
+from app.api.http import Api
 from app.api.service import Settings
 from deployments.submission.messages import Health, ModelCard
 from engine.errors import OverloadedError, SpectraError, TargetLostError, UnknownMethodError

@@ -58,7 +58,6 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO, DEMO_TARGET
 from app.inputs.prompts import CHAT, read_bodies
-from benchmarks.reporting import Report
 from benchmarks.resilience import plots
 from benchmarks.resilience.phases import net_of, pauses
 from benchmarks.resilience.retrieval.changes import NOTHING, Change, changes_of_a_round, prepare_worker
@@ -67,7 +66,8 @@ from benchmarks.resilience.retrieval.figures import LEARNER, row_of, summary, ta
 from benchmarks.resilience.retrieval.redis_process import RedisProcess
 from benchmarks.resilience.retrieval.snapshots import Snapshots, build_snapshots
 from benchmarks.resilience.streams import Body, Streams, chat
-from benchmarks.server_process import ServerProcess
+from benchmarks.support.reporting import Report
+from benchmarks.support.server_process import ServerProcess
 
 TENANT = "learner"
 TIMER_S = 0.01

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.load.records import Record
-from benchmarks.reporting import table
 from benchmarks.resilience.phases import Pairs, pause_figures, within
 from benchmarks.resilience.retrieval.driver import ChangePhase
 from benchmarks.resilience.streams import Streams
+from benchmarks.support.reporting import table
 
 LEARNER = 0  # the client whose namespace learns
 MEDIANS = (

@@ -10,7 +10,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from benchmarks.server_process import HOST, free_port
+from benchmarks.support.server_process import HOST, free_port
 
 START_S = 180.0
 

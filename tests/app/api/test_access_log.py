@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from app.access.options import AccessOptions
-from app.api.http import Api, create_app
+from app.api.application import create_app
+from app.api.http import Api
 from app.api.observed import request_fields
 from app.api.service import Settings
 from app.telemetry.access_log import MOST_REFUSALS, AccessLog

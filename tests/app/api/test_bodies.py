@@ -12,10 +12,11 @@ import pytest
 from starlette.requests import Request
 
 from app.api import bodies
-from app.api.bodies import Bodies
+from app.api.application import create_app
 from app.api.errors import MAX_MESSAGE, ApiError
-from app.api.http import Api, create_app
-from app.api.parsing import SMALL
+from app.api.http import Api
+from app.api.requests.bodies import Bodies
+from app.api.requests.parsing import SMALL
 from app.api.service import Settings
 from app.demo.paths import DEMO_TARGET
 from app.inputs.tokenizers import load_tokenizer

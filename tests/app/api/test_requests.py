@@ -8,7 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from app.api.http import Api, create_app
+from app.api.application import create_app
+from app.api.http import Api
 from app.api.service import Settings
 from deployments.submission.protocol import Submit, decode_commands, encode, encode_message
 

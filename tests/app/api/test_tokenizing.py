@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from app.api.tokenizing import TextEncoder, most_characters_per_token
+from app.api.requests.tokenizing import TextEncoder, most_characters_per_token
 from app.demo.paths import DEMO_TARGET
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import PromptTooLongError

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks.ray_head import RayHead
+from benchmarks.support.ray_head import RayHead
 from tests.support.server_process import READY_S, Stream
 
 pytestmark = pytest.mark.cluster

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.http import Api, create_app
+from app.api.application import create_app
+from app.api.http import Api
 from app.api.service import Settings
 from app.composition import trace_options
 from app.config.serve import ServeConfig

@@ -2,7 +2,7 @@
 
 Run as a program it is that cluster: it prints the dashboard's address, and ends when its stdin does.
 
-    python -m benchmarks.ray_head PORT CPUS
+    python -m benchmarks.support.ray_head PORT CPUS
 """
 
 from __future__ import annotations

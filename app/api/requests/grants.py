@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from app.access.caller import Caller
-from app.api.schemas import GenerationRequest
+from app.api.requests.schemas import GenerationRequest
 from app.api.service import Settings
 from engine.request import Request
 from engine.sampling.params import SamplingParams

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import Request
 
 from app.api.errors import ApiError
-from app.api.parsing import SMALL
+from app.api.requests.parsing import SMALL
 from app.telemetry.exchange import current
 from engine.errors import OverloadedError
 

@@ -11,10 +11,11 @@ import jinja2
 import msgspec
 
 from app.access.caller import Caller
-from app.api.grants import granted
-from app.api.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
+from app.api.requests.grants import granted
+from app.api.requests.parts import Message
+from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
+from app.api.requests.tokenizing import TextEncoder
 from app.api.service import Settings
-from app.api.tokenizing import TextEncoder
 from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError

@@ -1,0 +1,80 @@
+"""What bodies are made of: bounded types, messages of a conversation, groups of options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from app.api.requests.parsing import Strict, refuse
+from retrieval_store.service.manifest_feed import is_namespace
+
+MAX_MESSAGES = 4096
+MESSAGE_COST = 64  # characters: so long a text takes as much work as a message without any
+
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # wider integers have no form on the way to the target
+TokenId = Annotated[Int32, Field(ge=0)]
+Name = Annotated[str, Field(max_length=256)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Message(Strict):
+    """One turn of a conversation; content may come as a list of text parts, which newlines join."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, value: Any) -> Any:
+        """Drop empty optional keys: clients send the answers of this server back as they came."""
+        if not isinstance(value, dict):
+            return value
+        return {k: v for k, v in value.items() if k in cls.model_fields or not (v is None or v == [])}
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        texts = []
+        for part in value:
+            if not (isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"):
+                raise refuse('must be a string or a list of {"type": "text", "text": ...} parts; this model reads text')
+            if not isinstance(part["text"], str):
+                raise refuse("holds a text part whose text is no string; it must be a string")
+            texts.append(part["text"])
+        return "\n".join(texts)
+
+
+Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def weight_of(messages: list[Message]) -> int:
+    """Work of rendering and tokenising a conversation, in bytes whose parsing takes as long."""
+    return sum(4 * (len(message.content) + MESSAGE_COST) for message in messages)
+
+
+class SpeculativeOptions(Strict):
+    """Extension: the drafting method of this request."""
+
+    method: Name | None = None  # None: the server's default; "+" joins several methods
+    max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
+    enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
+    # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share cached
+    # prefixes and what speculators learn from them, unless their tenants or cache salts differ. The caller's key says
+    # which namespaces a request may name (`app.api.requests.grants`).
+    namespace: str | None = None
+
+    @field_validator("namespace")
+    @classmethod
+    def _namespace_name(cls, value: str | None) -> str | None:
+        if value is not None and not is_namespace(value):
+            raise refuse("must be 1 to 128 letters, digits, '.', '_' and '-', no '.' first")
+        return value
+
+
+class StreamOptions(Strict):
+    """Extra content of a stream."""
+
+    include_usage: bool = False
