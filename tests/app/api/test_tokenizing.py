@@ -106,13 +106,13 @@ def test_a_tokenizer_that_drops_text_has_no_bound(name: str) -> None:
     tokenizer = make()
     assert len(tokenizer.encode(text).ids) < 40
     assert most_characters_per_token(tokenizer) is None
-    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), 2)
-    assert encoder.encode(text, "prompt", add_special_tokens=False) == tokenizer.encode(text).ids
+    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    assert encoder.encode(text, "prompt", 2, add_special_tokens=False) == tokenizer.encode(text).ids
 
 
 def test_a_text_that_cannot_fit_is_refused_and_one_that_can_is_not() -> None:
     tokenizer = byte_level()
-    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), 10)
-    assert encoder.encode(" " * 40, "prompt", add_special_tokens=False) == [tokenizer.token_to_id("ĠĠĠĠ")] * 10
+    encoder = TextEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    assert encoder.encode(" " * 40, "prompt", 10, add_special_tokens=False) == [tokenizer.token_to_id("ĠĠĠĠ")] * 10
     with pytest.raises(PromptTooLongError, match="no text of more than 40 characters"):
-        encoder.encode(" " * 41, "prompt", add_special_tokens=False)
+        encoder.encode(" " * 41, "prompt", 10, add_special_tokens=False)
