@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ import httpx
 from app.composition import log_options, watched_store
 from app.config.serve import ServeConfig
 from app.inputs.devices import has_cuda_device
-from app.inputs.libraries import FLAG
-from app.inputs.stores import open_store_at
 from app.serving.certificates import CertificateFiles, CertificateWatch, client_context
 from app.serving.environment import (
     check_port,
@@ -34,19 +31,15 @@ from app.serving.environment import (
     serve_environment,
 )
 from app.serving.haproxy import BINARY, LOOPBACK, install_certificate
+from app.serving.leaving import APP_NAME, Leaving
+from app.serving.preflight import check_gpus, check_model, check_store
 from app.serving.progress import Progress
-from app.serving.ray_session import controller_answers, end_ray, init_ray, log_folder, n_gpus, redirect_messages
+from app.serving.ray_session import end_ray, init_ray, log_folder
 from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
-from retrieval_store.errors import StoreUnavailableError
 
 READY_S = 600.0  # a large model may load for minutes
-CLOSE_S = 2.0  # for the router to end the streams that outlast the grace period
-UNDEPLOY_S = 20.0  # for Serve to take all replicas down, beside the grace
-FLUSH_S = 0.2  # for their last events to reach the clients
-APP_NAME = "spectra"
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-ROUTER = "Router"  # name of the router's deployment, as in ``app.builder``
 
 
 class Server:
@@ -107,13 +100,13 @@ class Server:
         if self.config.device != "cpu" and self._address is None and not has_cuda_device():
             raise ConfigError(f"--device is {self.config.device}, but no CUDA device was found on this machine")
         self._progress.say(f"checking model {self.config.model} and its settings")
-        self._check_model()
-        self._check_store()
+        check_model(self.config, is_local=self._address is None)
+        check_store(self.config, self._progress.say)
         self._set_environment()
         self._progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
         self._start_ray()
         if not self.stopping:
-            self._check_gpus()
+            check_gpus(self.config, self._progress.say, is_local=self._address is None)
             self._progress.say(f"deploying the application; logs: {log_folder()}")
             self._deploy()
             self._wait_until_ready()
@@ -181,18 +174,6 @@ class Server:
                 "for a token wants it in RAY_AUTH_TOKEN, or its file in RAY_AUTH_TOKEN_PATH"
             ) from error
 
-    def _check_gpus(self) -> None:
-        """Refuse a local Ray that lacks the stages' GPUs: Serve would wait for them without a word. A cluster that was
-        joined may yet get more nodes, so there the lack is only told."""
-        config = self.config
-        wanted = config.replicas * config.stages * config.stage_gpus
-        if not wanted or wanted <= (found := n_gpus()):
-            return
-        lack = f"--stage-gpus is {config.stage_gpus:g}: the stages need {wanted:g} GPUs, but Ray has {found:g}"
-        if self._address is None:
-            raise ConfigError(lack)
-        self._progress.say(f"{lack}; the application starts once nodes with more have joined")
-
     def _deploy(self) -> None:
         from ray import serve
         from ray.serve.api import RunTarget, run_many
@@ -215,40 +196,6 @@ class Server:
         others = 2 * (1 + self.config.speculator_actors + self.config.ingress_replicas)  # old and new in a redeploy
         others += watched_store(self.config) is not None  # the retrieval service
         return max(1, math.ceil(self.config.replicas * pipeline + 0.1 * others))
-
-    def _check_model(self) -> None:
-        """Fail here, with a clear message, not in a replica that Serve restarts three times."""
-        from app.composition import check_served_drafter, library, served_speculators, target_options
-        from app.inputs.libraries import prepare
-        from app.inputs.tokenizers import load_tokenizer
-        from app.offline.setup import check_stages
-        from engine.model.resolve import resolve
-        from engine.model.tensors import check_files
-        from engine.scheduling.request_validation import check_needs
-        from engine.target.loading import describe_target, target_spec
-        from speculators.registry import create
-
-        target = target_options(self.config)
-        path = resolve(target.model, target.revision)
-        spec = target_spec(target, path)
-        check_stages(spec, target.stages)
-        describe_target(target, path)
-        if self._address is None and target.simulation is None:  # else other nodes read it
-            check_files(path)
-        prepare(library(self.config))
-        check_needs(create(self.config.method, served_speculators(self.config)).needs, spec)
-        load_tokenizer(path)
-        check_served_drafter(self.config)
-
-    def _check_store(self) -> None:
-        """Say so if the store of ``--retrieval`` does not answer; the server starts without it, and asks again."""
-        where = watched_store(self.config)
-        if where:
-            with closing(open_store_at(where, self.config.retrieval_namespace, FLAG)) as store:
-                try:
-                    store.current()
-                except StoreUnavailableError as error:
-                    self._progress.say(f"{FLAG}: the store does not answer, serving without it until it does: {error}")
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_S
@@ -293,14 +240,7 @@ class Server:
             import ray
 
             if ray.is_initialized():  # Serve's shutdown would start a cluster if there is none
-                if controller_answers():
-                    self._tell_router("drain")
-                is_drained = self._drained(self.config.grace)
-                redirect_messages()
-                if controller_answers():
-                    if not is_drained:
-                        self._fail_streams()
-                    self._undeploy()
+                Leaving(self._base, self._client, self.config.grace, is_local=self._address is None).end()
             if self._address is None:
                 end_ray()
             else:
@@ -311,59 +251,6 @@ class Server:
         self._scratch.cleanup()
         if self._ports is not None:
             self._ports.close()
-
-    def _undeploy(self) -> None:
-        """A client that does not read its last event may keep an HTTP process of ours for the grace at most."""
-        from ray import serve
-
-        def take_down() -> None:
-            with contextlib.suppress(Exception):  # on the way out: nothing may keep us here
-                if self._address is None:
-                    serve.shutdown()
-                else:
-                    serve.delete(APP_NAME)
-
-        leaving = threading.Thread(target=take_down, daemon=True)
-        leaving.start()
-        leaving.join(self.config.grace + UNDEPLOY_S)
-
-    def _drained(self, within: float) -> bool:
-        """Wait for running requests, at most ``within`` seconds; False: some still run. Serve would not wait for them:
-        it takes the stages down first, and breaks their streams off."""
-        deadline = time.monotonic() + within
-        with self._client(1.0) as client:
-            while self._has_sessions(client):
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.05)
-        return True
-
-    def _has_sessions(self, client: httpx.Client) -> bool:
-        try:
-            # Without a figure the router is too busy to answer, or gone, and its requests wait for the next one.
-            return bool(client.get(f"{self._base}/health").json().get("sessions", True))
-        except httpx.TimeoutException:
-            return True  # it may be too busy to answer
-        except (httpx.HTTPError, ValueError):
-            return False
-
-    def _fail_streams(self) -> None:
-        """Have the router end all streams with an error event, which clients tell from an answer that is complete."""
-        if self._tell_router("close"):
-            self._drained(CLOSE_S)
-            time.sleep(FLUSH_S)
-
-    def _tell_router(self, method: str) -> bool:
-        """Call a method of the router; returns whether it did it."""
-        from ray import serve
-
-        try:
-            router = serve.get_deployment_handle(ROUTER, APP_NAME)
-            router._init(_run_router_in_separate_loop=True)  # as no event loop runs here
-            router.options(method_name=method).remote().result(timeout_s=CLOSE_S)
-        except Exception:  # on the way out: nothing may keep us here
-            return False
-        return True
 
 
 def _why(application: Any) -> str:

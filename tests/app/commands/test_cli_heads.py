@@ -18,7 +18,7 @@ from app.commands.heads import draw
 from app.composition import served_speculators
 from app.config.serve import ServeConfig
 from app.inputs.cache import cache_folder
-from app.serving.server import Server
+from app.serving.preflight import check_model
 from app.speculation import heads
 from app.speculation.heads import names_method
 from engine.errors import ConfigError, UnknownMethodError
@@ -200,10 +200,8 @@ def test_a_server_whose_method_needs_heads_finds_them_before_it_starts(tiny_chec
 def test_a_server_refuses_a_layer_or_head_its_model_has_not(
     settings: dict[str, Any], said: str, tiny_checkpoint: Path
 ) -> None:
-    server = Server(ServeConfig(model=str(tiny_checkpoint), **settings), "127.0.0.1", 0)
     with pytest.raises(ConfigError, match=said):
-        server._check_model()
-    server.stop()
+        check_model(ServeConfig(model=str(tiny_checkpoint), **settings), is_local=True)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from app.inputs.libraries import LibraryAt, library_at, prepare
 from app.inputs.stores import is_store
 from app.inputs.text_index import as_text, conversation
 from app.inputs.tokenizers import load_tokenizer
-from app.serving.server import Server
+from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.identity import tokenizer_hash
 from retrieval_store.index.index import FixedLibrary, Index, Library, Limits
@@ -466,9 +466,7 @@ def test_a_server_builds_it_before_it_starts_and_leaves_text_and_stores_alone(
 
 
 def test_a_server_of_the_demo_model_builds_it_among_its_checks(small_builtin: None, capsys: Any) -> None:
-    server = Server(ServeConfig(method="spectra"), "127.0.0.1", 0)
-    server._check_model()
-    server.stop()
+    check_model(ServeConfig(method="spectra"), is_local=True)
     assert "Indexing the standard library (once) ..." in capsys.readouterr().err
     assert list(snapshot_folder().glob("builtin-*/manifest.json"))
 

@@ -11,6 +11,7 @@ import pytest
 from app.config.serve import ServeConfig
 from app.inputs import devices
 from app.serving.environment import free_port
+from app.serving.preflight import check_gpus, check_store
 from app.serving.progress import Progress
 from app.serving.server import Server
 from engine.errors import ConfigError
@@ -45,14 +46,15 @@ def server() -> Iterator[Callable[..., Server]]:
 
 
 def test_a_store_that_does_not_answer_is_told_and_one_that_does_is_not(
-    server: Callable[..., Server], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    server(retrieval="redis://user:secret@127.0.0.1:1")._check_store()
+    say = Progress().say
+    check_store(ServeConfig(retrieval="redis://user:secret@127.0.0.1:1"), say)
     said = capsys.readouterr()
     assert "--retrieval: the store does not answer, serving without it until it does: redis://" in said.err
     assert "secret" not in said.err + said.out
-    server(retrieval="none")._check_store()
-    server(retrieval=f"file://{tmp_path}")._check_store()
+    check_store(ServeConfig(retrieval="none"), say)
+    check_store(ServeConfig(retrieval=f"file://{tmp_path}"), say)
     assert capsys.readouterr() == ("", "")
 
 
@@ -67,17 +69,18 @@ def test_a_server_on_gpus_is_refused_where_there_is_none(
 
 
 def test_a_lack_of_gpus_fails_a_ray_of_its_own_and_is_told_of_a_cluster_that_may_grow(
-    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("app.serving.server.n_gpus", lambda: 3.0)
+    monkeypatch.setattr("app.serving.preflight.n_gpus", lambda: 3.0)
+    say = Progress().say
     lack = "--stage-gpus is 0.5: the stages need 4 GPUs, but Ray has 3"
     wanted = {"device": "cuda", "stages": 4, "replicas": 2, "stage_gpus": 0.5}
     with pytest.raises(ConfigError, match=lack):
-        server(**wanted)._check_gpus()
-    server("127.0.0.1:6379", **wanted)._check_gpus()
+        check_gpus(ServeConfig.model_validate(wanted), say, is_local=True)
+    check_gpus(ServeConfig.model_validate(wanted), say, is_local=False)
     assert f"{lack}; the application starts once nodes with more have joined" in capsys.readouterr().err
-    server(**wanted | {"replicas": 1})._check_gpus()
-    server()._check_gpus()
+    check_gpus(ServeConfig.model_validate(wanted | {"replicas": 1}), say, is_local=True)
+    check_gpus(ServeConfig(), say, is_local=True)
     assert capsys.readouterr() == ("", "")
 
 
