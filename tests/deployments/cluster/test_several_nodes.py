@@ -97,7 +97,7 @@ def places():
 
 
 JOIN = """
-import ray, sys
+import sys
 from app.config.serve import ServeConfig
 from app.serving.server import Server
 from engine.errors import ConfigError
@@ -105,6 +105,7 @@ from engine.errors import ConfigError
 server = Server(ServeConfig(), "127.0.0.1", 8000, sys.argv[1])
 try:
     server._set_environment()
+    import ray  # reads the environment
     server._start_ray()
     print(ray.is_initialized())
 except ConfigError as error:
