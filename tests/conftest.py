@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from deployments.observability.logs import OURS, SERVE
 
 # Before anything imports Ray: no token file, loopback only, no usage report, and no niceness for its workers.
 os.environ |= {
@@ -31,6 +35,17 @@ def tiny_checkpoint() -> Path:
     from tests.support.tiny_models import saved_checkpoint  # builds on torch, which many files do without
 
     return saved_checkpoint()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Handlers and levels of a test that configures logging, as a process of the application does, end with it."""
+    loggers = [logging.getLogger(name) for name in ("", *OURS, SERVE)]
+    before = [(logger.handlers[:], logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, level) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
 
 
 def pytest_configure(config: pytest.Config) -> None:

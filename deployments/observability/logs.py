@@ -61,6 +61,7 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line; control characters are escaped, because some of it may come from clients."""
+        record.message = record.getMessage()  # as every formatter leaves it
         fields = {k: v for k, v in vars(record).items() if k not in _USUAL and k[0] != "_" and v is not None}
         request = getattr(record, "request_id", "") or request_id.current.get()
         if request:
@@ -72,7 +73,7 @@ class LineFormatter(logging.Formatter):
         line = {
             "asctime": self.formatTime(record),
             "levelname": record.levelname,
-            "message": record.getMessage(),
+            "message": record.message,
             "name": record.name,
             "filename": record.filename,
             "lineno": record.lineno,
@@ -85,7 +86,7 @@ class LineFormatter(logging.Formatter):
     def _as_text(self, record: logging.LogRecord, fields: dict[str, Any], trace: str) -> str:
         head = f"{self.formatTime(record)} {record.levelname} {self._process} {record.process} {record.name} -- "
         shown = "".join(f" {name}={_shown(value)}" for name, value in fields.items())
-        line = head + _CONTROL.sub(_escaped, record.getMessage() + shown)
+        line = head + _CONTROL.sub(_escaped, record.message + shown)
         return f"{line}\n{_CONTROL_IN_TRACE.sub(_escaped, trace)}" if trace else line
 
 

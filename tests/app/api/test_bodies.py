@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
-from app.api import bodies
 from app.api.application import create_app
 from app.api.errors import MAX_MESSAGE, ApiError
 from app.api.http import Api
+from app.api.requests import bodies
 from app.api.requests.bodies import Bodies
 from app.api.requests.parsing import SMALL
 from app.api.service import Settings
