@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import httpx
 
@@ -87,14 +89,18 @@ class Leaving:
             self._drained(CLOSE_S)
             time.sleep(FLUSH_S)
 
-    def _tell_router(self, method: str) -> bool:
-        """Call a method of the router; returns whether it did it."""
+    @cached_property
+    def _router(self) -> Any:
         from ray import serve
 
+        handle = serve.get_deployment_handle(ROUTER, APP_NAME)  # Serve gives the same one each time
+        handle._init(_run_router_in_separate_loop=True)  # as no event loop runs here
+        return handle
+
+    def _tell_router(self, method: str) -> bool:
+        """Call a method of the router; returns whether it did it."""
         try:
-            router = serve.get_deployment_handle(ROUTER, APP_NAME)
-            router._init(_run_router_in_separate_loop=True)  # as no event loop runs here
-            router.options(method_name=method).remote().result(timeout_s=CLOSE_S)
+            self._router.options(method_name=method).remote().result(timeout_s=CLOSE_S)
         except Exception:  # on the way out: nothing may keep us here
             return False
         return True

@@ -12,11 +12,12 @@ from typing import Any
 from benchmarks.resilience.observation import alive
 
 # Before the first import of Ray, and for the server's Ray as well: another address or token would not find its cluster.
-os.environ |= {
+for name, value in {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
+}.items():
+    os.environ.setdefault(name, value)
 
 
 @dataclass(frozen=True)
