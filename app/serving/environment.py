@@ -30,7 +30,7 @@ def serve_environment(
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
         "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S": "1",
         # A replica that comes or goes makes HAProxy start anew; the process before it ends its streams for so long
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",

@@ -163,7 +163,7 @@ class Stream:
     def all_ids(self) -> list[int]:
         self.join()
         assert not self.errors
-        assert self.ended_with == "data: [DONE]"
+        assert self.ended_with == "data: [DONE]", (len(self.token_ids), self.errors, self.ended_with)
         return self.token_ids
 
 
