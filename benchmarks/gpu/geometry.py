@@ -1,0 +1,153 @@
+"""Targets of known geometry with random weights, made where they run: nothing is downloaded or read from a disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from benchmarks.gpu.setting import Setting
+from engine.model.meta_model import empty_model
+from engine.model.quantized import Int8Linear, is_quantized
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
+from engine.model.spec import read_spec
+from engine.target.info import TargetInfo, positions
+from engine.target.local import LocalTarget
+
+BLOCK = 64  # tokens of a KV block
+SPREAD = 0.02  # standard deviation of a weight
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of a Llama."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab: int
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of each weight matrix that a step reads, q, k and v as one and gate and up as one."""
+        keys = self.n_kv_heads * self.head_dim
+        return {
+            "qkv": (self.n_heads * self.head_dim + 2 * keys, self.hidden),
+            "o": (self.hidden, self.n_heads * self.head_dim),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "head": (self.vocab, self.hidden),
+        }
+
+    def bytes_read(self, dtype: torch.dtype) -> int:
+        """Bytes of weights that a step reads: all matrices, but of the embedding only some rows."""
+        sizes = {name: outputs * inputs for name, (outputs, inputs) in self.matrices().items()}
+        head = sizes.pop("head")
+        return dtype.itemsize * (head + self.n_layers * sum(sizes.values()))
+
+
+LLAMA_8B = Geometry("8B", 4096, 14336, 32, 32, 8, 128, 128256)
+LLAMA_70B = Geometry("70B", 8192, 28672, 80, 64, 8, 128, 128256)
+
+
+def sized(setting: Setting, geometry: Geometry) -> Geometry:
+    """The geometry, or, in a tiny setting, a small one of the same shape and at most two layers."""
+    if not setting.tiny:
+        return geometry
+    groups = geometry.n_heads // geometry.n_kv_heads
+    layers = min(2, geometry.n_layers)
+    return Geometry(f"tiny {geometry.name}", 16 * 2 * groups, 64 * groups, layers, 2 * groups, 2, 16, 512)
+
+
+def config(geometry: Geometry, max_positions: int = 131072) -> LlamaConfig:
+    """The Hugging Face config of a geometry."""
+    return LlamaConfig(
+        hidden_size=geometry.hidden,
+        intermediate_size=geometry.intermediate,
+        num_hidden_layers=geometry.n_layers,
+        num_attention_heads=geometry.n_heads,
+        num_key_value_heads=geometry.n_kv_heads,
+        head_dim=geometry.head_dim,
+        vocab_size=geometry.vocab,
+        max_position_embeddings=max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=None,  # texts have the length that was asked for
+    )
+
+
+def random_model(
+    geometry: Geometry, device: torch.device, dtype: torch.dtype, seed: int = 0, int8: bool = False
+) -> Any:
+    """A Hugging Face causal LM on ``device``, its matrices normal with ``SPREAD`` and its norms 1.
+
+    The same seed gives the same weights on the same kind of device. With ``int8`` the decoder layers' matrices are
+    random bytes with one scale per output, never in full precision anywhere.
+
+    Raises:
+        ConfigError: ``int8``, and bitsandbytes is not installed; raised when such a layer first runs.
+    """
+    model = empty_model(config(geometry), dtype)
+    random = torch.Generator(device).manual_seed(seed)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, last = name.rpartition(".")
+        if int8 and is_quantized(model, name):
+            model.set_submodule(owner, _random_int8(parameter.shape, device, random))
+            continue
+        value = torch.empty(parameter.shape, dtype=dtype, device=device)
+        value = value.normal_(0, SPREAD, generator=random) if value.dim() > 1 else value.fill_(1)
+        setattr(model.get_submodule(owner), last, nn.Parameter(value, requires_grad=False))
+    rotary = model.model.rotary_emb
+    for name, buffer in rotary.named_buffers(recurse=False):
+        rotary._buffers[name] = buffer.to(device)
+    return model.eval()
+
+
+def _random_int8(shape: torch.Size, device: torch.device, random: torch.Generator) -> Int8Linear:
+    """A layer whose weights have about the size of the others'."""
+    weight: Tensor = torch.randint(-127, 128, shape, dtype=torch.int8, device=device, generator=random)
+    scales = torch.full((shape[0],), SPREAD * 3**0.5, dtype=torch.float32, device=device)
+    return Int8Linear(weight, scales, None)
+
+
+def random_target(
+    setting: Setting,
+    geometry: Geometry,
+    *,
+    kv_tokens: int,
+    n_layers: int | None = None,
+    stages: int = 1,
+    seed: int = 0,
+    int8: bool = False,
+    reference: bool = False,
+) -> LocalTarget:
+    """A target of this process with random weights, its stages one after the other on the setting's device.
+
+    Args:
+        setting: device, dtype, and whether the geometry is made tiny.
+        geometry: the full one.
+        kv_tokens: room of the KV cache.
+        n_layers: only so many layers, with embedding and head; a tiny geometry has two at most anyway.
+        stages: among which the layers are split.
+        seed: of the weights.
+        int8: the decoder layers' matrices are int8.
+        reference: oracle attention.
+    """
+    if n_layers is not None:
+        geometry = replace(geometry, n_layers=n_layers)
+    geometry = sized(setting, geometry)
+    model = random_model(geometry, setting.device, setting.dtype, seed, int8)
+    spec = read_spec(model.config, ())
+    n_blocks = -(-kv_tokens // BLOCK) + 1
+    info = TargetInfo(spec, n_blocks, BLOCK, min(spec.max_positions, (n_blocks - 1) * BLOCK))
+    ranges = split_layers(spec.n_layers, stages)
+    return LocalTarget(info, [ModelShard(model, spec, layers, positions(info)) for layers in ranges], reference)
