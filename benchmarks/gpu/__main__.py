@@ -6,6 +6,7 @@ GPU. Needed are torch 2.11 or later, transformers, accelerate, numpy, numba and 
     python3 -m benchmarks.gpu all --out out --budget 9      # and again, until all are done: it resumes
     python3 -m benchmarks.gpu probe invariance --out out    # two of them
     python3 -m benchmarks.gpu all --tiny                    # before: does everything run? a minute, on a CPU
+    python3 -m benchmarks.gpu wheels DIR                    # before: what the machine lacks; wheels --help
 
 Each check prints its table last and leaves OUT/NAME.json (table, figures, machine, commit, arguments); OUT/tables.md
 has all tables. `all` begins with what decides most, gives each check a process and a limit, goes on after a failure,
@@ -16,10 +17,12 @@ was not begun for want of time.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.gpu.running import wheels
 from benchmarks.gpu.running.checks import CHECKS
 
 ALL = "all"
@@ -30,8 +33,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     epilog = "checks:\n" + "\n".join(
         f"  {check.name:<12}{check.question} ({check.minutes:g} min)" for check in CHECKS.values()
     )
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("benchmarks.gpu", description=__doc__, epilog=epilog, formatter_class=raw)
+    shown = {"description": __doc__, "epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser("python3 -m benchmarks.gpu", **shown)  # type: ignore[arg-type]
     parser.add_argument("names", nargs="+", metavar="NAME", choices=[*CHECKS, ALL], help="a check, or all")
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder for the results (default: gpu)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on a CPU unless --device says otherwise")
@@ -45,6 +48,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["wheels"]:
+        return wheels.main(arguments[1:])
     asked = parsed(arguments)
     import torch  # here, so that --help needs none
 
@@ -54,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device(asked.device or ("cpu" if asked.tiny else "cuda"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu: torch finds no CUDA device; --tiny runs small sizes on a CPU")
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # small sizes: more threads wait for each other
     dtype = getattr(torch, asked.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
     asked.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * MARGIN * asked.minutes
@@ -61,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(asked.names) == 1 and asked.names != [ALL]:
         return run_here(CHECKS[asked.names[0]], setting)
     checks = list(CHECKS.values()) if ALL in asked.names else [CHECKS[name] for name in asked.names]
-    flags = ["--out", str(setting.out), "--device", str(device), "--dtype", str(dtype).removeprefix("torch.")]
+    flags = ["--out", str(setting.out), "--device", str(device), "--dtype", setting.dtype_name]
     flags += ["--tiny"] * asked.tiny
     return run_all(checks, setting, Limits(asked.minutes, asked.budget), flags, asked.again)
 

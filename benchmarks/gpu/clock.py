@@ -59,3 +59,10 @@ def graphed(call: Callable[[], object], calls: int = 1) -> Callable[[], None]:
         for _ in range(calls):
             call()
     return graph.replay
+
+
+def copy_bandwidth(setting: Setting) -> float:
+    """Bytes a second of a copy in the device's memory, read and written counted: what any kernel can reach."""
+    n = 1 << 20 if setting.tiny else 4 << 30
+    source, target = (torch.zeros(n, dtype=torch.uint8, device=setting.device) for _ in range(2))
+    return 2 * n / queued(setting, lambda: target.copy_(source), 3 if setting.tiny else 10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +12,6 @@ from transformers import LlamaConfig
 from benchmarks.gpu.setting import Setting
 from engine.model.meta_model import empty_model
 from engine.model.quantized import Int8Linear, is_quantized
-from engine.model.ranges import split_layers
-from engine.model.shard import ModelShard
-from engine.model.spec import read_spec
-from engine.target.info import TargetInfo, positions
-from engine.target.local import LocalTarget
 
 BLOCK = 64  # tokens of a KV block
 SPREAD = 0.02  # standard deviation of a weight
@@ -117,37 +112,3 @@ def _random_int8(shape: torch.Size, device: torch.device, random: torch.Generato
     weight: Tensor = torch.randint(-127, 128, shape, dtype=torch.int8, device=device, generator=random)
     scales = torch.full((shape[0],), SPREAD * 3**0.5, dtype=torch.float32, device=device)
     return Int8Linear(weight, scales, None)
-
-
-def random_target(
-    setting: Setting,
-    geometry: Geometry,
-    *,
-    kv_tokens: int,
-    n_layers: int | None = None,
-    stages: int = 1,
-    seed: int = 0,
-    int8: bool = False,
-    reference: bool = False,
-) -> LocalTarget:
-    """A target of this process with random weights, its stages one after the other on the setting's device.
-
-    Args:
-        setting: device, dtype, and whether the geometry is made tiny.
-        geometry: the full one.
-        kv_tokens: room of the KV cache.
-        n_layers: only so many layers, with embedding and head; a tiny geometry has two at most anyway.
-        stages: among which the layers are split.
-        seed: of the weights.
-        int8: the decoder layers' matrices are int8.
-        reference: oracle attention.
-    """
-    if n_layers is not None:
-        geometry = replace(geometry, n_layers=n_layers)
-    geometry = sized(setting, geometry)
-    model = random_model(geometry, setting.device, setting.dtype, seed, int8)
-    spec = read_spec(model.config, ())
-    n_blocks = -(-kv_tokens // BLOCK) + 1
-    info = TargetInfo(spec, n_blocks, BLOCK, min(spec.max_positions, (n_blocks - 1) * BLOCK))
-    ranges = split_layers(spec.n_layers, stages)
-    return LocalTarget(info, [ModelShard(model, spec, layers, positions(info)) for layers in ranges], reference)

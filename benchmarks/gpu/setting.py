@@ -33,6 +33,11 @@ class Setting:
         return self.deadline - time.monotonic()
 
     @property
+    def dtype_name(self) -> str:
+        """As torch names it: "bfloat16"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def on_cuda(self) -> bool:
         """Whether there are streams, events and graphs."""
         return self.device.type == "cuda"

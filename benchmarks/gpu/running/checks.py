@@ -6,9 +6,11 @@ import ast
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from benchmarks.gpu.setting import Report, Setting
+if TYPE_CHECKING:  # help must not need torch
+    from benchmarks.gpu.setting import Report, Setting
+
 
 ROOM = Path(__file__).parents[1]
 
@@ -27,7 +29,7 @@ class Check:
 
     @property
     def text(self) -> str:
-        """The module's docstring, read without importing it: help must not need torch."""
+        """The module's docstring, read without importing it."""
         return ast.get_docstring(ast.parse(self.module.read_text(encoding="utf-8"))) or ""
 
     @property

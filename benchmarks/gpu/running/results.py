@@ -59,7 +59,7 @@ def machine(setting: Setting) -> dict[str, Any]:
 
 def arguments(setting: Setting) -> dict[str, Any]:
     """What tells one run of a check from another, beside the sources."""
-    return {"device": str(setting.device), "dtype": str(setting.dtype).removeprefix("torch."), "tiny": setting.tiny}
+    return {"device": str(setting.device), "dtype": setting.dtype_name, "tiny": setting.tiny}
 
 
 def cell(value: str | float | None) -> str:
