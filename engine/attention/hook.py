@@ -1,4 +1,4 @@
-"""The attention function that Hugging Face layers call: writes keys and values, then attends segment by segment.
+"""The attention function that Hugging Face layers call: writes keys and values, then attends.
 
 Registered under ``NAME``. A stage passes its ``PackedStep`` as keyword argument ``packed`` through the layer, so no
 modeling file is forked and no ``Cache`` object is needed.
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from engine.attention.batches import Batch, attend_batches
 from engine.attention.segment import Segment, attend_runs
 from engine.kv.arena import KVArena, KVLayer
+from engine.upload import Uploaded
 
 NAME = "spectra"
 
@@ -33,10 +35,12 @@ class PackedStep:
     """A step as the layers see it: all sequences' rows in one batch entry, ``[1, n_rows, ..]``."""
 
     arena: KVArena
-    segments: list[Segment]
+    segments: list[Segment]  # on a CPU, and where the oracle attends
     write_start: int | None  # first arena row when all rows are contiguous
-    write_rows: Tensor | None  # int64 [n_rows] otherwise
+    write_rows: Uploaded | None  # int64 [n_rows] otherwise
+    batches: list[Batch] = field(default_factory=list)  # on other devices
     capture_heads: dict[int, list[int]] = field(default_factory=dict)  # local layer -> heads
+    capture_index: dict[int, Uploaded] = field(default_factory=dict)  # the same, int64 [n_chosen]
     captured: dict[int, CapturedQuery] = field(default_factory=dict)  # filled by the hook
     _runs: dict[int | None, list[tuple[int, int]] | None] = field(default_factory=dict)  # see ``runs``
 
@@ -60,8 +64,8 @@ class PackedStep:
             values[self.write_start : end] = value[0].transpose(0, 1)
         else:
             assert self.write_rows is not None
-            keys.index_copy_(0, self.write_rows, key[0].transpose(0, 1))
-            values.index_copy_(0, self.write_rows, value[0].transpose(0, 1))
+            keys.index_copy_(0, self.write_rows.tensor, key[0].transpose(0, 1))
+            values.index_copy_(0, self.write_rows.tensor, value[0].transpose(0, 1))
         return store
 
 
@@ -76,16 +80,19 @@ def tree_attention(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Ragged tree attention.
+    """Ragged tree attention: segment by segment on a CPU, all sequences at once elsewhere.
 
     ``query`` ``[1, n_heads, n_rows, head_dim]``, ``key`` and ``value`` ``[1, n_kv_heads, n_rows, head_dim]``, rotated;
     returns ``[1, n_rows, n_heads, head_dim]``. ``attention_mask`` is unused: segments know who sees whom.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     store = packed.write(layer, key, value)
-    heads = packed.capture_heads.get(layer)
+    heads = packed.capture_index.get(layer)
     if heads is not None:
-        packed.captured[layer] = CapturedQuery(query[0, heads], query.shape[1], scaling, sliding_window)
+        chosen = query[0].index_select(0, heads.tensor)
+        packed.captured[layer] = CapturedQuery(chosen, query.shape[1], scaling, sliding_window)
+    if packed.batches:
+        return attend_batches(packed.batches, query, (key, value), store, scaling, sliding_window), None
     segments = packed.segments
     if len(segments) == 1:
         return segments[0].attend(query, store, scaling, sliding_window), None

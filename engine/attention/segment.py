@@ -1,7 +1,8 @@
 """One sequence's share of a packed step: which keys its queries see, and how they are laid out.
 
 Queries sit behind ``n_cached`` committed tokens: a chunk of prompt (a chain), or the root and its tree. Windows of
-sliding layers are computed on *positions*, never on cache slots: a tree has several nodes at one position.
+sliding layers are computed on *positions*, never on cache slots: a tree has several nodes at one position. This is the
+way of a CPU, where a call costs little, and of the oracle on every device; other devices run ``batches``.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Segment:
             prefix = (self._keys(k, seen.common, self.n_cached), self._keys(v, seen.common, self.n_cached))
             block = (self._block(k, seen), self._block(v, seen))
             out = merge(*kernel(folded, *prefix, None, scale), *kernel(folded, *block, seen.mask, scale))
-        return out.reshape(1, n_heads, n, head_dim).transpose(1, 2)  # a view, but for some CUDA kernels
+        return out.reshape(1, n_heads, n, head_dim).transpose(1, 2)
 
     def run(self, window: int | None) -> tuple[int, int] | None:
         """(first arena row, rows) of all keys, if this is a single query over contiguous blocks; else None."""
@@ -126,7 +127,7 @@ class Segment:
             common = min(max(0, cached + max(self.depths) - window + 1), cached)
         if n == 1 and not self._reference:
             return _Window(first, first, None, split=False)
-        split = not self._reference and common < cached and (cached - common >= SPLIT_FROM or q.device.type != "cpu")
+        split = not self._reference and cached - common >= SPLIT_FROM
         slots = [*range(first, common if split else cached)]
         visible = self._visible_keys(slots, window)
         mask = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))

@@ -6,10 +6,12 @@ them); a *row* is where it lies in the arena: ``row = table[slot // block_size] 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 PIECE = 1024  # rows copied at once
@@ -61,22 +63,19 @@ class KVArena:
         """A layer's keys and values."""
         return self._layers[layer]
 
-    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+    def move(self, source: Tensor, target: Tensor) -> None:
         """Copy rows over all layers at once: how the accepted paths of a step become committed context.
 
-        O(rows moved); sources are read before any target is written.
+        O(rows moved); sources are read before any target is written. Both are int64 ``[n]``, on the arena's device.
         """
-        if source:
-            device = self._data.device
-            rows = self._data.index_select(2, torch.tensor(source, device=device))
-            self._data.index_copy_(2, torch.tensor(target, device=device), rows)
+        self._data.index_copy_(2, target, self._data.index_select(2, source))
 
-    def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
+    def copy(self, source: Tensor, target: Tensor, is_apart: bool) -> None:
         """``move`` for many rows: piece by piece, so that little memory is needed, unless a row is both read and
-        written."""
-        size = PIECE if set(source).isdisjoint(target) else max(1, len(source))
-        for first in range(0, len(source), size):
-            self.move(source[first : first + size], target[first : first + size])
+        written (``is_apart`` is false)."""
+        size = PIECE if is_apart else max(1, len(source))
+        for piece, to in zip(torch.split(source, size), torch.split(target, size), strict=True):
+            self.move(piece, to)
 
 
 class BlockTable:
@@ -104,10 +103,13 @@ class BlockTable:
             return self.base + slot
         return self.blocks[slot // self.block_size] * self.block_size + slot % self.block_size
 
-    def rows(self, first: int, last: int, device: torch.device) -> Tensor:
-        """Arena rows of slots ``first`` to ``last - 1``, int64 ``[last - first]``."""
+    def row_numbers(self, first: int, last: int) -> NDArray[np.int64]:
+        """Arena rows of slots ``first`` to ``last - 1``, ``[last - first]``."""
         if self.base is not None:
-            return torch.arange(self.base + first, self.base + last, device=device)
-        slots = torch.arange(first, last)
-        blocks = torch.tensor(self.blocks)
-        return (blocks[slots // self.block_size] * self.block_size + slots % self.block_size).to(device)
+            return np.arange(self.base + first, self.base + last)
+        slots = np.arange(first, last)
+        return np.asarray(self.blocks)[slots // self.block_size] * self.block_size + slots % self.block_size
+
+    def rows(self, first: int, last: int, device: torch.device) -> Tensor:
+        """``row_numbers`` on a device."""
+        return torch.from_numpy(self.row_numbers(first, last)).to(device)

@@ -59,6 +59,7 @@ class ModelShard:
         for local, layer in enumerate(self.layers):
             layer.self_attn.layer_idx = local  # type: ignore[union-attr]
             layer.self_attn.config._attn_implementation = NAME  # type: ignore[union-attr]
+        self.windows = {_window(layer.self_attn) for layer in self.layers}  # that the layers will ask for
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 ``[n]`` -> ``[1, n, hidden]``."""
@@ -95,3 +96,10 @@ class ModelShard:
         logits: Tensor = self._head(self._norm(hidden))
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _window(attention: Any) -> int | None:
+    """The sliding window that an attention module passes on: its own where layers differ, else the config's."""
+    if hasattr(attention, "sliding_window"):
+        return attention.sliding_window  # type: ignore[no-any-return]
+    return getattr(attention.config, "sliding_window", None)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from engine.attention.batches import Share, make_batches
 from engine.attention.hook import PackedStep
 from engine.attention.segment import Segment
 from engine.kv.arena import BlockTable, KVArena
-from engine.step import SequenceStart, Work
+from engine.step import SequenceStart, Step, Work
+from engine.upload import Upload, Uploaded
+
+Attends = Literal["one by one", "together", "reference"]  # segments, batches, the oracle's segments
 
 
 @dataclass(slots=True)
@@ -67,12 +72,31 @@ def copies(
     return source, target
 
 
+@dataclass(slots=True, frozen=True)
+class RowMoves:
+    """Arena rows to copy over all layers."""
+
+    source: Uploaded  # int64 [n]
+    target: Uploaded  # int64 [n]
+    is_apart: bool  # no row is both read and written
+
+
+def plan_moves(step: Step, tables: dict[int, BlockTable], block_size: int, upload: Upload) -> list[RowMoves]:
+    """What a step does to the arena before its rows are written, in this order."""
+    moves: list[RowMoves] = []
+    for source, target in (copies(step.starts, tables, block_size), compaction(step.work, tables)):
+        if source:
+            moves.append(RowMoves(upload.add(source), upload.add(target), set(source).isdisjoint(target)))
+    return moves
+
+
 @dataclass(slots=True)
 class Packed:
-    """A step ready to run."""
+    """A step ready to run once its upload is sent."""
 
     spans: list[Span]
-    positions: Tensor  # int64 [n_rows]
+    tokens: Uploaded  # int64 [n_rows]
+    positions: Uploaded  # int64 [n_rows]
     step: PackedStep
 
 
@@ -80,38 +104,54 @@ def pack(
     works: Sequence[Work],
     tables: dict[int, BlockTable],
     arena: KVArena,
+    upload: Upload,
     groups: int,
-    device: torch.device,
-    reference: bool,
+    windows: Collection[int | None],
+    attends: Attends,
 ) -> Packed:
-    """Lay the works side by side; ``reference`` selects the oracle attention."""
+    """Lay the works side by side.
+
+    Args:
+        works: of one step.
+        tables: of their sequences, already grown.
+        arena: of the stage.
+        upload: takes what the device has to know.
+        groups: query heads per key head.
+        windows: the sliding windows of the stage's layers.
+        attends: how the layers will attend.
+    """
     spans: list[Span] = []
-    segments: list[Segment] = []
+    shares: list[Share] = []
     positions: list[int] = []
     first = 0
     for work in works:
         below = depths(work)
         visible = None if work.tree is None or work.tree.is_chain else work.tree.ancestor_mask()
-        segments.append(Segment(first, work.n_cached, below, visible, tables[work.seq], groups, reference))
+        shares.append(Share(work.n_cached, below, visible, work.tree is None, tables[work.seq]))
         spans.append(Span(first, len(below)))
         positions.extend(work.n_cached + depth for depth in below)
         first += len(below)
-    start, rows = _write_rows(works, spans, tables, device)
-    step = PackedStep(arena, segments, start, rows)
-    return Packed(spans, torch.tensor(positions, device=device), step)
+    start, rows = _write_rows(works, spans, tables)
+    step = PackedStep(arena, [], start, None if rows is None else upload.add(rows))
+    if attends == "together":
+        step.batches = make_batches(shares, windows, upload)
+    else:
+        step.segments = [
+            Segment(span.first, s.n_cached, s.depths, s.visible, s.table, groups, attends == "reference")
+            for span, s in zip(spans, shares, strict=True)
+        ]
+    tokens = [token for work in works for token in row_tokens(work)]
+    return Packed(spans, upload.add(tokens), upload.add(positions), step)
 
 
 def _write_rows(
-    works: Sequence[Work], spans: Sequence[Span], tables: dict[int, BlockTable], device: torch.device
-) -> tuple[int | None, Tensor | None]:
+    works: Sequence[Work], spans: Sequence[Span], tables: dict[int, BlockTable]
+) -> tuple[int | None, NDArray[np.int64] | None]:
     """Where keys and values go: a start row when one contiguous run suffices, else every row."""
     if len(works) == 1 and tables[works[0].seq].base is not None:
         return tables[works[0].seq].row(works[0].n_cached), None
-    parts: list[int] = []
-    for work, span in zip(works, spans, strict=True):
-        table = tables[work.seq]
-        if table.base is not None:
-            parts.extend(range(table.base + work.n_cached, table.base + work.n_cached + span.n))
-        else:
-            parts.extend(table.row(slot) for slot in range(work.n_cached, work.n_cached + span.n))
-    return None, torch.tensor(parts, device=device)
+    parts = [
+        tables[work.seq].row_numbers(work.n_cached, work.n_cached + span.n)
+        for work, span in zip(works, spans, strict=True)
+    ]
+    return None, np.concatenate(parts)

@@ -18,9 +18,10 @@ from engine.sampling.processors import History
 from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
 from engine.stage.base import Activations
 from engine.stage.logit_readback import LogitRows, logit_rows, node_top, prompt_top
-from engine.stage.packing import Packed, Span, compaction, copies, pack, row_tokens
+from engine.stage.packing import Attends, Packed, Span, pack, plan_moves
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
+from engine.upload import Upload, Uploaded
 from engine.verify.batch import Walk, WalkItem, verify
 
 
@@ -34,11 +35,21 @@ class _Sequence:
 
 
 @dataclass(slots=True)
+class _HeadRows:
+    """Which rows of the step need logits."""
+
+    needed: list[LogitRows]  # [n_works]
+    firsts: list[int]  # row of the logits at which each work's begin, [n_works]
+    picked: Uploaded | None  # int64 rows of the step, None for all
+
+
+@dataclass(slots=True)
 class _Running:
     """The step between ``forward`` and ``attention``."""
 
     packed: Packed | None = None
     works: Sequence[Work] = field(default_factory=list)
+    head: _HeadRows | None = None  # last stage only
 
 
 class Stage:
@@ -54,7 +65,9 @@ class Stage:
     def __init__(self, shard: ModelShard, n_blocks: int, block_size: int, reference: bool = False) -> None:
         self._shard = shard
         self._spec = shard.spec
-        self._reference = reference
+        self._attends: Attends = "one by one" if shard.device.type == "cpu" else "together"
+        if reference:
+            self._attends = "reference"
         self._arena = KVArena(
             len(shard.range),
             n_blocks,
@@ -86,18 +99,23 @@ class Stage:
         """Run this stage's layers over a step; ``incoming`` is None on the first stage."""
         self.admit(step)
         works = step.work
-        self._arena.copy(*copies(step.starts, self._tables, self._arena.block_size))
-        self._arena.move(*compaction(works, self._tables))
-        packed = pack(works, self._tables, self._arena, self._spec.groups, self._shard.device, self._reference)
+        upload = Upload(self._shard.device)
+        moves = plan_moves(step, self._tables, self._arena.block_size, upload)
+        windows, groups = self._shard.windows, self._spec.groups
+        packed = pack(works, self._tables, self._arena, upload, groups, windows, self._attends)
         packed.step.capture_heads = self._local_heads(works)
+        packed.step.capture_index = {layer: upload.add(heads) for layer, heads in packed.step.capture_heads.items()}
+        head = self._head_rows(works, packed.spans, upload) if self._shard.range.is_last else None
+        upload.send()
+        for move in moves:
+            self._arena.copy(move.source.tensor, move.target.tensor, move.is_apart)
         if incoming is None:
-            tokens = [token for work in works for token in row_tokens(work)]
-            incoming = Activations(self._shard.embed(torch.tensor(tokens, device=self._shard.device)))
+            incoming = Activations(self._shard.embed(packed.tokens.tensor))
         tap = self._local_tap(works)
-        hidden, tapped = self._shard.run(incoming.hidden, packed.positions, packed.step, tap)
+        hidden, tapped = self._shard.run(incoming.hidden, packed.positions.tensor, packed.step, tap)
         if tapped is not None:
             tapped = project(tapped, self._tap_dims(works))
-        self._running = _Running(packed, works)
+        self._running = _Running(packed, works, head)
         return Activations(hidden, tapped if tapped is not None else incoming.tapped)
 
     def wait(self) -> None:
@@ -108,10 +126,13 @@ class Stage:
     @torch.inference_mode()
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage: logits where they are needed, one walk over all trees, read-backs."""
-        packed, works = self._running.packed, self._running.works
+        packed, works, head = self._running.packed, self._running.works, self._running.head
         assert packed is not None, "verify follows forward"
-        needed = [logit_rows(work, self._sequences[work.seq].start.needs) for work in works]
-        logits, firsts = self._logits(activations.hidden[0], packed, needed)
+        assert head is not None, "only the last stage verifies"
+        needed, firsts, hidden = head.needed, head.firsts, activations.hidden[0]
+        if head.picked is not None:
+            hidden = hidden.index_select(0, head.picked.tensor)
+        logits = self._shard.logits(hidden)
         for work in works:
             self._remember(work)
         items = [self._walk_item(w, n, f) for w, n, f in zip(works, needed, firsts, strict=True) if w.draw]
@@ -170,16 +191,16 @@ class Stage:
             if work.seq in self._tables:
                 self._tables[work.seq].extend(work.new_blocks)
 
-    def _logits(self, hidden: Tensor, packed: Packed, needed: Sequence[LogitRows]) -> tuple[Tensor, list[int]]:
-        """Logits ``[n_needed, vocab]`` of all needed rows, and the row at which each work's begin, ``[n_works]``."""
+    def _head_rows(self, works: Sequence[Work], spans: Sequence[Span], upload: Upload) -> _HeadRows:
+        """The rows that go through the head; the device hears of them with the rest of the step."""
+        needed = [logit_rows(work, self._sequences[work.seq].start.needs) for work in works]
         picked: list[int] = []
         firsts: list[int] = []
-        for span, rows in zip(packed.spans, needed, strict=True):
+        for span, rows in zip(spans, needed, strict=True):
             firsts.append(len(picked))
             picked.extend(span.first + row for row in rows.rows)
-        if len(picked) != hidden.shape[0]:
-            hidden = hidden.index_select(0, torch.tensor(picked, dtype=torch.int64, device=hidden.device))
-        return self._shard.logits(hidden), firsts
+        is_all = len(picked) == sum(span.n for span in spans)
+        return _HeadRows(needed, firsts, None if is_all else upload.add(picked))
 
     def _remember(self, work: Work) -> None:
         """Keep the text that penalties and a minimum length look at; the walk itself adds the tokens it commits."""

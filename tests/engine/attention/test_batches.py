@@ -1,0 +1,89 @@
+"""Attention of all sequences together equals the same sequences one by one, and the definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.attention.batches import Chains, Share, Trees, attend_batches, make_batches
+from engine.kv.arena import BlockTable, KVArena
+from engine.tree import EMPTY_TREE, TokenTree
+from engine.upload import Upload
+from tests.engine.attention.test_attention import BLOCK, CASES, HEAD_DIM, Case
+
+CPU = torch.device("cpu")
+
+
+def together(cases: list[Case], chunks: list[bool], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Every case's ``[1, n, n_heads, head_dim]``, from one call; their blocks lie one behind the other in one arena."""
+    arenas = [case.tensors() for case in cases]
+    n_blocks = [len(k) // BLOCK for _, k, _ in arenas]
+    arena = KVArena(1, sum(n_blocks), BLOCK, cases[0].n_kv_heads, HEAD_DIM, dtype, CPU)
+    layer, upload = arena.layer(0), Upload(CPU)
+    layer.keys.copy_(torch.cat([k for _, k, _ in arenas]))
+    layer.values.copy_(torch.cat([v for _, _, v in arenas]))
+    shares: list[Share] = []
+    rows: list[int] = []
+    for i, (case, is_chunk) in enumerate(zip(cases, chunks, strict=True)):
+        table = BlockTable(BLOCK)
+        table.extend([block + sum(n_blocks[:i]) for block in case.table().blocks])
+        visible = None if case.tree.is_chain else case.tree.ancestor_mask()
+        shares.append(Share(case.n_cached, case.depths, visible, is_chunk and visible is None, table))
+        rows += table.row_numbers(case.n_cached, case.n_cached + len(case.depths)).tolist()
+    windows = {case.window for case in cases} | {None}
+    batches = make_batches(shares, windows, upload)
+    upload.send()
+    q = torch.cat([q for q, _, _ in arenas], dim=2).to(dtype)
+    own = (layer.read_keys[:, :, rows], layer.read_values[:, :, rows])
+    out = attend_batches(batches, q, own, layer, 0.3, cases[0].window)
+    assert out.dtype == dtype
+    return [*torch.split(out, [len(case.depths) for case in cases], dim=1)]
+
+
+@given(st.lists(st.tuples(CASES, st.booleans()), min_size=1, max_size=5))
+@settings(max_examples=80, deadline=None)
+def test_sequences_together_equal_the_definition(drawn: list[tuple[Case, bool]]) -> None:
+    first = drawn[0][0]
+    shape = {"groups": first.groups, "n_kv_heads": first.n_kv_heads, "window": first.window}
+    cases = [replace(case, **shape) for case, _ in drawn]
+    for case, out in zip(cases, together(cases, [is_chunk for _, is_chunk in drawn]), strict=True):
+        assert torch.allclose(out.double(), case.by_hand(), atol=1e-5)
+
+
+def test_neighbours_of_a_kind_share_their_launches() -> None:
+    def share(tree: TokenTree, is_chunk: bool, blocks: list[int]) -> Share:
+        table = BlockTable(BLOCK)
+        table.extend(blocks)
+        return Share(3, [0, *tree.depths], None if tree.is_chain else tree.ancestor_mask(), is_chunk, table)
+
+    fork, chain = TokenTree([5, 6], [-1, -1]), TokenTree([5, 6], [-1, 0])
+    decoding = [share(EMPTY_TREE, False, [0, 1]), share(chain, False, [2, 3]), share(fork, False, [4, 5])]
+    chunk, scattered = share(chain, True, [6, 7]), share(fork, False, [9, 8])
+
+    def kinds(shares: list[Share]) -> list[tuple[type, int]]:
+        return [(type(batch), batch.n_rows) for batch in make_batches(shares, [None], Upload(CPU))]
+
+    assert kinds([*decoding, chunk]) == [(Trees, 7), (Chains, 3)]
+    assert kinds([*decoding[:2], chunk]) == [(Chains, 7)]
+    assert kinds([*decoding, scattered, chunk]) == [(Trees, 7), (Trees, 3), (Chains, 3)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tree_in_bf16_is_as_near_to_the_truth_as_a_plain_step(seed: int) -> None:
+    """Rounded scores would make the error of trees several times as large."""
+
+    def error(tree: TokenTree) -> float:
+        case = Case(200, tree, 4, 2, None, contiguous=True, seed=seed)
+        rounded = [tensor.bfloat16().float() for tensor in case.tensors()]
+        sharp = [rounded[0] * 8, *rounded[1:]]  # attention of trained models is peaked
+        case.tensors = lambda dtype=torch.float32: tuple(x.to(dtype) for x in sharp)  # type: ignore[method-assign]
+        difference = together([case], [False], torch.bfloat16)[0].double() - case.by_hand()
+        return float(difference.square().mean().sqrt())
+
+    tree = error(TokenTree([*range(5, 69)], [(node - 1) // 2 for node in range(64)]))
+    assert tree < 2 * error(EMPTY_TREE)
