@@ -31,29 +31,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import aiohttp
 import psutil
 from tqdm import tqdm
 
 from app.demo.paths import DEMO
-from app.inputs.prompts import BUILTIN
-from benchmarks.resilience import plots
+from app.load.records import Break
 from benchmarks.resilience.faults import Cluster, Fault, faults, inject
-from benchmarks.resilience.observation import Sample, alive, ask_health, is_running, sampled
-from benchmarks.resilience.phases import Phase, longest_and_recovery, pauses
-from benchmarks.resilience.streams import Streams, chat
-from benchmarks.support.reporting import Report, table
+from benchmarks.resilience.observation import alive, is_running, left_over, sampled
+from benchmarks.resilience.phases import Phase
+from benchmarks.resilience.recovery import FLOW_S, SETTLE_S, question, report
+from benchmarks.resilience.streams import Streams
+from benchmarks.support.reporting import Report
 from benchmarks.support.server_process import ServerProcess
 
-METHODS = (None, "autoregressive", "pld", "suffix", "spectra-core", "suffix+token-recycling")  # None: the server's
 RETRIES = 50  # of one request; an ingress takes seconds to come back
-FLOW_S = 90.0  # longest wait for all streams to go on, and for a victim to be replaced
-SETTLE_S = 15.0  # longest wait for sessions and blocks to be freed
+REPLACED_S = 90.0  # longest wait for a victim to be replaced
 COLUMNS = {
     "fault": "fault",
     "pid": "pid",
@@ -109,15 +106,9 @@ async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: 
             await _go_through(fault, streams, server.pid, cluster, settings.calm) for fault in tqdm(chosen, "faults")
         ]
     cluster.leave()
-    return _report(phases, streams, samples, await _left_over(server, settings.stages, phases))
-
-
-def question(model: str, client: int, max_tokens: int) -> dict[str, Any]:
-    """What a client asks: half of them greedily, half with a seed, with six methods."""
-    sampling = {"ignore_eos": True, "temperature": 0.8 if client % 2 else 0.0, "seed": 100 + client}
-    method = METHODS[client % len(METHODS)]
-    speculative = {} if method is None else {"speculative": {"method": method}}
-    return chat(model, BUILTIN[client % len(BUILTIN)], max_tokens, **sampling, **speculative)
+    wrong_processes = partial(_wrong_processes, server.pid, settings.stages, phases)
+    leaks = await left_over(server.url, SETTLE_S, wrong_processes)
+    return report("phases", COLUMNS, phases, _row, streams, samples, leaks)
 
 
 async def _go_through(fault: Fault, streams: Streams, root: int, cluster: Cluster, calm: float) -> FaultPhase:
@@ -144,7 +135,7 @@ async def _go_through(fault: Fault, streams: Streams, root: int, cluster: Cluste
 
 async def _replaced(phase: FaultPhase, root: int, wanted: int) -> float | None:
     """Seconds until the victim has gone and ``wanted`` processes of its kind are there; None: not replaced."""
-    while not phase.fault.is_resumed and time.monotonic() < phase.acted + FLOW_S:
+    while not phase.fault.is_resumed and time.monotonic() < phase.acted + REPLACED_S:
         others = [process for process in alive(root, phase.fault.victim) if process.pid != phase.pid]
         if len(others) >= wanted and not is_running(phase.pid):
             return time.monotonic() - phase.acted
@@ -152,71 +143,22 @@ async def _replaced(phase: FaultPhase, root: int, wanted: int) -> float | None:
     return None
 
 
-async def _left_over(server: ServerProcess, stages: int, phases: Sequence[FaultPhase]) -> list[str]:
-    """What should have gone and has not, after a while."""
-    deadline, leaks = time.monotonic() + SETTLE_S, ["nothing was examined"]
-    async with aiohttp.ClientSession() as session:
-        while leaks and time.monotonic() < deadline:
-            health = await ask_health(session, server.url)
-            names = ("sessions", "running", "waiting", "speculator_states")
-            leaks = [f"{name} is {health.get(name)}" for name in names if health.get(name) != 0]
-            if health.get("free_blocks") != health.get("blocks"):
-                leaks.append(f"{health.get('free_blocks')} of {health.get('blocks')} blocks are free")
-            for kind, wanted in {"stages": stages, "speculators": 1}.items():
-                if (found := len(alive(server.pid, kind))) != wanted:
-                    leaks.append(f"{found} {kind} run instead of {wanted}")
-            await asyncio.sleep(0.2)
+def _wrong_processes(root: int, stages: int, phases: Sequence[FaultPhase]) -> list[str]:
+    """Processes that are missing, and victims that still run."""
+    missing = []
+    for kind, wanted in {"stages": stages, "speculators": 1}.items():
+        if (found := len(alive(root, kind))) != wanted:
+            missing.append(f"{found} {kind} run instead of {wanted}")
     victims = [phase for phase in phases if not phase.fault.is_resumed]
-    return leaks + [f"{phase.name}: {phase.pid} still runs" for phase in victims if psutil.pid_exists(phase.pid)]
+    return missing + [f"{phase.name}: {phase.pid} still runs" for phase in victims if psutil.pid_exists(phase.pid)]
 
 
-def _report(phases: Sequence[FaultPhase], streams: Streams, samples: Sequence[Sample], leaks: list[str]) -> Report:
-    by_client: dict[int, list[float]] = defaultdict(list)
-    for record in streams.records:
-        by_client[record.index].extend(record.chunks)
-    gaps = pauses(by_client.values())
-    rows = [_row(phase, streams, samples, gaps) for phase in phases]
-    different = sorted({record.prompt for record in streams.records if streams.is_different(record)})
-    document: dict[str, Any] = {
-        "streams": streams.n,
-        "requests": len(streams.records),
-        "failed": len(streams.failures),
-        "first_failures": streams.failures[:3],
-        "different_texts": different,
-        "retried": sum(record.retries for record in streams.records),
-        "leaks": leaks,
-        "wrong": [f"{phase.name}: {what}" for phase in phases for what in phase.wrong],
-        "phases": rows,
-    }
-    shown = table(COLUMNS, [row | {"notes": "; ".join(row["notes"]), "not_ready": span(row)} for row in rows])
-    print(shown)
-    failed = bool(streams.failures or different or leaks or document["wrong"])
-    return Report(document, shown, failed, lambda out: plots.chaos(phases, by_client, samples, out / "timeline.png"))
-
-
-def _row(
-    phase: FaultPhase, streams: Streams, samples: Sequence[Sample], gaps: list[tuple[float, float]]
-) -> dict[str, Any]:
-    longest, recovered = longest_and_recovery(phase, gaps)
-    during = [sample for sample in samples if phase.acted <= sample.at <= phase.ended]
-    down = [sample.at - phase.acted for sample in during if not sample.is_ready]
-    breaks = [found for record in streams.records for found in record.breaks]
-    n_broken = sum(phase.acted <= found.at <= phase.ended for found in breaks)
-    if n_broken and not phase.fault.breaks_streams:
-        phase.wrong.append(f"{n_broken} streams broke, which only the loss of an ingress may do")
+def _row(phase: FaultPhase, broken: list[Break]) -> dict[str, Any]:
+    if broken and not phase.fault.breaks_streams:
+        phase.wrong.append(f"{len(broken)} streams broke, which only the loss of an ingress may do")
     return {
         "fault": phase.name,
         "pid": phase.pid,
         "replaced_seconds": None if phase.replaced is None else round(phase.replaced, 2),
-        "not_ready_from": round(down[0], 2) if down else None,
-        "not_ready_until": round(down[-1], 2) if down else None,
-        "longest_pause": round(longest, 2),
-        "recovered_seconds": round(recovered, 2),
-        "broken_streams": n_broken,
-        "notes": phase.wrong,
+        "broken_streams": len(broken),
     }
-
-
-def span(row: dict[str, Any]) -> str | None:
-    """When a row was not ready, for the table."""
-    return None if row["not_ready_from"] is None else f"{row['not_ready_from']} - {row['not_ready_until']}"

@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import psutil
 
@@ -33,7 +32,7 @@ from app.demo.paths import DEMO
 from app.inputs.prompts import BUILTIN
 from benchmarks.resilience.hostile_clients import Outcome, send_all
 from benchmarks.resilience.hostile_requests import Hostile, hostile_requests
-from benchmarks.resilience.observation import ask_health, part_of, processes, resident, title
+from benchmarks.resilience.observation import left_over, part_of, processes, resident, title
 from benchmarks.resilience.phases import pauses
 from benchmarks.resilience.streams import Streams, chat
 from benchmarks.support.reporting import Report, table
@@ -89,7 +88,7 @@ async def _measure(
     outcome = Outcome()
     warm = hostile[: min(len(hostile) // 4, 200)]  # memory that a first request of a kind takes for good
     await send_all(server.url, warm, settings.rate, Outcome())
-    await _left_over(server)
+    await left_over(server.url, SETTLE_S)
     files, half = _descriptors(server.pid), len(hostile) // 2
     async with streams.running():
         began = time.monotonic()
@@ -100,7 +99,7 @@ async def _measure(
             await send_all(server.url, part, settings.rate, outcome)
             memory.append(resident(server.pid))
         ended = time.monotonic()
-    leaks = await _left_over(server, files)
+    leaks = await left_over(server.url, SETTLE_S, lambda: _grown(files, _descriptors(server.pid), 2, "descriptors"))
     leaks += _grown(memory[1], memory[2], settings.growth, "MiB")  # by then what is kept for later requests is full
     return _report(settings, streams, outcome, leaks, memory, (began, disturbed, ended))
 
@@ -108,22 +107,6 @@ async def _measure(
 def _question(model: str, client: int, max_tokens: int) -> dict[str, Any]:
     sampling = {"ignore_eos": True, "temperature": 0.8 if client % 2 else 0.0, "seed": 100 + client}
     return chat(model, BUILTIN[client % len(BUILTIN)], max_tokens, **sampling)
-
-
-async def _left_over(server: ServerProcess, files: Mapping[str, float] | None = None) -> list[str]:
-    """What should have gone and has not, after a while; ``files`` are the descriptors of every part before."""
-    deadline, leaks = time.monotonic() + SETTLE_S, ["nothing was examined"]
-    async with aiohttp.ClientSession() as session:
-        while leaks and time.monotonic() < deadline:
-            await asyncio.sleep(0.5)
-            health = await ask_health(session, server.url)
-            names = ("sessions", "running", "waiting", "speculator_states")
-            leaks = [f"{name} is {health.get(name)}" for name in names if health.get(name) != 0]
-            if health.get("free_blocks") != health.get("blocks"):
-                leaks.append(f"{health.get('free_blocks')} of {health.get('blocks')} blocks are free")
-            if files is not None:
-                leaks += _grown(files, _descriptors(server.pid), 2, "descriptors")
-    return leaks
 
 
 def _descriptors(root: int) -> dict[str, float]:

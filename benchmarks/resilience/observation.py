@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +24,8 @@ PARTS = {  # part -> beginning of its process titles
     "Serve's controller": "ray::ServeController",
     "Serve's proxy": "ray::HAProxyManager",
 }
+FREED = ("sessions", "running", "waiting", "speculator_states")  # of /health: 0 when no request runs
+LOOK_S = 0.5
 PROGRAMS = {"Ray's GCS": "gcs_server", "raylet": "raylet", "HAProxy": "haproxy", "Ray's agents": "dashboard"}
 
 
@@ -89,6 +91,27 @@ async def ask_ready(session: aiohttp.ClientSession, url: str) -> bool:
             return response.status == HTTPStatus.OK
     except (aiohttp.ClientError, TimeoutError, OSError):
         return False
+
+
+async def left_over(url: str, within: float, more: Callable[[], list[str]] = list) -> list[str]:
+    """What should have gone and has not, in words.
+
+    Args:
+        url: of a server whose clients have ended.
+        within: seconds that it has to free everything.
+        more: names what else is left over; asked at every look.
+    """
+    deadline = time.monotonic() + within
+    async with aiohttp.ClientSession() as session:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            health = await ask_health(session, url)
+            leaks = [f"{name} is {health.get(name)}" for name in FREED if health.get(name) != 0]
+            if health.get("free_blocks") != health.get("blocks"):
+                leaks.append(f"{health.get('free_blocks')} of {health.get('blocks')} blocks are free")
+            leaks += more()
+            if not leaks or time.monotonic() > deadline:
+                return leaks
 
 
 def processes(root: int) -> list[psutil.Process]:

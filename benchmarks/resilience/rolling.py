@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,13 +37,13 @@ from tqdm import tqdm
 
 from app.demo.paths import DEMO
 from app.load.failures import REFUSED
-from benchmarks.resilience import plots
-from benchmarks.resilience.chaos import FLOW_S, SETTLE_S, question, span
-from benchmarks.resilience.observation import Sample, ask_health, ask_ready, sampled
-from benchmarks.resilience.phases import Phase, longest_and_recovery, pauses
+from app.load.records import Break
+from benchmarks.resilience.observation import ask_ready, left_over, sampled
+from benchmarks.resilience.phases import Phase
+from benchmarks.resilience.recovery import FLOW_S, SETTLE_S, question, report
 from benchmarks.resilience.streams import Streams
 from benchmarks.support.ray_head import RayHead
-from benchmarks.support.reporting import Report, table
+from benchmarks.support.reporting import Report
 
 APPLICATION = "application"
 UPDATES = ("Ingress", "Router", "Target", "Retrieval", APPLICATION)
@@ -152,7 +151,8 @@ async def _measure(settings: argparse.Namespace, site: Site, names: Sequence[str
         streams.running(),
     ):
         updates = [await _go_through(name, streams, site, session, settings.calm) for name in tqdm(names, "updates")]
-    return _report(updates, streams, samples, await _left_over(site.head.url))
+    leaks = await left_over(site.head.url, SETTLE_S)
+    return report("updates", COLUMNS, updates, _row, streams, samples, leaks)
 
 
 async def _until_ready(url: str) -> None:
@@ -193,49 +193,8 @@ async def _replaced(update: Update, site: Site, session: aiohttp.ClientSession, 
         update.wrong.append(f"not every replica was replaced within {UP_S:.0f} s")
 
 
-async def _left_over(url: str) -> list[str]:
-    """What should have gone and has not, after a while."""
-    deadline, leaks = time.monotonic() + SETTLE_S, ["nothing was examined"]
-    async with aiohttp.ClientSession() as session:
-        while leaks and time.monotonic() < deadline:
-            health = await ask_health(session, url)
-            names = ("sessions", "running", "waiting", "speculator_states")
-            leaks = [f"{name} is {health.get(name)}" for name in names if health.get(name) != 0]
-            if health.get("free_blocks") != health.get("blocks"):
-                leaks.append(f"{health.get('free_blocks')} of {health.get('blocks')} blocks are free")
-            await asyncio.sleep(0.2)
-    return leaks
-
-
-def _report(updates: Sequence[Update], streams: Streams, samples: Sequence[Sample], leaks: list[str]) -> Report:
-    by_client: dict[int, list[float]] = defaultdict(list)
-    for record in streams.records:
-        by_client[record.index].extend(record.chunks)
-    gaps = pauses(by_client.values())
-    rows = [_row(update, streams, samples, gaps) for update in updates]
-    document: dict[str, Any] = {
-        "streams": streams.n,
-        "requests": len(streams.records),
-        "failed": len(streams.failures),
-        "first_failures": streams.failures[:3],
-        "different_texts": sorted({record.prompt for record in streams.records if streams.is_different(record)}),
-        "leaks": leaks,
-        "wrong": [f"{update.name}: {what}" for update in updates for what in update.wrong],
-        "updates": rows,
-    }
-    shown = table(COLUMNS, [row | {"notes": "; ".join(row["notes"]), "not_ready": span(row)} for row in rows])
-    print(shown)
-    failed = any(document[what] for what in ("failed", "different_texts", "leaks", "wrong"))
-    return Report(document, shown, failed, lambda out: plots.chaos(updates, by_client, samples, out / "timeline.png"))
-
-
-def _row(
-    update: Update, streams: Streams, samples: Sequence[Sample], gaps: list[tuple[float, float]]
-) -> dict[str, Any]:
-    longest, recovered = longest_and_recovery(update, gaps)
-    down = [one.at - update.acted for one in samples if update.acted <= one.at <= update.ended and not one.is_ready]
-    breaks = [found for record in streams.records for found in record.breaks]
-    kinds = [found.kind for found in breaks if update.acted <= found.at <= update.ended]
+def _row(update: Update, broken: list[Break]) -> dict[str, Any]:
+    kinds = [found.kind for found in broken]
     n_again = kinds.count(REFUSED)
     if n_broken := len(kinds) - n_again:
         update.wrong.append(f"{n_broken} streams broke")
@@ -243,11 +202,6 @@ def _row(
         "update": update.name,
         "replaced_seconds": None if update.replaced is None else round(update.replaced, 2),
         "gone_seconds": None if update.gone is None else round(update.gone, 2),
-        "not_ready_from": round(down[0], 2) if down else None,
-        "not_ready_until": round(down[-1], 2) if down else None,
-        "longest_pause": round(longest, 2),
-        "recovered_seconds": round(recovered, 2),
         "broken_streams": n_broken,
         "sent_again": n_again,
-        "notes": update.wrong,
     }

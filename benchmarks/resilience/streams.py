@@ -107,6 +107,25 @@ class Streams(Watcher):
         return len(self._fresh) == self.n
 
     @property
+    def received(self) -> dict[int, list[float]]:
+        """Client -> when it received text, in monotonic seconds."""
+        moments: dict[int, list[float]] = {client: [] for client in range(self.n)}
+        for record in self.records:
+            moments[record.index] += record.chunks
+        return moments
+
+    def summary(self) -> dict[str, Any]:
+        """How many requests there were, failed, began anew, and whose texts differ, as documents have it."""
+        return {
+            "streams": self.n,
+            "requests": len(self.records),
+            "failed": len(self.failures),
+            "first_failures": self.failures[:3],
+            "different_texts": sorted({record.prompt for record in self.records if self.is_different(record)}),
+            "retried": sum(record.retries for record in self.records),
+        }
+
+    @property
     def failures(self) -> list[str]:
         """Why requests failed for good."""
         return [f"client {r.index}: {r.outcome}: {r.breaks[-1].message}" for r in self.records if not r.ok]

@@ -15,75 +15,37 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from app.serving.environment import claim_ports, folder_for_sockets, free_port, serve_environment
 from app.serving.ray_session import end_ray, init_ray
+from benchmarks.support.program import Program
 
 HOST = "127.0.0.1"
 CPUS = 2
-STOP_S = 60
 
 
-class RayHead:
+class RayHead(Program):
     """The cluster as a process; ``with RayHead() as head: head.deploy(config)``."""
 
     def __init__(self, cpus: int = CPUS) -> None:
-        self._port = free_port()
-        self.url = f"http://{HOST}:{self._port}"  # of the application
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"  # of the application
         self.dashboard = ""  # its address, known once the cluster has started
         # Those who deploy show the token that the cluster was started with, if it wants one.
-        self._environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} | os.environ
-        self._command = [sys.executable, "-m", __spec__.name, str(self._port), str(cpus)]
-        self._process: subprocess.Popen[str] | None = None
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} | os.environ
+        super().__init__("Ray", [sys.executable, "-m", __spec__.name, str(port), str(cpus)], token)
 
     @property
     def headers(self) -> dict[str, str]:
         """For questions to the dashboard."""
+        assert self._environment is not None
         return {"Authorization": f"Bearer {self._environment['RAY_AUTH_TOKEN']}"}
 
-    @property
-    def pid(self) -> int:
-        """Process id of the cluster's first process."""
-        assert self._process is not None, "the cluster has not been started"
-        return self._process.pid
-
-    def __enter__(self) -> Self:
-        """Return once the dashboard answers.
-
-        Raises:
-            SystemExit: the cluster did not start; the message holds the end of what it wrote.
-        """
-        with tempfile.TemporaryFile("w+") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self._environment,
-                start_new_session=True,
-            )
-            assert self._process.stdout is not None
-            self.dashboard = self._process.stdout.readline().strip()
-            if not self.dashboard:
-                self.__exit__()
-                log.seek(0)
-                raise SystemExit(f"Ray did not start:\n{log.read()[-2000:]}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take everything down; what is still there after a minute is killed."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+    def is_up(self, line: str) -> bool:
+        """The one line is the dashboard's address."""
+        self.dashboard = line.strip()
+        return bool(self.dashboard)
 
     def deploy(self, config: Path | Mapping[str, Any]) -> None:
         """``serve deploy`` of a config file, or of what one would hold; returns once Serve has taken it.

@@ -6,12 +6,12 @@ import asyncio
 import json
 import random
 import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from benchmarks.support.program import Program
 
 HOST = "127.0.0.1"
 PORTS = range(22000, 30000)  # below those of outgoing connections: a killed server's port stays free
@@ -26,8 +26,8 @@ def free_port() -> int:
                 return port
 
 
-class ServerProcess:
-    """``spectra serve`` in a process and session of its own, within a ``with`` block.
+class ServerProcess(Program):
+    """``spectra serve`` on this machine.
 
     Args:
         model: checkpoint directory, or ``demo``.
@@ -36,47 +36,23 @@ class ServerProcess:
 
     def __init__(self, model: str, flags: Sequence[str]) -> None:
         self.model = Path(model).name
-        self.url = f"http://{HOST}:{free_port()}"
-        self._command = [sys.executable, "-m", "app.cli", "serve", "--model", model, *flags]
-        self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id of the running command."""
-        assert self._process is not None, "the server has not been started"
-        return self._process.pid
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"
+        command = [sys.executable, "-m", "app.cli", "serve", "--model", model, *flags, "--port", str(port)]
+        super().__init__("the server", command)
 
     def __enter__(self) -> Self:
-        """Return once the server takes requests.
-
-        Raises:
-            SystemExit: the server ended before that; the message holds the end of what it wrote.
-        """
+        """Return once the server takes requests."""
         print("Starting the server ...", file=sys.stderr, flush=True)
-        command = [*self._command, "--port", self.url.rpartition(":")[2]]
-        with tempfile.TemporaryFile("w+") as log:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-            )
-            assert self._process.stdout is not None
-            try:
-                if not any(line.startswith("Ready") for line in iter(self._process.stdout.readline, "")):
-                    log.seek(0)
-                    raise SystemExit(f"the server did not start:\n{log.read()[-2000:]}")
-            except BaseException:
-                self.__exit__()
-                raise
-        return self
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        """Stop the server as Ctrl-C does; a server that is still there after a minute is killed."""
-        assert self._process is not None
-        self._process.terminate()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            print("the server did not stop within 60 s and is killed", file=sys.stderr)
-            self._process.kill()
+    def is_up(self, line: str) -> bool:
+        """Whether the server says that it takes requests."""
+        return line.startswith("Ready")
+
+    def end(self) -> None:
+        """Stop the server as Ctrl-C does."""
+        self._started.terminate()
 
 
 async def load(url: str, *flags: str | float | Path) -> dict[str, Any]:
