@@ -19,7 +19,7 @@ from typing import Any
 import redis
 
 from retrieval_store.snapshots.names import folder_segment
-from retrieval_store.snapshots.snapshot import MANIFEST
+from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest
 from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.directory_log import LOG
 from retrieval_store.stores.live_text import encode_tokens
@@ -156,3 +156,13 @@ class Place:
 def new_namespace() -> str:
     """One that no other test uses."""
     return f"tenant {next(_NUMBERS)}"
+
+
+def publish(store: Store, folder: Path) -> str:
+    version = store.publish(folder)
+    assert version == read_manifest(folder).version
+    return version
+
+
+def names(store: Store) -> list[str]:
+    return [one.version for one in store.versions()]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ from deployments.submission.server import Problem, RunRequest, SubmissionServer
 from engine.errors import TargetLostError
 from engine.events import RequestStats, SourceCounts, StepEvent
 from engine.request import Request
+from engine.sampling.params import SamplingParams
+
+METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
+REQUEST = Request([1, 2, 3], SamplingParams(max_tokens=5, seed=1))
 
 
 @dataclass
@@ -86,3 +91,27 @@ def check_figures(events: list[StepEvent], n_prompt: int) -> RequestStats:
     assert stats.drafted_tokens == sum(counts.drafted for counts in sums.values())
     assert stats.accepted_tokens == sum(counts.accepted for counts in sums.values())
     return stats
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Endless:
+    """Runs requests that never end, as fast as they are taken; counts those that are alive."""
+
+    def __init__(self, n_tokens: int = 1, pause: float = 0.001) -> None:
+        self.alive = 0
+        self._event = StepEvent(token_ids=[7] * n_tokens)
+        self._pause = pause  # seconds
+
+    async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
+        self.alive += 1
+        try:
+            while True:
+                yield self._event
+                await asyncio.sleep(self._pause)
+        finally:
+            self.alive -= 1

@@ -5,21 +5,15 @@ Greedy text is the same throughout, whatever is looked up.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import subprocess
-import tempfile
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from app.access.key_file import digest_of, new_key
@@ -30,8 +24,7 @@ from retrieval_store.stores.base import Store
 from retrieval_store.stores.open import open_store
 from tests.support.redis_server import RedisServer
 from tests.support.retrieval_service import SHARED, build, eventually
-from tests.support.server_process import READY_S, STOP_S, spectra
-from tests.support.server_process import free_port as any_port
+from tests.support.server_process import Server, running
 
 pytestmark = pytest.mark.cluster
 
@@ -50,16 +43,14 @@ MOST, FEW = 40, 20  # accepted of 60: the text itself was looked up, or others t
 class Site:
     """A server, the Redis it watches, and what is published there."""
 
+    server: Server
     redis: RedisServer
-    checkpoint: Path
     folder: Path
-    port: int
-    process: subprocess.Popen[str]
     keys: dict[str, str]  # id -> key
-    http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, headers=self.key("operator"))
+        self.http = self.server.http
+        self.http.headers.update(self.key("operator"))
 
     def key(self, name: str) -> dict[str, str]:
         """The header of a key."""
@@ -91,70 +82,32 @@ class Site:
         return open_store(self.redis.url, namespace)
 
     def publish(self, texts: list[list[int]], namespace: str = SHARED) -> str:
-        target = Target(tokenizer_hash(self.checkpoint), load_spec(self.checkpoint).vocab_size)
+        model = self.server.checkpoint
+        target = Target(tokenizer_hash(model), load_spec(model).vocab_size)
         store = self.store(namespace)
         version = store.publish(build(texts, self.folder, target))
         store.activate(version)
         return version
 
-    def health(self) -> dict[str, Any]:
-        """What /health says once a router has told its figures."""
-        deadline = time.monotonic() + 60
-        while True:
-            answer: dict[str, Any] = self.http.get("/health").json()
-            if "sessions" in answer:
-                return answer
-            assert time.monotonic() < deadline, answer
-
     @property
     def version(self) -> str:
-        return str(self.health()["retrieval_version"])
+        return str(self.server.health()["retrieval_version"])
 
     def metric(self, name: str) -> float:
         found = re.search(rf"^{name}{{[^}}]*}} (.*)$", self.http.get("/metrics").text, re.MULTILINE)
         assert found is not None, name
         return float(found[1])
 
-    def processes(self) -> list[psutil.Process]:
-        parent = psutil.Process(self.process.pid)
-        return [parent, *parent.children(recursive=True)]
-
 
 @pytest.fixture(scope="module")
-def site(tiny_checkpoint: Path) -> Iterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="sr-") as name, RedisServer() as redis:
-        folder, port = Path(name), any_port()
+def site(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder, keys = tmp_path_factory.mktemp("site"), {name: new_key() for name in KEYS}
+    records = [{"id": name, "sha256": digest_of(keys[name]), "tenant": name, **may} for name, may in KEYS.items()]
+    (folder / "keys").write_text("\n".join(map(json.dumps, records)))
+    with RedisServer() as redis:
         store = ["--retrieval", redis.url, "--retrieval-cache", str(folder / "cache")]
-        keys = {name: new_key() for name in KEYS}
-        records = [{"id": name, "sha256": digest_of(keys[name]), "tenant": name, **may} for name, may in KEYS.items()]
-        (folder / "keys").write_text("\n".join(map(json.dumps, records)))
-        command = [spectra(), "serve", "--model", str(tiny_checkpoint), "--port", str(port)]
-        command += ["--api-keys", str(folder / "keys")]
-        with (folder / "log").open("w") as log:
-            process = subprocess.Popen(
-                [*command, *FLAGS, *store, *RETRIEVAL],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | {"TMPDIR": name},
-            )
-            watchdog = threading.Timer(READY_S, process.kill)
-            watchdog.start()
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            watchdog.cancel()
-            assert first.startswith("Ready: "), (folder / "log").read_text()
-            made = Site(redis, tiny_checkpoint, folder, port, process, keys)
-            yield made
-            made.http.close()
-            left = made.processes() if process.poll() is None else []
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            for each in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-            process.stdout.close()
+        with running(tiny_checkpoint, [*FLAGS, *store, *RETRIEVAL, "--api-keys", str(folder / "keys")]) as server:
+            yield Site(server, redis, folder, keys)
 
 
 class Background:
@@ -243,7 +196,7 @@ def test_keys_say_who_reads_and_feeds_a_namespace_and_share_no_prefix(site: Site
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached({}), cached({}), cached(reader), cached(reader)] == [0, 128, 0, 128]
-    assert httpx.post(f"http://127.0.0.1:{site.port}/v1/completions", json=body).status_code == 401
+    assert httpx.post(f"{site.server.base}/v1/completions", json=body).status_code == 401
     assert site.http.get("/metrics", headers=reader).status_code == 403
     for namespace, status in (("tenant-a", 403), ("learner", 200)):
         asked = SHORT | {"model": "tiny", "prompt": prompt, "speculative": {"namespace": namespace}}
@@ -268,21 +221,21 @@ def test_a_redis_that_is_killed_and_comes_back_empty_is_no_request_s_business(si
     eventually(lambda: site.version == version)
     with Background(site, "Snow falls on", wanted), Background(site, "Snow falls on", wanted, "learner"):
         site.redis.kill()
-        eventually(lambda: "away" in site.health()["retrieval_problem"])
+        eventually(lambda: "away" in site.server.health()["retrieval_problem"])
         assert site.metric("spectra:retrieval_staleness_seconds") > 0
         assert site.knows("Snow falls on")
         site.redis.start()
-        eventually(lambda: "no snapshot" in site.health()["retrieval_problem"])
+        eventually(lambda: "no snapshot" in site.server.health()["retrieval_problem"])
         assert site.knows("Snow falls on")
         version = site.publish([wanted, wanted[:20]])
         eventually(lambda: site.version == version)
-        eventually(lambda: not site.health()["retrieval_problem"])
+        eventually(lambda: not site.server.health()["retrieval_problem"])
 
 
 def test_a_service_that_is_killed_is_replaced_and_drafts_go_on_meanwhile(site: Site) -> None:
     wanted = site.plain("Snow falls on")
     with Background(site, "Snow falls on", wanted):
-        service = next(each for each in site.processes() if "Retrieval" in " ".join(each.cmdline()))
+        service = next(each for each in site.server.processes() if "Retrieval" in " ".join(each.cmdline()))
         service.kill()
         assert site.knows("Snow falls on")
         version = site.publish([wanted, wanted[:30]])

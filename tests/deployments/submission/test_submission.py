@@ -11,12 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from deployments.router.draft_client import InlineDraftClient
-from deployments.router.router import Router
 from deployments.submission import ingress_connection
 from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_events, encode
 from deployments.submission.router_connection import FRAME_BYTES, RouterConnection
-from deployments.submission.server import SubmissionServer
 from deployments.transport.channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, StepFailedError, TargetLostError
@@ -24,37 +21,10 @@ from engine.events import StepEvent
 from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.pool import SpeculatorPool
-from tests.support.submission import check_figures, no_router, submitting, tokens
+from tests.support.submission import METHODS, REQUEST, Endless, check_figures, submitting, tokens, until
 
-METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Request]
 Offline = Callable[[Request], Completion]
-REQUEST = Request([1, 2, 3], SamplingParams(max_tokens=5, seed=1))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-class Endless:
-    """Runs requests that never end, as fast as they are taken; counts those that are alive."""
-
-    def __init__(self, n_tokens: int = 1, pause: float = 0.001) -> None:
-        self.alive = 0
-        self._event = StepEvent(token_ids=[7] * n_tokens)
-        self._pause = pause  # seconds
-
-    async def run(self, request: Request) -> AsyncGenerator[StepEvent, None]:
-        self.alive += 1
-        try:
-            while True:
-                yield self._event
-                await asyncio.sleep(self._pause)
-        finally:
-            self.alive -= 1
 
 
 async def test_many_requests_on_one_connection_get_the_offline_engines_texts(
@@ -125,102 +95,6 @@ async def test_a_bug_in_the_router_fails_its_request_only() -> None:
             await pair.answer(msgspec.structs.replace(REQUEST, id="bad"))
         await anext(stream)
         await stream.aclose()
-
-
-async def test_readiness_is_asked_on_the_way_of_requests() -> None:
-    problem = ""
-    async with submitting(Endless().run, problem=lambda: problem) as pair:
-        await pair.channel.check_ready()
-        stream = pair.channel.stream(REQUEST)
-        await anext(stream)
-        problem = "no pipeline is up"
-        with pytest.raises(TargetLostError, match="no pipeline is up"):
-            await pair.channel.check_ready()
-        await anext(stream)
-        assert pair.attached == 1
-        await stream.aclose()
-
-
-async def test_a_router_that_is_lost_or_stuck_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with submitting(Endless().run) as pair:
-        await pair.channel.check_ready()
-        monkeypatch.setattr(
-            ingress_connection.IngressConnection, "_flush", lambda self: None
-        )  # nothing leaves any more
-        asking = asyncio.create_task(pair.channel.check_ready())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await asyncio.shield(asking)
-        pair.server.cut()
-        with pytest.raises(TargetLostError):
-            await asking
-
-
-async def test_a_router_that_leaves_ends_what_runs_and_sends_what_is_new_to_the_next() -> None:
-    release = asyncio.Event()
-
-    async def at_the_old(request: Request) -> AsyncGenerator[StepEvent, None]:
-        yield StepEvent(token_ids=[1])
-        await release.wait()
-        yield StepEvent(token_ids=[2], finish_reason="stop")
-
-    async def at_the_new(request: Request) -> AsyncGenerator[StepEvent, None]:
-        yield StepEvent(token_ids=[3], finish_reason="stop")
-
-    async with submitting(at_the_old) as pair:
-        running = pair.channel.stream(REQUEST)
-        assert (await anext(running)).token_ids == [1]
-        old, pair.server = pair.server, SubmissionServer(at_the_new)
-        leaving = asyncio.create_task(old.drain(60.0, lambda: True))
-        await until(lambda: pair.channel._connection is not None and not pair.channel._connection.takes_requests)
-        with pytest.raises(TargetLostError, match="being replaced"):
-            await old.attachment()
-        await pair.channel.check_ready()
-        assert tokens(await pair.answer(REQUEST)) == [3]
-        assert (old.n_running, leaving.done()) == (1, False)
-        release.set()
-        assert (await anext(running)).token_ids == [2]
-        await asyncio.wait_for(leaving, 10)
-        assert pair.attached == 2
-        await old.close()
-
-
-async def test_the_next_router_takes_the_pipeline_over_and_goes_on_with_what_runs(
-    serving: Any, make_job: MakeJob, offline: Offline
-) -> None:
-    jobs = [make_job(n, METHODS[n % 4], temperature=0.8, max_tokens=300, stop_ids=()) for n in range(4)]
-    async with serving() as served, submitting(served.router.stream) as pair:
-        streams = [pair.channel.stream(job) for job in jobs]
-        had = [tokens([await anext(stream)]) for stream in streams]
-        first, old = served.router, pair.server
-        draft_client = InlineDraftClient(SpeculatorPool(), served.info.spec.vocab_size)
-        served.router = Router(first.options, served.info, draft_client, [served.target(0)])
-        pair.server = SubmissionServer(served.router.stream)
-        first.leave()
-        leaving = asyncio.create_task(old.drain(60.0, lambda: first.is_ready))
-        for n, stream in enumerate(streams):
-            had[n] += tokens([await anext(stream)])  # still at the first router
-        served.router.start()
-        await asyncio.wait_for(leaving, 30)
-        for job, before, stream in zip(jobs, had, streams, strict=True):
-            assert before + tokens([event async for event in stream]) == offline(job).token_ids
-        assert not first.is_ready
-        assert pair.attached == 2
-        await served.settled()
-        await asyncio.gather(first.close(), old.close())
-
-
-async def test_requests_that_outlast_the_grace_move_to_the_next_router() -> None:
-    async def finish(request: Request) -> AsyncGenerator[StepEvent, None]:
-        yield StepEvent(token_ids=[9], finish_reason="stop")
-
-    async with submitting(Endless().run) as pair:
-        stream = pair.channel.stream(REQUEST)
-        await anext(stream)
-        old, pair.server = pair.server, SubmissionServer(finish)
-        await old.drain(0.1, lambda: True)
-        assert tokens([event async for event in stream])[-1] == 9
-        await old.close()
 
 
 @pytest.mark.parametrize("n_seen", [0, 1, 5])
@@ -400,13 +274,6 @@ async def test_heartbeats_keep_a_quiet_connection_open() -> None:
         quiet.set()
         assert tokens(await answer) == [1]
         assert pair.attached == 1
-
-
-async def test_without_a_router_a_request_waits_as_long_as_it_was_told() -> None:
-    async with submitting(Endless().run, patience=0.2) as pair:
-        pair.attach = no_router  # type: ignore[method-assign]
-        with pytest.raises(TargetLostError, match=r"no router came up within 0.2 s"):
-            await pair.answer(REQUEST)
 
 
 async def test_a_request_that_cannot_be_encoded_fails_alone() -> None:

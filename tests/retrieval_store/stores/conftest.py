@@ -12,6 +12,7 @@ import trustme
 from redis.cluster import RedisCluster
 
 from tests.support.redis_server import HOST, RedisServer, Sentinel, ask, cluster, sentinel
+from tests.support.snapshot_folders import make_snapshot
 from tests.support.store_kinds import Place, Worker, new_namespace
 from tests.support.tls_relay import TlsRelay
 
@@ -133,3 +134,16 @@ def _cluster_place(namespace: str, nodes: list[RedisServer]) -> Place:
 
 def _cluster_client(node: RedisServer) -> redis.RedisCluster:
     return RedisCluster(host=HOST, port=node.port)
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Callable[[int], Path]:
+    """A folder with the snapshot of this number."""
+
+    def make(number: int) -> Path:
+        folder = tmp_path / "built" / str(number)
+        if not folder.exists():
+            make_snapshot(folder, number)
+        return folder
+
+    return make

@@ -1,149 +1,42 @@
-"""The drafting model: what it drafts, what its cache holds, and that nothing of it leaks."""
+"""The drafting model: what it drafts, and which model it is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
 from engine.loop import Engine
-from engine.model.ranges import split_layers
-from engine.model.shard import ModelShard
-from engine.model.spec import read_spec
-from engine.protocol import Branch, Outcome, RequestView
+from engine.protocol import RequestView
 from engine.request import Request
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
-from engine.sampling.processors import History, process
-from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
-from engine.tree import EMPTY_TREE, ROOT
-from speculators.draft_model.drafter import Drafter, Rows
+from engine.tree import ROOT
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
-from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.pool import SpeculatorPool
-
-VOCAB, EOS, LONGEST = 61, 2, 400
-GREEDY = SamplingParams()
-SAMPLED = SamplingParams(temperature=0.9, seed=11)
-SETTINGS = {
-    "greedy": GREEDY,
-    "sampled": SAMPLED,
-    "truncated": SamplingParams(temperature=1.2, top_p=0.8, top_k=20, min_p=0.02, seed=3, choice=2),
-    "penalties": SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.4, seed=5),
-    "greedy with penalties": SamplingParams(presence_penalty=1.0, repetition_penalty=1.2),
-    "biased": SamplingParams(temperature=1.0, logit_bias={7: 3.0, 8: -5.0}, min_tokens=6, stop_ids=(9, 10), seed=1),
-}
-
-torch.set_num_threads(1)
-
-
-@lru_cache
-def tiny() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        eos_token_id=EOS,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).float().eval()
-
-
-@lru_cache
-def shard() -> ModelShard:
-    spec = read_spec(tiny().config)
-    return ModelShard(tiny(), spec, split_layers(spec.n_layers, 1)[0], 600)
-
-
-@lru_cache
-def reference_model() -> Any:
-    """The same weights, untouched by the engine's attention."""
-    torch.manual_seed(0)
-    made = LlamaForCausalLM(tiny().config.__class__(**tiny().config.to_dict())).float().eval()
-    made.load_state_dict(tiny().state_dict())
-    made.set_attn_implementation("eager")
-    return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _weights() -> None:
-    reference_model()  # before the shard takes hold of its own copy
-
-
-def info(n_blocks: int = 200, block_size: int = 8, longest: int = LONGEST) -> TargetInfo:
-    return TargetInfo(shard().spec, n_blocks, block_size, longest)
-
-
-def draft_model(n_blocks: int = 200, block_size: int = 8, longest: int = LONGEST, **changes: Any) -> DraftModel:
-    config = DraftModelConfig(**({"tree_nodes": 0} | changes))
-    return DraftModel(config, Drafter(shard(), info(n_blocks, block_size, longest)))
-
-
-def view(tokens: Sequence[int], number: int = 0, params: SamplingParams = GREEDY) -> RequestView:
-    return RequestView.of(number, Request(tokens, params), VOCAB)
-
-
-def text(n: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(11, VOCAB, n).tolist()
-
-
-def begun(model: DraftModel, request: RequestView) -> RequestView:
-    model.begin(request)
-    return request
-
-
-def tokens_of(branches: Sequence[Branch]) -> list[int]:
-    assert len(branches) <= 1
-    return list(branches[0].tokens) if branches else []
-
-
-def check_integrity(model: DraftModel, live: int) -> None:
-    drafter = model.drafter
-    drafter.blocks.check_integrity()
-    assert len(drafter._cached) == live == drafter._stage.n_sequences
-    if not live:
-        assert drafter.blocks.n_free == drafter.blocks.n_blocks
-
-
-@lru_cache(maxsize=4096)
-def row(tokens: tuple[int, ...]) -> torch.Tensor:
-    """Hugging Face's logits behind ``tokens``."""
-    with torch.inference_mode():
-        return reference_model()(torch.tensor([tokens])).logits[0, -1].float()  # type: ignore[no-any-return]
-
-
-def written(tokens: Sequence[int], params: SamplingParams, n: int, n_prompt: int | None = None) -> list[int]:
-    """Oracle: what the drafter's model writes behind ``tokens`` by itself, token by token."""
-    n_prompt = len(tokens) if n_prompt is None else n_prompt
-    known = list(tokens)
-    for _ in range(n):
-        scores = scored(known, params, n_prompt)
-        noise = 0.0 if params.is_greedy else gumbel_row((params.seed, params.choice, len(known)), VOCAB)
-        known.append(int((scores + noise).argmax()))
-    return known[len(tokens) :]
-
-
-def scored(tokens: Sequence[int], params: SamplingParams, n_prompt: int) -> Any:
-    history = History(tokens[:n_prompt], tokens[n_prompt:])
-    return process(row(tuple(tokens))[None], [params], [history])[0].numpy()
-
+from tests.support.draft_models import (
+    GREEDY,
+    SAMPLED,
+    SETTINGS,
+    VOCAB,
+    begun,
+    check_integrity,
+    draft_model,
+    info,
+    reference_model,
+    row,
+    scored,
+    shard,
+    text,
+    tokens_of,
+    view,
+    written,
+)
 
 # -- what is drafted ---------------------------------------------------------------------------------------------
 
@@ -281,204 +174,6 @@ def test_greedy_requests_ignore_the_kind_of_verification() -> None:
     [branch] = model.propose(begun(model, view(text(25), 0, SamplingParams(verification="rejection"))), 64)
     assert branch.q is None
     assert list(branch.tokens) == written(text(25), GREEDY, 5)
-
-
-# -- the cache ---------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=8), st.sampled_from([0, 10]))
-def test_whatever_is_accepted_the_next_draft_is_that_of_a_fresh_cache(
-    steps: list[tuple[int, bool]], tree_nodes: int
-) -> None:
-    model = draft_model(tree_nodes=tree_nodes, tree_beam=3)
-    request = begun(model, view(text(21), 0, SAMPLED))
-    for n_accepted, follows_draft in steps:
-        draft = model.propose(request, 64)
-        chain = _first_path(draft)
-        committed = chain[:n_accepted] if follows_draft else []
-        committed = [*committed, (len(request.context) * 7 + n_accepted) % VOCAB]
-        request.context.extend(committed)
-        model.observe(request, Outcome(committed, compose(draft, 64)))
-        fresh = draft_model(tree_nodes=tree_nodes, tree_beam=3)
-        now = request.context.view.tolist()
-        alone = RequestView.of(0, Request(now[: request.n_prompt], SAMPLED, emitted=now[request.n_prompt :]), VOCAB)
-        assert _same(model.propose(request, 64), fresh.propose(begun(fresh, alone), 64))
-    model.end(request)
-    check_integrity(model, 0)
-
-
-def _first_path(branches: Sequence[Branch]) -> list[int]:
-    tree = compose(branches, 64)
-    path, node = [], ROOT
-    while tree.children[node + 1]:
-        node = tree.children[node + 1][0]
-        path.append(tree.tokens[node])
-    return path
-
-
-def _same(one: Sequence[Branch], other: Sequence[Branch]) -> bool:
-    return [(list(b.tokens), b.parents and list(b.parents)) for b in one] == [
-        (list(b.tokens), b.parents and list(b.parents)) for b in other
-    ]
-
-
-@pytest.mark.parametrize("tree_nodes", [0, 12])
-def test_requests_drafted_together_get_what_they_get_alone(tree_nodes: int) -> None:
-    together = draft_model(tree_nodes=tree_nodes)
-    names = list(SETTINGS)
-    requests = [begun(together, view(text(15 + 11 * i, i), i, SETTINGS[name])) for i, name in enumerate(names)]
-    budgets = [64, 3, 1, 64, 2, 64]
-    before = together.drafter.n_forwards
-    drafts = together.propose_batch(requests, budgets)
-    assert together.drafter.n_forwards - before == 5  # one per depth, for all of them
-    for i, draft in enumerate(drafts):
-        alone = draft_model(tree_nodes=tree_nodes)
-        request = begun(alone, view(text(15 + 11 * i, i), i, SETTINGS[names[i]]))
-        assert _same(draft, alone.propose(request, budgets[i]))
-
-
-def test_a_chain_costs_one_row_per_depth_once_the_cache_is_warm() -> None:
-    model = draft_model()
-    rows = _watch(model)
-    request = begun(model, view(text(100)))
-    draft = tokens_of(model.propose(request, 64))
-    assert rows == [100, 1, 1, 1, 1]
-    request.context.extend([*draft[:2], (draft[2] + 1) % VOCAB])
-    rows.clear()
-    model.propose(request, 64)
-    assert rows == [1, 1, 1, 1, 1], "accepted tokens are in the cache already: the bonus token alone is new"
-    request.context.extend([*tokens_of(model.propose(request, 64)), 5])
-    rows.clear()
-    model.propose(request, 64)
-    assert rows == [2, 1, 1, 1, 1], "the last drafted token was never scored"
-
-
-def _watch(model: DraftModel) -> list[int]:
-    rows: list[int] = []
-    forward = model.drafter.forward
-
-    def watched(parts: Sequence[Rows]) -> torch.Tensor:
-        rows.append(sum(len(part.tokens) + (len(part.tree) if part.tree is not None else 0) for part in parts))
-        return forward(parts)
-
-    model.drafter.forward = watched  # type: ignore[method-assign]
-    return rows
-
-
-def test_a_long_text_is_read_in_chunks_and_no_request_waits_for_it() -> None:
-    model = draft_model(prefill_chunk=50)
-    rows = _watch(model)
-    short, long, later = view(text(20), 0), view(text(220, 1), 1), view(text(60, 2), 2)
-    for request in (short, long, later):
-        model.begin(request)
-    drafted: list[list[int]] = []
-    for _ in range(8):
-        rows.clear()
-        drafts = model.propose_batch([short, long, later], [64] * 3)
-        drafted.append([len(tokens_of(draft)) for draft in drafts])
-        assert max(rows) <= 50 + 3 * 6
-    assert drafted[0] == [5, 0, 0]
-    assert all(counts[0] == 5 for counts in drafted), "a request that is up to date drafts in every step"
-    assert drafted[-1] == [5, 5, 5]
-    assert tokens_of(model.propose(long, 64)) == written(text(220, 1), GREEDY, 5)
-
-
-def test_the_drafter_reads_a_prompt_while_the_target_does() -> None:
-    model = draft_model(prefill_chunk=50)
-    rows = _watch(model)
-    request = begun(model, view(text(170)))
-    for start in (0, 60, 120):
-        model.observe(request, Outcome((), EMPTY_TREE, prompt_start=start))
-    assert rows == [50, 50, 50]
-    request.context.extend([7])
-    model.observe(request, Outcome([7], EMPTY_TREE, prompt_start=120))
-    assert tokens_of(model.propose(request, 64)) == written([*text(170), 7], GREEDY, 5, 170)
-    assert rows == [50, 50, 50, 21, 1, 1, 1, 1]
-
-
-def test_without_memory_a_request_goes_without_drafts_until_there_is_some() -> None:
-    model = draft_model(n_blocks=10, block_size=8)
-    first, second = begun(model, view(text(40), 0)), begun(model, view(text(40, 1), 1))
-    drafts = model.propose_batch([first, second], [64, 64])
-    assert [len(tokens_of(draft)) for draft in drafts] == [5, 0]
-    check_integrity(model, 2)
-    assert model.drafter.blocks.owners == {0}
-    model.end(first)
-    assert tokens_of(model.propose(second, 64)) == written(text(40, 1), GREEDY, 5)
-    model.end(second)
-    check_integrity(model, 0)
-
-
-def test_a_text_that_outgrows_the_drafter_gives_its_room_back() -> None:
-    model = draft_model(longest=60)
-    request = begun(model, view(text(54)))
-    assert len(tokens_of(model.propose(request, 64))) == 5
-    request.context.extend([3, 4])
-    assert model.propose(request, 64) == []
-    assert model.drafter.blocks.n_free == model.drafter.blocks.n_blocks
-    check_integrity(model, 1)
-
-
-ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["begin", "begin", "step", "step", "step", "read", "end", "again"]), st.integers(0, 5)),
-    min_size=12,
-    max_size=40,
-)
-
-
-@settings(max_examples=20, deadline=None)
-@given(ACTIONS, st.integers(6, 40), st.sampled_from([0, 7]))
-def test_no_block_is_ever_lost(actions: list[tuple[str, int]], n_blocks: int, tree_nodes: int) -> None:
-    """Random lives of six requests on a cache that is too small for them; every draft must be a fresh one's."""
-    model = draft_model(n_blocks=n_blocks, block_size=4, tree_nodes=tree_nodes, tree_beam=2, prefill_chunk=16)
-    live: dict[int, RequestView] = {}
-    for action, number in actions:
-        request = live.get(number)
-        if action == "begin" and request is None:
-            live[number] = begun(model, view(text(8 + 9 * number, number), number, SAMPLED))
-        elif action == "step":
-            for one, draft in zip(live.values(), model.propose_batch([*live.values()], [64] * len(live)), strict=True):
-                path = _first_path(draft)
-                if path and not tree_nodes:
-                    assert path == written(one.context.view.tolist(), SAMPLED, len(path), one.n_prompt)
-                committed = [*path[: (number + one.request_id) % 5], number]
-                one.context.extend(committed)
-                model.observe(one, Outcome(committed, compose(draft, 64)))
-        elif action == "read" and request is not None:
-            model.observe(request, Outcome((), EMPTY_TREE))
-        elif action == "end" and request is not None:
-            model.end(live.pop(number))
-        elif action == "again" and request is None:
-            model.end(view(text(4), number))  # cancelled before it began
-        check_integrity(model, len(live))
-    for request in live.values():
-        model.end(request)
-    check_integrity(model, 0)
-
-
-def test_a_failed_forward_costs_drafts_and_leaves_nothing_wrong_behind() -> None:
-    model = draft_model()
-    isolated = FaultIsolated(model)
-    requests = [view(text(30, i), i) for i in range(2)]
-    for request in requests:
-        isolated.begin(request)
-    forward = model.drafter.forward
-    calls = 0
-
-    def failing(parts: Sequence[Rows]) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise RuntimeError("no kernel")
-        return forward(parts)
-
-    model.drafter.forward = failing  # type: ignore[method-assign]
-    drafts = isolated.propose_batch(requests, [64, 64])  # fails together, then goes through one by one
-    for request, draft in zip(requests, drafts, strict=True):
-        assert tokens_of(draft) == written(text(30, request.request_id), GREEDY, 5)
-        isolated.end(request)
-    check_integrity(model, 0)
 
 
 # -- which model --------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Lookahead against the original's two-dimensional window, kept level by level with its explicit attention mask."""
 
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -11,11 +10,12 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.errors import ConfigError
 from engine.protocol import Branch, Outcome
-from engine.tree import EMPTY_TREE, ROOT
+from engine.tree import EMPTY_TREE
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
 from speculators.ngrams.lookahead_window import LookaheadWindow
 from speculators.node_counter import NodeCounter
 from speculators.testing import HashTarget
+from tests.support.original_lookahead import LongMemory, Original
 
 PAPER = LookaheadConfig.paper()
 ROOMY = 1000  # nodes: everything fits
@@ -29,131 +29,6 @@ CONFIGS = {
     "one column": replace(PAPER, window=1),
     "end of the prompt": LookaheadConfig(prompt_window=6),
 }
-
-
-class LongMemory(HashTarget):
-    """The next token depends on the last twelve, so that a token too many or too few in sight changes it."""
-
-    def next_token(self, context):
-        mixed = 0
-        for token in context[-12:]:
-            mixed = (mixed * 1000003 + token + 1) % (1 << 61)
-        choice = mixed % 9 % self._n_successors  # the first successors are the likelier ones
-        return (context[-1] * 7919 + choice * 104729 + 13) % self.vocab_size
-
-    def score(self, context, tree):
-        """As the parent's, on whole contexts."""
-        tops = {node: self.top_ids(context + [tree.tokens[i] for i in tree.path(node)]) for node in range(len(tree))}
-        tokens, accepted, node = [], [], ROOT
-        while True:
-            tokens.append(self.next_token(context + tokens))
-            node = next((c for c in tree.children[node + 1] if tree.tokens[c] == tokens[-1]), ROOT)
-            if node == ROOT:
-                return Outcome(tokens, tree, accepted, tops)
-            accepted.append(node)
-
-
-class Original:
-    """Lookahead decoding as its authors run it: levels of tokens, one flat row of inputs, a mask, a token map.
-
-    Level 0 has one token less than the others once all are filled: the root stands in front of it.
-    """
-
-    def __init__(self, config, prompt, seed):
-        self.config = config
-        rng = Random(f"{config.seed}/{seed}")
-        self.levels = [rng.choices(prompt, k=config.window + config.level - 3)] + [None] * (config.level - 2)
-        self.fill_level = 0
-        self.pool = {}  # token -> tuples, least recently seen first
-        self.n_learnt = len(prompt)
-        if config.learn_from_prompt:
-            self.n_learnt = max(0, len(prompt) - config.prompt_window)
-            self.learn(prompt)
-
-    @property
-    def is_full(self):
-        return self.levels[-1] is not None
-
-    def inputs(self):
-        """The window's inputs in the original's order: (token, level, index, position behind the root)."""
-        rows = []
-        for level in range(self.fill_level + 1):
-            for i, token in enumerate(self.levels[level]):
-                rows.append((token, level, i, 1 + i if level == 0 else level + i))
-        return rows
-
-    def mask(self):
-        """Who sees whom, row and column 0 the root: a causal first block, then one diagonal per level."""
-        rows = self.inputs()
-        place = {(level, i): n for n, (_, level, i, _) in enumerate(rows, 1)}
-        mask = np.zeros((len(rows) + 1, len(rows) + 1), dtype=bool)
-        mask[:, 0] = True
-        for row, (_, level, i, _) in enumerate(rows, 1):
-            for j in range(i + 1 if level == 0 else i):
-                mask[row, place[0, j]] = True
-            for below in range(1, level + 1):
-                mask[row, place[below, i]] = True
-        return mask
-
-    def predictions(self, target, x):
-        """The argmax behind every token of the last level, from what its row of the mask shows."""
-        rows = self.inputs()
-        mask = self.mask()
-        last = [n for n, row in enumerate(rows, 1) if row[1] == self.fill_level]
-        seen = {n: sorted((rows[m - 1][3], rows[m - 1][0]) for m in np.flatnonzero(mask[n])[1:]) for n in last}
-        for n in last:  # a complete run of positions, so that the tokens in sight are a text
-            assert [position for position, _ in seen[n]] == list(range(1, len(seen[n]) + 1))
-        return [target.next_token(x + [token for _, token in seen[n]]) for n in last]
-
-    def paths(self):
-        """What the last level's rows see of the window, as the texts a tree has to hold."""
-        levels, last = self.levels, self.fill_level
-        if last == 0:
-            return [tuple(levels[0][: i + 1]) for i in range(len(levels[0]))]
-        columns = range(0 if self.is_full else 1, len(levels[last]))
-        return [(*levels[0][:i], *(levels[n][i] for n in range(1, last + 1))) for i in columns]
-
-    def guesses(self, x):
-        if not (self.is_full or self.config.guess_while_filling):
-            return []
-        return [list(guess) for guess in self.pool.get(x[-1], [])[::-1]]
-
-    def observe(self, x, target, tokens):
-        new = self.predictions(target, x)
-        levels, last = self.levels, self.fill_level
-        if last == 0:
-            levels[0], levels[1] = levels[0][1:], new
-            self.fill_level = min(1, self.config.level - 2)
-        elif not self.is_full:
-            for level in range(last + 1):
-                levels[level] = levels[level][1:]
-            levels[last + 1] = new[1:]
-            self.fill_level += 1
-        else:
-            assert [len(level) for level in levels[1:]] == [self.config.window] * (self.config.level - 2)
-            assert len(levels[0]) == self.config.window - 1
-            for i in range(self.config.window):
-                key = x[-1] if i == 0 else levels[0][i - 1]
-                self.add(key, (*(level[i] for level in levels[1:]), new[i]))
-            self.levels = [levels[1][1:], *levels[2:], new]  # slides by one, whatever was accepted
-        if self.config.learn_from_output:
-            self.learn(x + list(tokens))
-
-    def learn(self, text):
-        depth = self.config.level - 1
-        for end in range(self.n_learnt, len(text)):
-            if end >= depth:
-                self.add(text[end - depth], tuple(text[end - depth + 1 : end + 1]))
-        self.n_learnt = len(text)
-
-    def add(self, key, guess):
-        """Least recently used: a known tuple becomes the most recent, the oldest of G makes room."""
-        known = self.pool.setdefault(key, [])
-        if guess in known:
-            known.remove(guess)
-        elif len(known) == self.config.guesses:
-            del known[0]
-        known.append(guess)
 
 
 def split(branches):

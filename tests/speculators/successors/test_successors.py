@@ -1,6 +1,5 @@
-"""The mixed model as a speculator: what it learns, from whom, and what it may know of the draw."""
+"""The mixed model as a speculator: what it learns, and from whom."""
 
-import gc
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.composer import compose
 from engine.errors import ConfigError
-from engine.protocol import Needs, Outcome, RequestView
+from engine.protocol import Needs, Outcome
 from engine.request import Request
-from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
@@ -24,51 +21,7 @@ from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig, Suc
 from speculators.successors.table import NONE
 from speculators.successors.token_recycling import TokenRecyclingConfig
 from speculators.testing import HashTarget
-
-BOTH = (TEXT, TARGET)
-HALVES = [(TEXT,), (TARGET,), BOTH]
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-SMALL = SuccessorConfig(target_rows=512, text_rows=512)
-
-
-def view(prompt, request_id=0, vocab_size=48, scope="", **params):
-    return RequestView.of(request_id, Request(prompt, SamplingParams(**params), scope=scope), vocab_size)
-
-
-class Decoding:
-    """One request, a step at a time."""
-
-    def __init__(self, speculator, target, request, budget=24):
-        self.speculator, self.target, self.request, self.budget = speculator, target, request, budget
-        speculator.begin(request)
-        self.drafts = []
-        self._commit(target.read_prompt(request.context.view.tolist()))
-
-    def step(self):
-        branches = self.speculator.propose(self.request, self.budget)
-        self.drafts.append(branches)
-        context = self.request.context.view.tolist()
-        self._commit(self.target.score(context, compose(branches, self.budget)))
-
-    def _commit(self, outcome):
-        self.request.context.extend(outcome.tokens)
-        self.speculator.observe(self.request, outcome)
-
-    @property
-    def output(self):
-        return self.request.context.view[self.request.n_prompt :].tolist()
-
-
-def decode(speculator, target, request, n_steps=10, budget=24):
-    run = Decoding(speculator, target, request, budget)
-    for _ in range(n_steps):
-        run.step()
-    speculator.end(request)
-    return run
-
-
-def nodes(branches):
-    return [token for branch in branches for token in branch.tokens]
+from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, nodes, view
 
 
 @pytest.mark.parametrize("sources", [*HALVES, (TARGET, TEXT)])
@@ -204,160 +157,6 @@ def test_live_requests_do_not_disturb_one_another(order, params):
         for _ in run.drafts:
             alone.step()
         assert alone.drafts == run.drafts
-
-
-# Memory.
-
-
-@pytest.mark.parametrize("sources", HALVES)
-def test_nothing_of_a_request_is_left_and_the_next_one_starts_cold(sources):
-    target = HashTarget(48, n_successors=2)
-    speculator = Successors(SMALL, sources)
-    first = decode(speculator, target, view(PROMPT))
-    assert (speculator._states, speculator._shared) == ({}, {})
-    assert decode(speculator, target, view(PROMPT)).drafts == first.drafts
-    speculator.end(view(PROMPT, 99))  # never begun: harmless
-
-
-def arrays(model):
-    return [array for part in model for array in (part if isinstance(part, tuple) else (part,))]
-
-
-def test_memory_is_bounded_as_documented():
-    speculator = Successors(SuccessorConfig(), BOTH)
-    model = speculator._new_model(1000, 1_000_000)
-    assert sum(array.nbytes for array in model.target) < 1.01 * 32768 * 140
-    assert sum(array.nbytes for array in model.text) < 1.01 * 32768 * 44
-    short = speculator._new_model(1000, 50)
-    assert sum(array.nbytes for array in short.text) < 0.1 * sum(array.nbytes for array in model.text)
-    assert sum(array.nbytes for array in short.target) < 0.6 * sum(array.nbytes for array in model.target)
-
-
-def test_a_long_text_needs_no_more_memory_than_a_short_one():
-    target = HashTarget(40_000, n_successors=9)
-    speculator = Successors(replace(SMALL, shared=True), BOTH)
-    run = Decoding(speculator, target, view(PROMPT, vocab_size=40_000), budget=8)
-    model = speculator._states[0].model
-    before = sum(array.nbytes for array in arrays(model))
-    for _ in range(300):
-        run.step()
-    assert (model.text.keys != 0).all()
-    assert sum(array.nbytes for array in arrays(model)) == before
-    assert speculator._states[0].model is model
-
-
-def test_ended_requests_are_not_held_by_anything():
-    target = HashTarget(48, n_successors=2)
-    speculator = Successors(SMALL, BOTH)
-    for i in range(30):
-        decode(speculator, target, view(PROMPT, i), 2)
-    gc.collect()
-    held = [
-        o
-        for o in gc.get_objects()
-        if type(o).__name__ == "Model" and getattr(o, "mark", None) is speculator._scratch[0]
-    ]
-    assert held == []
-
-
-# What requests of one scope may learn from each other.
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 999), st.sampled_from(HALVES))
-def test_what_one_scope_learns_never_reaches_another(seed, sources):
-    """Namespaces write with disjoint tokens, so a foreign one betrays itself."""
-    speculator = Successors(replace(SMALL, shared=True), sources)
-    rng = np.random.default_rng(seed)
-    homes = {"a": range(20), "b": range(20, 40)}
-    for request_id, name in enumerate(rng.choice(["a", "b"], 8).tolist()):
-        home = list(homes[name])
-        request = view(rng.choice(home, 12).tolist(), request_id, 40, name)
-        speculator.begin(request)
-        for _ in range(4):
-            branches = speculator.propose(request, 16)
-            assert set(nodes(branches)) <= set(home)
-            tree = compose(branches, 16)
-            ids = np.array([rng.choice(home, 16, replace=False) for _ in range(len(tree) + 1)], np.int32)
-            top = TopIds(np.arange(-1, len(tree), dtype=np.int32), ids, np.full(ids.shape, np.log(1 / 20), np.float32))
-            token = int(rng.choice(home))
-            request.context.extend([token])
-            speculator.observe(request, Outcome([token], tree, (), top))
-        speculator.end(request)
-
-
-@pytest.mark.parametrize("sources", HALVES)
-def test_a_warm_request_starts_with_what_its_scope_knows(sources):
-    target = HashTarget(48, n_successors=2)
-    speculator = Successors(SuccessorConfig(shared=True), sources)
-    cold = decode(speculator, target, view(PROMPT, 0, scope="a"), 15)
-    warm = decode(speculator, target, view(PROMPT, 1, scope="a"), 15)
-    other = decode(speculator, target, view(PROMPT, 2, scope="b"), 15)
-    assert len(warm.output) > len(cold.output)
-    assert other.drafts == cold.drafts
-    assert set(speculator._shared) == {"a", "b"}
-
-
-# The noise.
-
-
-def after_prompt(sources=BOTH, **params):
-    """The draft behind a prompt that its continuation makes repeat itself."""
-    target = HashTarget(48, n_successors=2)
-    request = view([*PROMPT, *target.generate(PROMPT, 60)], **params)
-    run = Decoding(Successors(replace(SMALL, text_width=8), sources), target, request)
-    return run.speculator.propose(run.request, 24)
-
-
-@pytest.mark.parametrize("sources", HALVES)
-def test_rejection_sampling_must_not_know_the_noise(sources):
-    """Its drafts must not depend on what the target's draw depends on: the seed, the choice."""
-    drafts = [
-        after_prompt(sources, temperature=0.8, verification="rejection", **key)
-        for key in ({"seed": 1}, {"seed": 2}, {"seed": 1, "choice": 3})
-    ]
-    assert drafts[0] == drafts[1] == drafts[2] != []
-
-
-@pytest.mark.parametrize("sources", HALVES)
-def test_coupled_sampling_knows_it_and_greedy_has_none(sources):
-    keys = [{"seed": 1}, {"seed": 2}, {"seed": 1, "choice": 1}]
-    drafts = [after_prompt(sources, temperature=0.8, **key) for key in keys]
-    assert drafts[0] != drafts[1] != drafts[2] != drafts[0]
-    assert drafts[0] == after_prompt(sources, temperature=0.8, seed=1)
-    assert after_prompt(sources, seed=1) == after_prompt(sources, seed=2)
-
-
-@pytest.mark.parametrize("temperature", [0.02, 0.8, 1.3])
-def test_the_first_guess_is_the_coupled_draw_where_the_target_is_known(temperature):
-    """Behind a context whose whole distribution was read back, the drafter draws as the target will."""
-    rng = np.random.default_rng(3)
-    k, n_right = 16, 0
-    for seed in range(40):
-        speculator = Successors(replace(SMALL, target_orders=(1,)), (TARGET,))
-        request = view([1, 2, 3], vocab_size=k, temperature=temperature, seed=seed)
-        speculator.begin(request)
-        p = rng.dirichlet(np.full(k, 0.7)).astype(np.float32)
-        ids = np.argsort(-p).astype(np.int32)
-        logprobs = np.log(p[ids])[None]
-        outcome = Outcome([], EMPTY_TREE, prompt_top_ids=ids[None], prompt_top_logprobs=logprobs, prompt_start=2)
-        speculator.observe(request, outcome)
-        drawn = int((np.log(p.astype(np.float64)) / temperature + gumbel_row((seed, 0, 3), k)).argmax())
-        (branch,) = speculator.propose(request, 8)
-        n_right += branch.tokens[0] == drawn
-    assert n_right == 40
-
-
-@pytest.mark.parametrize("temperature", [1e-3, 0.01, 0.1, 5.0, 100.0])
-@pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_extreme_temperatures_do_not_break_it(temperature, verification):
-    target = HashTarget(48, n_successors=2)
-    request = view(PROMPT * 2, temperature=temperature, seed=5, verification=verification)
-    run = decode(Successors(SMALL, BOTH), target, request, 8)
-    assert run.output == target.generate(PROMPT * 2, len(run.output))
-    if temperature <= 0.1:  # all but greedy: the best guess is a sure one
-        assert all(nodes(branches) for branches in run.drafts)
-        assert len(run.output) > 1 + len(run.drafts)
 
 
 # Learning.

@@ -7,104 +7,24 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.cli import main
 from app.corpus.stats import size, when
 from retrieval_store.snapshots.snapshot import MANIFEST, Description, Source, read_manifest
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.directory import DirectoryStore
 from retrieval_store.stores.open import open_store
-from retrieval_store.stores.redis_url import PASSWORD as PASSWORD_VARIABLE
-from tests.support.redis_server import RedisServer
-
-TEXTS = [[1, 2, 3, 4, 5], [1, 2, 3, 6]]
-PASSWORD = "open-sesame"
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer("--requirepass", PASSWORD) as server:
-        yield server
-
-
-@pytest.fixture(params=["folder", "redis"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where an empty store is, as ``--store`` takes it."""
-    if request.param == "folder":
-        yield str(tmp_path / "store")
-        return
-    server: RedisServer = request.getfixturevalue("redis")
-    with server.client(password=PASSWORD) as client:
-        client.flushall()
-    monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
-    yield server.url
-
-
-@pytest.fixture
-def corpus(capsys: pytest.CaptureFixture[str]) -> Run:
-    """``corpus("list", ...)``: status, stdout, stderr."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(["corpus", *map(str, words)])
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return run
-
-
-@pytest.fixture
-def refused(corpus: Run) -> Callable[..., str]:
-    """The one line that a command refuses with."""
-
-    def run(*words: object) -> str:
-        status, out, err = corpus(*words)
-        assert (status, out) == (2, "")
-        [line] = err.splitlines()
-        assert line.startswith("spectra: ")
-        return line
-
-    return run
-
-
-@pytest.fixture
-def snapshots(tmp_path: Path) -> list[Path]:
-    """Folders of three snapshots."""
-    made = []
-    for i in range(3):
-        about = Description(tokenizer_hash="t" * 32, vocab_size=4096)
-        texts = [np.array(text, np.int32) + i for text in TEXTS]
-        write_snapshot(texts, tmp_path / f"snapshot {i}", about)
-        made.append(tmp_path / f"snapshot {i}")
-    return made
-
-
-def url_of(store: str) -> str:
-    """The store as messages name it."""
-    return store if "://" in store else Path(store).as_uri()
+from tests.support.corpus_commands import TEXTS, Run, listed, url_of, versions_of
 
 
 def facts_of(report: str) -> dict[str, str]:
     """The lines of a report: what, and its value."""
     return dict(re.split(r"  +", line.strip(), maxsplit=1) for line in report.splitlines())
-
-
-def versions_of(snapshots: list[Path]) -> list[str]:
-    return [read_manifest(folder).version for folder in snapshots]
-
-
-def listed(corpus: Run, *flags: object) -> dict[str, Any]:
-    status, out, _ = corpus("list", "--json", *flags)
-    assert status == 0
-    document: dict[str, Any] = json.loads(out)
-    return document
 
 
 def test_a_snapshot_is_published_replaced_and_brought_back(
@@ -304,64 +224,6 @@ def test_a_whole_version_is_activated_without_a_listing(
     monkeypatch.delattr(DirectoryStore, "versions")
     assert corpus("activate", version, *flags)[1] == f"current: {version} (revision 1)\n"
     assert "has no version 0123456789abcdef" in refused("activate", "0123456789abcdef", *flags)
-
-
-def test_with_nothing_published_there_is_nothing_to_go_back_to(refused: Any, store: str) -> None:
-    assert url_of(store) in refused("stats", "--store", store)
-    assert refused("rollback", "--store", store)
-
-
-def test_a_damaged_snapshot_is_not_published(refused: Any, corpus: Run, store: str, snapshots: list[Path]) -> None:
-    assert "no readable manifest" in refused("publish", snapshots[0].parent / "nowhere", "--store", store)
-    name = next(iter(read_manifest(snapshots[0]).files))
-    (snapshots[0] / name).write_bytes(b"")
-    for words in (("publish", snapshots[0], "--store", store), ("stats", snapshots[0])):
-        said = refused(*words)
-        assert name in said
-        assert str(snapshots[0]) in said
-    (snapshots[1] / MANIFEST).write_text('{"format": "other", "format_version": 9}')
-    assert "'other' version 9" in refused("publish", snapshots[1], "--store", store)
-    assert listed(corpus, "--store", store)["versions"] == []
-
-
-def test_a_store_that_is_away_is_named_without_its_password(refused: Any, redis: RedisServer, snapshots: Any) -> None:
-    for words in (("list",), ("publish", snapshots[0]), ("rollback",), ("activate", "a"), ("stats",)):
-        said = refused(*words, "--store", f"redis://user:{PASSWORD}@127.0.0.1:1/0")
-        assert "--store" in said
-        assert "127.0.0.1:1" in said
-        assert PASSWORD not in said
-
-
-def test_a_wrong_password_is_said_without_showing_it(refused: Any, redis: RedisServer) -> None:
-    said = refused("list", "--store", redis.url.replace("redis://", "redis://:wrong-one@"))
-    assert "--store" in said
-    assert "wrong-one" not in said
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["stats"], "either DIR"),
-        (["stats", "here", "--store", "there"], "either DIR"),
-        (["publish", "here", "--store", "there", "--no-activate", "--expect", "3"], "--expect"),
-        (["list", "--store", "ftp://host"], "ftp://host"),
-        (["list", "--store", ""], "'' is not a folder"),
-        (["list", "--store", "redis://localhost", "--namespace", "a b"], "a b"),
-        (["list", "--store", "redis://localhost", "--namespace", "../up"], "../up"),
-        (["list", "--store", "redis://localhost", "--namespace", ".."], "no dot first"),
-        (["list", "--store", "redis:/host"], "'//' is missing"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_done_is_one_clear_line(words: list[str], says: str, refused: Any) -> None:
-    assert says in refused(*words)
-
-
-def test_a_namespace_or_store_is_needed_where_nothing_else_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["list"], ["publish", "DIR"], ["activate", "abc"], ["rollback"]):
-        with pytest.raises(SystemExit):
-            main(["corpus", *words])
-        assert "--store" in capsys.readouterr().err
 
 
 def test_the_installed_command_publishes(store: str, snapshots: list[Path]) -> None:

@@ -1,0 +1,107 @@
+"""What the mixed model keeps: bounded, of a request while it lives, of a scope for that scope alone."""
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.composer import compose
+from engine.protocol import Outcome
+from engine.top_ids import TopIds
+from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.testing import HashTarget
+from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, nodes, view
+
+# Memory.
+
+
+@pytest.mark.parametrize("sources", HALVES)
+def test_nothing_of_a_request_is_left_and_the_next_one_starts_cold(sources):
+    target = HashTarget(48, n_successors=2)
+    speculator = Successors(SMALL, sources)
+    first = decode(speculator, target, view(PROMPT))
+    assert (speculator._states, speculator._shared) == ({}, {})
+    assert decode(speculator, target, view(PROMPT)).drafts == first.drafts
+    speculator.end(view(PROMPT, 99))  # never begun: harmless
+
+
+def arrays(model):
+    return [array for part in model for array in (part if isinstance(part, tuple) else (part,))]
+
+
+def test_memory_is_bounded_as_documented():
+    speculator = Successors(SuccessorConfig(), BOTH)
+    model = speculator._new_model(1000, 1_000_000)
+    assert sum(array.nbytes for array in model.target) < 1.01 * 32768 * 140
+    assert sum(array.nbytes for array in model.text) < 1.01 * 32768 * 44
+    short = speculator._new_model(1000, 50)
+    assert sum(array.nbytes for array in short.text) < 0.1 * sum(array.nbytes for array in model.text)
+    assert sum(array.nbytes for array in short.target) < 0.6 * sum(array.nbytes for array in model.target)
+
+
+def test_a_long_text_needs_no_more_memory_than_a_short_one():
+    target = HashTarget(40_000, n_successors=9)
+    speculator = Successors(replace(SMALL, shared=True), BOTH)
+    run = Decoding(speculator, target, view(PROMPT, vocab_size=40_000), budget=8)
+    model = speculator._states[0].model
+    before = sum(array.nbytes for array in arrays(model))
+    for _ in range(300):
+        run.step()
+    assert (model.text.keys != 0).all()
+    assert sum(array.nbytes for array in arrays(model)) == before
+    assert speculator._states[0].model is model
+
+
+def test_ended_requests_are_not_held_by_anything():
+    target = HashTarget(48, n_successors=2)
+    speculator = Successors(SMALL, BOTH)
+    for i in range(30):
+        decode(speculator, target, view(PROMPT, i), 2)
+    gc.collect()
+    held = [
+        o
+        for o in gc.get_objects()
+        if type(o).__name__ == "Model" and getattr(o, "mark", None) is speculator._scratch[0]
+    ]
+    assert held == []
+
+
+# What requests of one scope may learn from each other.
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 999), st.sampled_from(HALVES))
+def test_what_one_scope_learns_never_reaches_another(seed, sources):
+    """Namespaces write with disjoint tokens, so a foreign one betrays itself."""
+    speculator = Successors(replace(SMALL, shared=True), sources)
+    rng = np.random.default_rng(seed)
+    homes = {"a": range(20), "b": range(20, 40)}
+    for request_id, name in enumerate(rng.choice(["a", "b"], 8).tolist()):
+        home = list(homes[name])
+        request = view(rng.choice(home, 12).tolist(), request_id, 40, name)
+        speculator.begin(request)
+        for _ in range(4):
+            branches = speculator.propose(request, 16)
+            assert set(nodes(branches)) <= set(home)
+            tree = compose(branches, 16)
+            ids = np.array([rng.choice(home, 16, replace=False) for _ in range(len(tree) + 1)], np.int32)
+            top = TopIds(np.arange(-1, len(tree), dtype=np.int32), ids, np.full(ids.shape, np.log(1 / 20), np.float32))
+            token = int(rng.choice(home))
+            request.context.extend([token])
+            speculator.observe(request, Outcome([token], tree, (), top))
+        speculator.end(request)
+
+
+@pytest.mark.parametrize("sources", HALVES)
+def test_a_warm_request_starts_with_what_its_scope_knows(sources):
+    target = HashTarget(48, n_successors=2)
+    speculator = Successors(SuccessorConfig(shared=True), sources)
+    cold = decode(speculator, target, view(PROMPT, 0, scope="a"), 15)
+    warm = decode(speculator, target, view(PROMPT, 1, scope="a"), 15)
+    other = decode(speculator, target, view(PROMPT, 2, scope="b"), 15)
+    assert len(warm.output) > len(cold.output)
+    assert other.drafts == cold.drafts
+    assert set(speculator._shared) == {"a", "b"}

@@ -1,0 +1,117 @@
+"""Sources of known worth, and requests that decode with them step by step."""
+
+import random
+
+from engine.composer import compose
+from engine.protocol import Branch, Needs, RequestView
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.step_cost import StepCosts
+from speculators.mixing.auto import Auto
+from speculators.testing import HashTarget
+
+VOCAB = 64
+TARGET = HashTarget(VOCAB)
+FREE = StepCosts({1: ((1, 1000), (1.0, 1.0))})
+
+
+def line(per_row):
+    """Steps of a second, and so much more for every row; what drafting itself takes does not count beside that."""
+    return StepCosts({1: ((1, 1001), (1.0, 1.0 + 1000 * per_row))})
+
+
+class Source:
+    """Drafts chains of ``claim`` per token that are right with probability ``accuracy`` per token; keeps a log."""
+
+    needs = Needs()
+
+    def __init__(self, claim=0.9, accuracy=1.0, depth=8, name="source", fails_in=()):
+        self.name = name
+        self.claim = claim
+        self.accuracy = accuracy
+        self.depth = depth
+        self.fails_in = fails_in
+        self.live = set()
+        self.asked = []  # request ids
+        self._chance = random.Random(7)
+
+    def _attempt(self, what):
+        if what in self.fails_in:
+            raise RuntimeError(f"{what} is broken")
+
+    def begin(self, request):
+        self.live.add(request.request_id)
+        self._attempt("begin")
+
+    def propose(self, request, budget):
+        self.asked.append(request.request_id)
+        self._attempt("propose")
+        right = TARGET.generate(request.context.view.tolist(), min(self.depth, budget))
+        tokens = [token if self._chance.random() < self.accuracy else (token + 1) % VOCAB for token in right]
+        scores = None if self.claim is None else [self.claim] * len(tokens)
+        return [Branch(tokens, self.name, scores=scores)]
+
+    def observe(self, request, outcome):
+        self._attempt("observe")
+
+    def end(self, request):
+        self.live.discard(request.request_id)
+        self._attempt("end")
+
+
+class Fixed(Source):
+    """Drafts the branches it was given."""
+
+    def __init__(self, branches, name="fixed"):
+        super().__init__(name=name)
+        self.branches = branches
+
+    def propose(self, request, budget):
+        self.asked.append(request.request_id)
+        return list(self.branches)
+
+
+class Decoding:
+    """Requests that decode side by side, in the steps of one batch."""
+
+    def __init__(self, speculator, n=1, first=0, target=TARGET):
+        self.speculator = speculator
+        self.target = target
+        self.requests = [make_request(first + i, target.vocab_size) for i in range(n)]
+        self.rows = []  # of every step
+        for request in self.requests:
+            speculator.begin(request)
+
+    @property
+    def n_tokens(self):
+        return sum(len(request.context) - request.n_prompt for request in self.requests)
+
+    def step(self, budget=32):
+        """Nodes per request."""
+        drafts = self.speculator.propose_batch(self.requests, [budget] * len(self.requests))
+        sizes = []
+        for request, branches in zip(self.requests, drafts, strict=True):
+            tree = compose(branches, budget)
+            outcome = self.target.score(request.context.view.tolist(), tree)
+            request.context.extend(outcome.tokens)
+            self.speculator.observe(request, outcome)
+            sizes.append(len(tree))
+        self.rows.append(len(sizes) + sum(sizes))
+        return sizes
+
+    def steps(self, n, budget=32):
+        """Nodes of all requests together, step by step."""
+        return [sum(self.step(budget)) for _ in range(n)]
+
+    def end(self):
+        for request in self.requests:
+            self.speculator.end(request)
+
+
+def make_request(number=0, vocab_size=VOCAB):
+    prompt = [number % vocab_size, 3 * number % vocab_size, 7]
+    return RequestView.of(number, Request(prompt, SamplingParams()), vocab_size)
+
+
+def first_draft(costs, source, budget=32):
+    return Decoding(Auto([source], costs)).step(budget)[0]

@@ -1,0 +1,73 @@
+"""A stage's end of channels, in a thread, and what a client says to it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+
+from deployments.transport.addresses import listen, parse
+from deployments.transport.channel import Channel
+from deployments.transport.encryption import tls_context
+from deployments.transport.handshake import NONCE, ROLE, UnauthenticatedError, proof
+from deployments.transport.roles import STAGE_ROLES
+
+SECRET = b"s" * 32
+
+
+class Listener:
+    """Accepts peers one after the other in a thread, as a stage does."""
+
+    def __init__(self, address: str) -> None:
+        self._server, self.address = listen(address)
+        self.accepted: queue.Queue[Channel] = queue.Queue()
+        self.refused: queue.Queue[UnauthenticatedError] = queue.Queue()
+        self._channels: list[Channel] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            try:
+                Channel.accept(connection, SECRET, STAGE_ROLES, self._register)
+            except UnauthenticatedError as error:
+                self.refused.put(error)
+
+    def _register(self, channel: Channel) -> None:
+        self._channels.append(channel)
+        self.accepted.put(channel)
+
+    def raw(self) -> socket.socket:
+        """A connection without a handshake, but for that of TLS over TCP."""
+        family, where = parse(self.address)
+        peer = socket.socket(family, socket.SOCK_STREAM)
+        peer.settimeout(5)
+        peer.connect(where)
+        return peer if family == socket.AF_UNIX else tls_context(SECRET, False).wrap_socket(peer)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # closed before
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for channel in self._channels:
+            channel.close()
+
+
+def hello(peer: socket.socket, secret: bytes, role: bytes = b"steps") -> bytes:
+    """What a client of ours would send, made with ``secret``."""
+    padded = role.ljust(ROLE)
+    return padded + proof(secret, peer.recv(NONCE), padded) + b"m" * NONCE
+
+
+def exchange(client: Channel, server: Channel, payloads: list[bytes]) -> None:
+    """Everything there and back, in order."""
+    echo = threading.Thread(target=lambda: [server.send(server.receive()) for _ in payloads])
+    echo.start()
+    for payload in payloads:
+        client.send(payload)
+        assert client.receive() == payload
+    echo.join(5)
