@@ -18,7 +18,7 @@ from app.access.gate import visit_of
 from app.api.errors import model_not_found
 from app.api.generation import Choice, Generation, Piece
 from app.api.logprobs import TokenTexts
-from app.api.observed import figures_of, request_fields, usage_of
+from app.api.observed import figures_of, prompt_of, request_fields, usage_of
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import Schema, parse
@@ -26,10 +26,9 @@ from app.api.requests.schemas import (
     MAX_CHOICES,
     ChatCompletionRequest,
     CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
 )
-from app.api.responses import Envelope, StreamWriter, whole_response
+from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
+from app.api.responses import Envelope, StreamWriter, model_fields, whole_response
 from app.api.service import Backend, Settings
 from app.api.streaming import EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
@@ -105,15 +104,14 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json(
-            {"object": "list", "data": [self._model_fields(n) for n in (self._card.name, *self._card.aliases)]}
-        )
+        names = (self._card.name, *self._card.aliases)
+        return _json({"object": "list", "data": [model_fields(self._card, name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}; names may contain slashes."""
         name = request.path_params["name"]
         self._check_model(name)
-        return _json(self._model_fields(name))
+        return _json(model_fields(self._card, name))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while this process lives; the body says how the server behind it fares."""
@@ -195,7 +193,7 @@ class Api:
         exchange = current()
         response_id = ("chatcmpl-" if is_chat else "cmpl-") + exchange.request_id
         if self._settings.log_prompts:
-            exchange.prompt = _shown(wanted)
+            exchange.prompt = prompt_of(wanted)
         converter = self._converter
         requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
         envelope = Envelope(
@@ -216,26 +214,6 @@ class Api:
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:
             raise model_not_found(name)
-
-    def _model_fields(self, name: str) -> dict[str, object]:
-        card = self._card
-        return {
-            "id": name,
-            "object": "model",
-            "created": card.created,
-            "owned_by": card.owned_by,
-            "root": card.name,
-            "max_model_len": card.max_model_len,
-            "revision": card.identity.revision or None,
-            "model_hash": card.identity.weights or None,
-            "tokenizer_hash": card.identity.tokenizer or None,
-        }
-
-
-def _shown(wanted: GenerationBody) -> str:
-    if isinstance(wanted, ChatCompletionRequest):
-        return "\n".join(f"{message.role}: {message.content}" for message in wanted.messages)
-    return "\n".join(map(str, wanted.prompt))
 
 
 async def _events(generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:

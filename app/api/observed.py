@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.caller import caller_of
 from app.api.generation import Choice
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
+from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import Usage
 from app.telemetry.metrics import Routes
@@ -120,3 +121,10 @@ def _kinds(annotation: Any) -> set[Any]:
     inner = get_args(annotation)[:1] if hasattr(annotation, "__metadata__") else get_args(annotation)
     outer = {origin} if isinstance(origin, type) and origin in (list, dict, tuple) else set[Any]()
     return outer.union(*map(_kinds, inner))
+
+
+def prompt_of(wanted: ChatCompletionRequest | CompletionRequest) -> str:
+    """A request's prompt as a log shows it."""
+    if isinstance(wanted, ChatCompletionRequest):
+        return "\n".join(f"{message.role}: {message.content}" for message in wanted.messages)
+    return "\n".join(map(str, wanted.prompt))

@@ -13,6 +13,7 @@ import msgspec
 
 from app.api.generation import Choice, Piece
 from app.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from deployments.submission.messages import ModelCard
 from engine.events import RequestStats, SourceCounts
 
 DONE = b"data: [DONE]\n\n"
@@ -42,6 +43,21 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             "system_fingerprint": self.system_fingerprint,
             "seed": self.seed,
         }
+
+
+def model_fields(card: ModelCard, name: str) -> dict[str, Any]:
+    """A model as /v1/models describes it, under one of its names."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": card.owned_by,
+        "root": card.name,
+        "max_model_len": card.max_model_len,
+        "revision": card.identity.revision or None,
+        "model_hash": card.identity.weights or None,
+        "tokenizer_hash": card.identity.tokenizer or None,
+    }
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:

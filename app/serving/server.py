@@ -11,7 +11,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -23,22 +22,16 @@ from app.composition import log_options, watched_store
 from app.config.serve import ServeConfig
 from app.inputs.devices import has_cuda_device
 from app.serving.certificates import CertificateFiles, CertificateWatch, client_context
-from app.serving.environment import (
-    check_port,
-    claim_ports,
-    folder_for_sockets,
-    local_environment,
-    serve_environment,
-)
+from app.serving.environment import check_port, claim_ports, folder_for_sockets, local_environment, serve_environment
 from app.serving.haproxy import BINARY, LOOPBACK, install_certificate
 from app.serving.leaving import APP_NAME, Leaving
 from app.serving.preflight import check_gpus, check_model, check_store
 from app.serving.progress import Progress
 from app.serving.ray_session import end_ray, init_ray, log_folder
+from app.serving.readiness import wait_until_ready
 from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
 
-READY_S = 600.0  # a large model may load for minutes
 ENABLE_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
 
@@ -109,7 +102,7 @@ class Server:
             check_gpus(self.config, self._progress.say, is_local=self._address is None)
             self._progress.say(f"deploying the application; logs: {log_folder()}")
             self._deploy()
-            self._wait_until_ready()
+            wait_until_ready(self._base, self._client, self._progress, self._stop)
             if self._watch is not None:
                 self._watch.start()
 
@@ -197,28 +190,6 @@ class Server:
         others += watched_store(self.config) is not None  # the retrieval service
         return max(1, math.ceil(self.config.replicas * pipeline + 0.1 * others))
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_S
-        with self._client(30.0) as client:
-            while time.monotonic() < deadline and not self._stop.is_set():
-                # Asking any earlier would hold us up: the proxy keeps a request until a replica can take it.
-                if self._is_running():
-                    with contextlib.suppress(httpx.HTTPError):
-                        if client.get(f"{self._base}/ready").status_code == httpx.codes.OK:
-                            return
-                self._stop.wait(0.1)
-        if not self._stop.is_set():
-            raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {log_folder()}")
-
-    def _is_running(self) -> bool:
-        from ray import serve
-
-        application = serve.status().applications[APP_NAME]
-        self._progress.follow(application.deployments)
-        if application.status == "DEPLOY_FAILED":
-            raise ConfigError(f"the application did not start: {_why(application)}; see {log_folder()}")
-        return bool(application.status == "RUNNING")
-
     @property
     def stopping(self) -> bool:
         """Whether a signal came."""
@@ -251,13 +222,6 @@ class Server:
         self._scratch.cleanup()
         if self._ports is not None:
             self._ports.close()
-
-
-def _why(application: Any) -> str:
-    """What Serve says of an application that failed, and the last line of what the deployments say that failed it."""
-    failed = [one.message for one in application.deployments.values() if one.status == "DEPLOY_FAILED"]
-    last = [message.strip().splitlines()[-1].strip() for message in failed if message.strip()]
-    return " ".join([application.message.strip(), *last])
 
 
 def run(

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 
 from app.api.requests.parsing import Strict
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
+from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 
 SCHEMAS: dict[str, type[Strict]] = {
     "/v1/chat/completions": ChatCompletionRequest,

@@ -14,7 +14,7 @@ from deployments.options import RouterOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.frames import encode_frame
 from deployments.pipeline.step_deadline import TIMES_COLD, ReportHang, send_hang_report
-from deployments.transport.channel import AsyncChannel
+from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.roles import RESULTS, STEPS
 from engine.errors import TargetLostError
 from engine.step import Step, StepResult, decode_result

@@ -26,7 +26,7 @@ from deployments.submission.protocol import (
     encode,
     encode_message,
 )
-from deployments.transport.channel import AsyncChannel
+from deployments.transport.async_channel import AsyncChannel
 from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request

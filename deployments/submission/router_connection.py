@@ -27,7 +27,7 @@ from deployments.submission.protocol import (
     encode,
     encode_message,
 )
-from deployments.transport.channel import AsyncChannel
+from deployments.transport.async_channel import AsyncChannel
 from engine.errors import RequestError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request

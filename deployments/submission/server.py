@@ -20,7 +20,7 @@ from deployments.submission.protocol import (
     Attachment,
 )
 from deployments.transport.addresses import listen, serve_streams
-from deployments.transport.channel import AsyncChannel
+from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.socket_folder import SocketFolder

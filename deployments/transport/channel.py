@@ -2,14 +2,12 @@
 
 Frames are a 4-byte little-endian length and a payload. Nothing is read beyond the handshake
 (``deployments.transport.handshake``) before the peer has authenticated itself, and payloads are never unpickled. Stages
-use the blocking half in their loop thread, routers and ingresses the asyncio half.
+use the blocking half, this one, in their loop thread; routers and ingresses the asyncio half (`async_channel`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import select
 import socket
 import ssl
@@ -18,14 +16,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from deployments.transport.addresses import HANDSHAKE_S, open_streams, parse, tune
-from deployments.transport.encryption import tls_context
+from deployments.transport.addresses import HANDSHAKE_S, parse, tune
 from deployments.transport.handshake import ClientHandshake, Handshake, ServerHandshake, UnauthenticatedError
 from deployments.transport.tls_stream import TlsStream, secured
-from engine.errors import TargetLostError
 
 MAX_FRAME = 1 << 30  # bytes
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")  # in front of every frame
 
 
 class Channel:
@@ -114,7 +110,7 @@ class Channel:
     @staticmethod
     def frame(payload: bytes | bytearray) -> list[memoryview]:
         """The parts of a frame, to be sent one after the other."""
-        return [memoryview(_LENGTH.pack(len(payload))), memoryview(payload)]
+        return [memoryview(LENGTH.pack(len(payload))), memoryview(payload)]
 
     def send_all(self, parts: Sequence[memoryview]) -> None:
         """Send parts without joining them; blocks while the kernel's buffer is full. Raises like ``send``."""
@@ -139,7 +135,7 @@ class Channel:
 
     def receive(self) -> bytes:
         """The next frame; raises EOFError or OSError when the peer is gone."""
-        (length,) = _LENGTH.unpack(_receive_exactly(self._socket, _LENGTH.size))
+        (length,) = LENGTH.unpack(_receive_exactly(self._socket, LENGTH.size))
         if length > MAX_FRAME:
             raise EOFError(f"a frame of {length} bytes is longer than the limit of {MAX_FRAME}")
         return _receive_exactly(self._socket, length)
@@ -183,76 +179,3 @@ def _after(parts: list[memoryview], n: int) -> list[memoryview]:
         n -= parts[0].nbytes
         parts = parts[1:]
     return [parts[0][n:], *parts[1:]] if n else parts
-
-
-class AsyncChannel:
-    """Asyncio half: used by routers and ingresses."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        # A second descriptor of the same connection: the socket objects that event loops expose cannot be tuned.
-        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
-            tune(connection)
-
-    @classmethod
-    async def accept(
-        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, roles: Collection[str]
-    ) -> AsyncChannel:
-        """Authenticate a peer that connected; raises like ``Channel.accept``, and leaves the connection open."""
-        try:
-            channel = cls(reader, writer)
-            async with asyncio.timeout(HANDSHAKE_S):
-                await channel._shake_hands(ServerHandshake(secret, roles))
-        except (OSError, EOFError, TimeoutError) as error:
-            raise UnauthenticatedError(f"handshake broke off: {error}") from error
-        return channel
-
-    @classmethod
-    async def connect(cls, address: str, secret: bytes, role: str) -> AsyncChannel:
-        """Like ``Channel.connect``; raises TargetLostError when no process listens or the peer breaks off."""
-        tls = None if parse(address)[0] == socket.AF_UNIX else tls_context(secret, False)
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                channel = cls(*await open_streams(address, tls))
-                try:
-                    await channel._shake_hands(ClientHandshake(secret, role, address))
-                except BaseException:
-                    channel.close()
-                    raise
-        except ssl.SSLError as error:
-            raise UnauthenticatedError(f"{address} does not know the secret of this channel: {error}") from error
-        except (OSError, EOFError, TimeoutError) as error:
-            raise TargetLostError(f"no process answers at {address}: {str(error) or 'too slow'}") from error
-        return channel
-
-    async def _shake_hands(self, handshake: Handshake) -> None:
-        reply = handshake.opening
-        while handshake.n_wanted:
-            self._writer.write(reply)
-            reply = handshake.receive(await self._reader.read(handshake.n_wanted))
-        self._writer.write(reply)
-
-    def send(self, payload: bytes | bytearray) -> None:
-        """Hand one frame to the transport; never waits or fails (a lost peer shows in ``receive``)."""
-        if not self._writer.is_closing():  # uvloop raises on a transport that the peer has closed
-            self._writer.write(_LENGTH.pack(len(payload)) + payload)
-
-    async def receive(self) -> bytes:
-        """The next frame; raises TargetLostError when the peer is gone."""
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > MAX_FRAME:
-                raise TargetLostError(f"a frame of {length} bytes is longer than the limit of {MAX_FRAME}")
-            return await self._reader.readexactly(length)
-        except (OSError, EOFError) as error:
-            raise TargetLostError(f"the channel broke: {error}") from error
-
-    @property
-    def n_unsent(self) -> int:
-        """Bytes of sent frames that the kernel has not taken yet: the peer does not read them."""
-        return self._writer.transport.get_write_buffer_size()
-
-    def close(self) -> None:
-        """Close at once; frames that the kernel has not taken yet are dropped."""
-        self._writer.transport.abort()

@@ -1,4 +1,4 @@
-"""The bodies of HTTP requests: OpenAI's fields and our extensions, with their types, ranges and defaults.
+"""The bodies of requests for text: OpenAI's fields and our extensions, with their types, ranges and defaults.
 
 To add a field that clients may send: declare it here, map it in `convert` (or `grants`, if it takes a key's leave) of
 this room to the engine's request, and add it there (`engine/request.py`, or `engine/sampling/params.py` if it is a
@@ -218,36 +218,3 @@ class CompletionRequest(GenerationRequest):
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(v) is int and abs(v) < 2**31 for v in value)
-
-
-class TokenizeRequest(Strict):
-    """Body of POST /tokenize: a prompt or messages, as vLLM takes it."""
-
-    model: Name | None = None
-    prompt: str | None = None
-    messages: Annotated[Messages, Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
-    add_generation_prompt: bool = True
-
-    @model_validator(mode="after")
-    def _one_input(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise refuse("prompt or messages must be given, and not both")
-        return self
-
-    @property
-    def weight(self) -> int:
-        """Work, in bytes whose parsing takes as long."""
-        return weight_of(self.messages) if self.messages else 4 * len(self.prompt or "")
-
-
-class DetokenizeRequest(Strict):
-    """Body of POST /detokenize."""
-
-    model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
-
-    @property
-    def weight(self) -> int:
-        """Work, in bytes whose parsing takes as long."""
-        return len(self.tokens)

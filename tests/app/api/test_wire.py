@@ -16,7 +16,8 @@ from app.access.caller import IN_CLUSTER
 from app.access.errors import AccessError
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import parse
-from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
+from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 from app.api.service import Settings
 from deployments.pipeline.frames import StageFrame, decode_frame
 from deployments.submission.protocol import (

@@ -24,7 +24,8 @@ from deployments.stage.links.base import allocate
 from deployments.stage.links.negotiation import Offer
 from deployments.stage.worker import StageWorker
 from deployments.transport.addresses import listen
-from deployments.transport.channel import AsyncChannel, Channel
+from deployments.transport.async_channel import AsyncChannel
+from deployments.transport.channel import Channel
 from deployments.transport.roles import STAGE_ROLES
 from engine.loop import Completion
 from engine.model.loader import load_shard

@@ -14,7 +14,7 @@ import pytest
 from deployments.submission import ingress_connection
 from deployments.submission.protocol import SUBMIT, Attachment, Cancel, Submit, decode_events, encode
 from deployments.submission.router_connection import FRAME_BYTES, RouterConnection
-from deployments.transport.channel import AsyncChannel
+from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, StepFailedError, TargetLostError
 from engine.events import StepEvent

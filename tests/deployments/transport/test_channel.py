@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.pipeline.frames import decode_frame
-from deployments.transport import channel as channel_module
+from deployments.transport import async_channel, channel
 from deployments.transport.addresses import listen
-from deployments.transport.channel import MAX_FRAME, AsyncChannel, Channel
+from deployments.transport.async_channel import AsyncChannel
+from deployments.transport.channel import MAX_FRAME, Channel
 from engine.errors import TargetLostError
 from engine.step import decode_result, decode_step
 from tests.support.listeners import SECRET, Listener, exchange, hello
@@ -93,7 +94,8 @@ async def test_where_no_process_listens_the_target_is_lost(listener: Listener) -
 
 
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "HANDSHAKE_S", 0.2)
+    for half in (async_channel, channel):
+        monkeypatch.setattr(half, "HANDSHAKE_S", 0.2)
     server, address = listen("tcp:127.0.0.1:0")
     with pytest.raises(TargetLostError, match="too slow"):
         await AsyncChannel.connect(address, SECRET, "steps")

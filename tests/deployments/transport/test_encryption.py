@@ -16,7 +16,8 @@ import trustme
 from deployments.submission.server import SubmissionServer
 from deployments.transport.acceptor import Acceptor
 from deployments.transport.addresses import parse
-from deployments.transport.channel import AsyncChannel, Channel
+from deployments.transport.async_channel import AsyncChannel
+from deployments.transport.channel import Channel
 from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import NONCE, UnauthenticatedError
 from deployments.transport.roles import STAGE_ROLES

@@ -13,7 +13,8 @@ import pytest
 
 from deployments.transport import channel as channel_module
 from deployments.transport.addresses import listen, parse
-from deployments.transport.channel import AsyncChannel, Channel
+from deployments.transport.async_channel import AsyncChannel
+from deployments.transport.channel import Channel
 from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import NONCE, PROOF, ROLE, UnauthenticatedError, proof
 from engine.errors import TargetLostError

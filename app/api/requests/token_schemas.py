@@ -1,0 +1,43 @@
+"""The bodies of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from app.api.requests.parsing import Strict, refuse
+from app.api.requests.parts import Messages, Name, TokenId, weight_of
+
+
+class TokenizeRequest(Strict):
+    """Body of POST /tokenize: a prompt or messages, as vLLM takes it."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[Messages, Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise refuse("prompt or messages must be given, and not both")
+        return self
+
+    @property
+    def weight(self) -> int:
+        """Work, in bytes whose parsing takes as long."""
+        return weight_of(self.messages) if self.messages else 4 * len(self.prompt or "")
+
+
+class DetokenizeRequest(Strict):
+    """Body of POST /detokenize."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+    @property
+    def weight(self) -> int:
+        """Work, in bytes whose parsing takes as long."""
+        return len(self.tokens)

@@ -1,0 +1,62 @@
+"""When an application that was deployed takes requests, or why it never will."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from app.serving.leaving import APP_NAME
+from app.serving.progress import Progress
+from app.serving.ray_session import log_folder
+from engine.errors import ConfigError
+
+READY_S = 600.0  # a large model may load for minutes
+
+
+def wait_until_ready(
+    base: str, client: Callable[[float], httpx.Client], progress: Progress, stop: threading.Event
+) -> None:
+    """Return once a request would succeed, or ``stop`` is set.
+
+    Args:
+        base: URL of the server.
+        client: makes one for requests to it, given their timeout in seconds.
+        progress: told of every deployment.
+        stop: set by a signal.
+
+    Raises:
+        ConfigError: the application does not come up; the message says why, as far as Serve does.
+    """
+    deadline = time.monotonic() + READY_S
+    with client(30.0) as http:
+        while time.monotonic() < deadline and not stop.is_set():
+            # Asking any earlier would hold us up: the proxy keeps a request until a replica can take it.
+            if _is_running(progress):
+                with contextlib.suppress(httpx.HTTPError):
+                    if http.get(f"{base}/ready").status_code == httpx.codes.OK:
+                        return
+            stop.wait(0.1)
+    if not stop.is_set():
+        raise ConfigError(f"the server did not become ready within {READY_S:.0f} s; see {log_folder()}")
+
+
+def _is_running(progress: Progress) -> bool:
+    from ray import serve
+
+    application = serve.status().applications[APP_NAME]
+    progress.follow(application.deployments)
+    if application.status == "DEPLOY_FAILED":
+        raise ConfigError(f"the application did not start: {_why(application)}; see {log_folder()}")
+    return bool(application.status == "RUNNING")
+
+
+def _why(application: Any) -> str:
+    """What Serve says of an application that failed, and the last line of what the deployments say that failed it."""
+    failed = [one.message for one in application.deployments.values() if one.status == "DEPLOY_FAILED"]
+    last = [message.strip().splitlines()[-1].strip() for message in failed if message.strip()]
+    return " ".join([application.message.strip(), *last])
