@@ -19,6 +19,7 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity
   spectra load --url U               load an OpenAI-compatible server: latencies, throughput, errors, identity of texts
   spectra keys new --file F          make a key for `serve --api-keys F`
+  spectra check F.yaml               name what is misspelt in a Serve config file, which Ray would drop
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
   spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
@@ -28,6 +29,7 @@ COMMANDS = {
     "bench": "compare methods on the same prompts",
     "load": "load an OpenAI-compatible server and report what clients see",
     "keys": "make, list and revoke the keys of a server",
+    "check": "name what is misspelt in a Serve config file or a RayService",
     "heads": "find the attention heads that pld-plus-a reads",
     "corpus": "build snapshots of text for retrieval, and look after them",
 }

@@ -1,0 +1,68 @@
+"""``spectra check``: what Serve would drop from a config file without a word is named, with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.cli import main
+
+FILE = Path(__file__).parents[3] / "docs" / "serve.yaml"
+Captured = pytest.CaptureFixture[str]
+
+
+def test_the_documented_file_is_right_also_as_a_ray_service(tmp_path: Path, capsys: Captured) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(yaml.safe_dump({"kind": "RayService", "spec": {"serveConfigV2": FILE.read_text()}}))
+    for file in (FILE, service):
+        assert main(["check", str(file)]) == 0
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "says"),
+    [
+        ("", "proxy_locations", "proxy_locations is unknown to Serve, which would drop it; proxy_location is meant?"),
+        ("applications.0", "argss", "applications[0].argss is unknown to Serve, which would drop it; args is meant?"),
+        ("applications.0.args", "modle", "applications[0].args: modle is unknown; model is meant?"),
+        (
+            "applications.0.deployments.0",
+            "num_replica",
+            "applications[0].deployments[0].num_replica is unknown to Serve, which would drop it; num_replicas is",
+        ),
+        ("applications.0.deployments.0", "max_ongoing_requests", "max_ongoing_requests is {}: Input should be"),
+    ],
+)
+def test_what_is_misspelt_is_named(tmp_path: Path, capsys: Captured, place: str, key: str, says: str) -> None:
+    config = yaml.safe_load(FILE.read_text())
+    inside = config
+    for part in filter(None, place.split(".")):
+        inside = inside[int(part) if part.isdigit() else part]
+    inside[key] = {}
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(config))
+    assert main(["check", str(file)]) == 1
+    assert f"{file}: " in (said := capsys.readouterr().err)
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [", "is not YAML"),
+        ("http_options: {}", "is no Serve config file: it has no applications"),
+        ("kind: RayService", "is a RayService without the text spec.serveConfigV2"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, capsys: Captured, text: str, says: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    assert main(["check", str(file)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_refused(capsys: Captured) -> None:
+    assert main(["check", "/nowhere"]) == 2
+    assert "/nowhere cannot be read" in capsys.readouterr().err
