@@ -63,6 +63,23 @@ class AlwaysWrong(AlwaysRight):
         return [Branch([(future[0] + 1) % view.vocab_size, *future[1:]], self.name)]
 
 
+class RightAmongWrong(AlwaysRight):
+    """Drafts the true tokens as a path of a tree: every node of it has a wrong sibling, and that a child of its own."""
+
+    name = "right-among-wrong"
+
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
+        """One tree, at most ``depth`` deep, with three nodes for each true token."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        above = astray = ROOT
+        for token in self._future(view)[: min(self._depth, budget // 3)]:
+            tokens += [(token + 1) % view.vocab_size, token, (token + 2) % view.vocab_size]
+            parents += [above, above, astray]
+            astray, above = len(tokens) - 3, len(tokens) - 2
+        return [Branch(tokens, self.name, parents)] if tokens else []
+
+
 class HashTarget:
     """An order-2 language over ``range(vocab_size)``: the next token is a hash of the last two tokens.
 

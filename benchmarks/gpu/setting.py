@@ -58,6 +58,7 @@ class Report:
         rows: cells, as many as columns; None is shown as a dash, a float with three digits that count.
         notes: sentences below the table: what was not run and why, what a figure means.
         document: the same figures and more for programs, ready for JSON.
+        further: tables that follow this one; their documents are kept beside it, by title.
     """
 
     title: str
@@ -65,3 +66,4 @@ class Report:
     rows: Sequence[Sequence[str | float | None]]
     notes: Sequence[str] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
+    further: Sequence[Report] = ()

@@ -30,6 +30,7 @@ class Shape:
     hidden: int
     heads: int
     ffn: int
+    dropout: float = 0.0  # of attention weights
 
 
 SHAPES = {
@@ -38,9 +39,8 @@ SHAPES = {
 }
 
 
-def build(role: str) -> LlamaForCausalLM:
-    """A freshly initialised model, fp32; `role` is a key of SHAPES."""
-    shape = SHAPES[role]
+def build(shape: Shape) -> LlamaForCausalLM:
+    """A freshly initialised model, fp32, on the CPU."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=shape.hidden,
@@ -52,6 +52,7 @@ def build(role: str) -> LlamaForCausalLM:
         max_position_embeddings=MAX_POSITIONS,
         rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        attention_dropout=shape.dropout,
         tie_word_embeddings=True,
         bos_token_id=BOS_ID,
         eos_token_id=END_ID,

@@ -19,8 +19,8 @@ MAX_LENGTH = 1024  # tokens of a document that are scored
 
 
 def perplexities(model: LlamaForCausalLM, held_out: Encoded) -> dict[str, float]:
-    """Perplexity per token of each domain, and of all held-out tokens together ("overall")."""
-    sums = {domain: nats_and_tokens(model, held_out[domain]) for domain in DOMAINS}
+    """Perplexity per token of each domain that has documents, and of all held-out tokens together ("overall")."""
+    sums = {domain: nats_and_tokens(model, held_out[domain]) for domain in DOMAINS if held_out[domain]}
     nats = sum(n for n, _ in sums.values())
     tokens = sum(t for _, t in sums.values())
     result: dict[str, float] = {domain: math.exp(n / t) for domain, (n, t) in sums.items()}
@@ -34,7 +34,7 @@ def nats_and_tokens(model: LlamaForCausalLM, documents: list[np.ndarray]) -> tup
     nats, tokens = 0.0, 0
     for first in range(0, len(ordered), ROWS):
         chunk = ordered[first : first + ROWS]
-        rows = padded(chunk, min(MAX_LENGTH, len(chunk[-1])))
+        rows = padded(chunk, min(MAX_LENGTH, len(chunk[-1]))).to(model.device)
         targets = rows[:, 1:].flatten()
         logits = logits_of(model, rows[:, :-1]).flatten(0, 1)
         nats += F.cross_entropy(logits, targets, ignore_index=PAD_ID, reduction="sum").item()

@@ -6,6 +6,7 @@ The schedule follows elapsed time, not steps: a run ends after its budget, howev
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tools.demo_model.losses import Loss
 from tools.demo_model.optim import factor_at, optimizers_for, step_all
 from tools.demo_model.packing import PackedStream
 
-TOKENS_PER_PASS = 4096  # one forward and backward; a fixed shape, so that compiling pays
+TOKENS_PER_PASS = 4096  # one forward and backward on a CPU; a fixed shape, so that compiling pays
 SHORT, LONG = 512, 2048  # row lengths, tokens
 LONG_FROM = 0.93  # share of the budget after which rows are long: positions beyond SHORT get trained
 TWO_PASSES_FROM = 0.9  # small steps early, larger ones once progress is limited by noise
@@ -37,24 +38,51 @@ class Progress:
 
 
 class Run:
-    """One model's training; owns its optimisers and its checkpoint file."""
+    """One model's training, on the device where the model is; owns its optimisers and its checkpoint file.
 
-    def __init__(self, model: nn.Module, loss: Loss, stream: PackedStream, checkpoint: Path) -> None:
+    Args:
+        model: to train.
+        loss: of it, for a batch.
+        stream: of batches.
+        checkpoint: file.
+        tokens_per_pass: of one forward and backward, a multiple of LONG.
+        compiled: whether the loss is compiled for short rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        stream: PackedStream,
+        checkpoint: Path,
+        *,
+        tokens_per_pass: int = TOKENS_PER_PASS,
+        compiled: bool = True,
+    ) -> None:
         self.model, self.stream, self.checkpoint = model, stream, checkpoint
         self.progress = Progress()
+        self._device = next(model.parameters()).device
+        self._tokens_per_pass = tokens_per_pass
         # Long rows come last and briefly: compiling a second shape would cost more than it saves.
-        self._losses: dict[int, Loss] = {SHORT: torch.compile(loss, dynamic=False), LONG: loss}
+        short = torch.compile(loss, dynamic=False) if compiled else loss
+        self._losses: dict[int, Loss] = {SHORT: short, LONG: loss}
         self._optimizers = optimizers_for(model)
         self._saved_at = 0.0
 
-    def train(self, minutes: float) -> Progress:
-        """Train until `minutes` in total (earlier runs of this checkpoint included) are used up."""
+    def train(self, minutes: float, after_epoch: Callable[[int], None] | None = None) -> Progress:
+        """Train until `minutes` in total (earlier runs of this checkpoint included) are used up.
+
+        `after_epoch` hears the number of every epoch that ends; its time counts.
+        """
         budget = minutes * 60
         started = time.monotonic() - self.progress.seconds
         bar_format = "{percentage:3.0f}%|{bar:20}| {n:.1f}/{total:.1f} min {postfix}"
         with tqdm(total=minutes, bar_format=bar_format, mininterval=5) as bar:
             while self.progress.seconds < budget:
+                epoch = self.epoch
                 self._step(self.progress.seconds / budget)
+                if after_epoch is not None and self.epoch > epoch:
+                    after_epoch(self.epoch)
                 self.progress.seconds = time.monotonic() - started
                 self._report(bar)
                 if self.progress.seconds - self._saved_at > CHECKPOINT_EVERY:
@@ -62,19 +90,24 @@ class Run:
         self.save()
         return self.progress
 
+    @property
+    def epoch(self) -> int:
+        """Epochs that have ended, by tokens."""
+        return self.progress.tokens // self.stream.n_tokens
+
     def _step(self, share: float) -> None:
         length = LONG if share >= LONG_FROM else SHORT
         passes = 2 if share >= TWO_PASSES_FROM else 1
         total = 0.0
         for _ in range(passes):
-            batch = self.stream.batch(TOKENS_PER_PASS // length, length)
+            batch = self.stream.batch(self._tokens_per_pass // length, length).to(self._device)
             loss = self._losses[length](batch) / passes
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         step_all(self._optimizers, factor_at(share))
         p = self.progress
         p.loss = total if p.steps == 0 else SMOOTHING * p.loss + (1 - SMOOTHING) * total
-        p.tokens += passes * TOKENS_PER_PASS
+        p.tokens += passes * self._tokens_per_pass
         p.steps += 1
 
     def _report(self, bar: tqdm[Any]) -> None:
@@ -100,7 +133,8 @@ class Run:
 
     def resume(self) -> None:
         """Go on from the checkpoint file."""
-        state = torch.load(self.checkpoint, weights_only=False)  # our own file; numpy state inside
+        # Our own file; NumPy's state is inside. What belongs on a device is put there by its owner.
+        state = torch.load(self.checkpoint, weights_only=False, map_location="cpu")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -13,8 +13,8 @@ DISTILLED = 0.7  # share of the drafter's loss that comes from the target's dist
 
 
 def logits_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """Next-token logits, fp32 [rows, length, vocabulary]; the matrix products run in bf16."""
-    with torch.autocast("cpu", torch.bfloat16):
+    """Next-token logits, fp32 [rows, length, vocabulary], where `tokens` are; the matrix products run in bf16."""
+    with torch.autocast(tokens.device.type, torch.bfloat16):
         hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
         logits: torch.Tensor = model.lm_head(hidden)
     return logits.float()

@@ -27,16 +27,25 @@ def encode(tokenizer: Tokenizer, documents: list[Document]) -> Encoded:
 
 
 class PackedStream:
-    """Endless packed batches; domains are mixed by `SHARES`, each shuffled anew in every epoch."""
+    """Endless packed batches; domains are mixed by `SHARES`, each shuffled anew in every epoch.
+
+    A domain without documents is left out.
+    """
 
     def __init__(self, encoded: Encoded, seed: int) -> None:
         self._encoded = encoded
         self._rng = np.random.default_rng(seed)
-        self._orders: dict[Domain, list[int]] = {domain: [] for domain in DOMAINS}
+        self._domains = [domain for domain in DOMAINS if encoded[domain]]
+        self._orders: dict[Domain, list[int]] = {domain: [] for domain in self._domains}
         self._buffer = np.empty(0, dtype=np.uint16)
         # Documents are drawn, tokens are wanted: divide each share by its domain's mean length.
-        draws = [SHARES[d] / np.mean([len(ids) for ids in encoded[d]]) for d in DOMAINS]
+        draws = [SHARES[d] / np.mean([len(ids) for ids in encoded[d]]) for d in self._domains]
         self._draws = np.array(draws) / sum(draws)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all documents: one epoch."""
+        return sum(len(ids) for documents in self._encoded.values() for ids in documents)
 
     def batch(self, rows: int, length: int) -> torch.Tensor:
         """The next `rows` packed rows, int64 [rows, length + 1]: inputs and targets overlap by all but one."""
@@ -50,7 +59,7 @@ class PackedStream:
         return torch.from_numpy(tokens[:wanted].astype(np.int64)).view(rows, length + 1)
 
     def _next_document(self) -> np.ndarray:
-        domain = DOMAINS[int(self._rng.choice(len(DOMAINS), p=self._draws))]
+        domain = self._domains[int(self._rng.choice(len(self._domains), p=self._draws))]
         if not self._orders[domain]:
             self._orders[domain] = self._rng.permutation(len(self._encoded[domain])).tolist()
         ids = self._encoded[domain][self._orders[domain].pop()]

@@ -48,6 +48,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="parent of the model folders (default: the package)",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work")
+    parser.add_argument("--device", default="cpu", help="where to train (default: cpu)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and document order (default: 0)")
     return parser.parse_args(argv)
@@ -55,7 +56,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def command_line(args: argparse.Namespace) -> str:
     """This run's command as the model card shows it, with DIR for the folders."""
-    return f"python -m tools.demo_model.train {args.role} --corpus DIR --work DIR --minutes {args.minutes:g}"
+    device = "" if args.device == "cpu" else f" --device {args.device}"
+    return f"python -m tools.demo_model.train {args.role} --corpus DIR --work DIR --minutes {args.minutes:g}{device}"
 
 
 def tokenizer_for(role: str, out: Path, training: list[Document]) -> Tokenizer:
@@ -83,8 +85,11 @@ def main(argv: list[str] | None = None) -> None:
     held_out = [d for d in documents if d.held_out]
     tokenizer = tokenizer_for(args.role, args.out, training)
 
-    model = build(args.role)
-    loss = next_token_loss(model) if args.role == "target" else distillation_loss(model, load_teacher(args.out))
+    model = build(SHAPES[args.role]).to(args.device)
+    if args.role == "target":
+        loss = next_token_loss(model)
+    else:
+        loss = distillation_loss(model, load_teacher(args.out).to(args.device))
     stream = PackedStream(encode(tokenizer, training), args.seed)
     run = Run(model, loss, stream, args.work / f"{args.role}.pt")
     if args.resume:

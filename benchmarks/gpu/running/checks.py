@@ -42,4 +42,12 @@ class Check:
         return cast("Report", importlib.import_module(f"benchmarks.gpu.{self.name}").run(setting))
 
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, Check] = {
+    check.name: check
+    for check in (
+        Check("today", 4),
+        Check("step", 5),
+        Check("texts", 6),
+        Check("train", 9),
+    )
+}

@@ -72,11 +72,17 @@ def cell(value: str | float | None) -> str:
 
 
 def table(report: Report) -> str:
-    """The report as Markdown."""
+    """The report as Markdown, with the tables that follow it."""
     lines = [f"## {report.title}", ""]
     if report.rows:
         lines.append(markdown(list(report.columns), [[cell(value) for value in row] for row in report.rows]))
-    return "\n".join([*lines, "", *(f"* {note}" for note in report.notes)]).rstrip()
+    lines += ["", *(f"* {note}" for note in report.notes)]
+    return "\n\n".join(["\n".join(lines).rstrip(), *(table(one) for one in report.further)])
+
+
+def figures(report: Report) -> dict[str, Any]:
+    """The report's document, and by title those of the tables that follow it."""
+    return {**report.document, **{one.title: figures(one) for one in report.further}}
 
 
 def read(out: Path, check: Check) -> dict[str, Any]:

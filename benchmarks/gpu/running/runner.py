@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from app.reporting.tables import markdown
 from benchmarks.gpu.running.checks import Check
-from benchmarks.gpu.running.results import ROOT, machine, read, stands, table, write
+from benchmarks.gpu.running.results import ROOT, figures, machine, read, stands, table, write
 from benchmarks.gpu.setting import Setting
 
 MARGIN = 0.9  # of its limit a check may plan with; the rest is for what it cannot foresee
@@ -41,7 +41,7 @@ def run_here(check: Check, setting: Setting) -> int:
         write(setting, check, time.monotonic() - began, found)
         return 1
     written = table(report)
-    found_all = {"machine": machine(setting), "table": written, "found": dict(report.document)}
+    found_all = {"machine": machine(setting), "table": written, "found": figures(report)}
     write(setting, check, time.monotonic() - began, found_all)
     print(f"\n{written}", flush=True)
     return 0

@@ -1,0 +1,88 @@
+"""What one call asks of a device: kernels and their times, copies, and waits of the host, as torch's profiler saw them.
+
+On a CPU, where there is no device to ask anything of, the profiler's operators stand for kernels and their own times
+for the kernels': the same code runs, the figures mean little.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.setting import Setting
+
+# One of these in a trace is one kernel, copy or graph that the host asked for.
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")  # not of the device: the profiler itself does that
+TO_DEVICE, TO_HOST = "Memcpy HtoD", "Memcpy DtoH"  # beginnings of names
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Everything of one name."""
+
+    name: str
+    times: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One call."""
+
+    launches: int  # by the host: a graph is one
+    to_device: int  # copies
+    to_host: int
+    waits: int  # of the host for the device
+    kernels: list[Kernel]  # longest first, copies included
+
+    @property
+    def seconds(self) -> float:
+        """Time that the device was busy, if kernels do not overlap."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+    @property
+    def n_kernels(self) -> int:
+        """Kernels that ran, those of graphs and copies included."""
+        return sum(kernel.times for kernel in self.kernels)
+
+
+def profiled(setting: Setting, call: Callable[[], object]) -> Profile:
+    """Profile one call; what it needs only once should have happened before."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.on_cuda else [])]
+    setting.synchronize()
+    with profile(activities=activities) as trace:
+        call()
+        setting.synchronize()
+    return _of_cuda(trace.events()) if setting.on_cuda else _of_cpu(trace.key_averages())
+
+
+def _of_cuda(events: Iterable[Any]) -> Profile:
+    """From single events: those of the device are kernels and copies, those of the host include the runtime's calls."""
+    asked: Counter[str] = Counter()
+    taken: defaultdict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.device_type.name == "CPU":
+            asked[event.name] += 1
+        elif not getattr(event, "is_user_annotation", False):
+            taken[event.name].append(event.time_range.elapsed_us() / 1e6)
+    return Profile(
+        launches=sum(asked[name] for name in LAUNCHES),
+        to_device=sum(len(times) for name, times in taken.items() if name.startswith(TO_DEVICE)),
+        to_host=sum(len(times) for name, times in taken.items() if name.startswith(TO_HOST)),
+        waits=sum(asked[name] for name in WAITS),
+        kernels=_longest(Kernel(name, len(times), sum(times)) for name, times in taken.items()),
+    )
+
+
+def _of_cpu(averages: Iterable[Any]) -> Profile:
+    kernels = _longest(Kernel(one.key, one.count, one.self_cpu_time_total / 1e6) for one in averages)
+    return Profile(sum(kernel.times for kernel in kernels), 0, 0, 0, kernels)
+
+
+def _longest(kernels: Iterable[Kernel]) -> list[Kernel]:
+    return sorted(kernels, key=lambda kernel: -kernel.seconds)

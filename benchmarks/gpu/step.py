@@ -1,0 +1,92 @@
+"""How far is our step from the bare forward in a CUDA graph, and that from what must be read?
+
+By sequences, rows of each (root and nodes) and context. Limit: weights, keys and values read at the measured bandwidth
+of an H200. Products: the matrix products and attention alone, in a graph. Layers: Hugging Face's layers, in a graph and
+launched one by one. Step: the engine's, until its tokens are on the host. On a CPU there are no graphs: all are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+from benchmarks.gpu.bare import Layers, Products, Weights, bare_attention
+from benchmarks.gpu.clock import graphed, queued, waited
+from benchmarks.gpu.geometry import LLAMA_8B, Geometry, random_model, sized
+from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.steps import Decoding, Shape, limit
+
+COLUMNS = {
+    "sequences": "sequences",
+    "rows": "rows each",
+    "context": "context",
+    "limit_ms": "limit, ms",
+    "products_ms": "products, ms",
+    "layers_ms": "layers, ms",
+    "eager_ms": "layers without graph, ms",
+    "step_ms": "step, ms",
+    "ratio": "step / layers",
+}
+
+
+def shapes(tiny: bool) -> list[Shape]:
+    """Those that decide most first."""
+    if tiny:
+        return [Shape(1, 0, 20), Shape(2, 3, 20)]
+    return [Shape(n, nodes, context) for context, n, nodes in product((2048, 512, 8192), (1, 4, 16, 64), (0, 15, 63))]
+
+
+class Bench:
+    """Measures steps of one model in turn with the bare work of the same shape."""
+
+    def __init__(self, setting: Setting, geometry: Geometry) -> None:
+        self._setting, self._geometry = setting, geometry
+        self._model = random_model(geometry, setting.device, setting.dtype)
+        self._weights = Weights(setting, geometry)
+        self._calls = 3 if setting.tiny else 20
+
+    def measure(self, shape: Shape) -> list[Row]:
+        """The row of a shape. One cache at a time is held: they may be large."""
+        setting = self._setting
+        bare = shape.sequences, shape.nodes + 1, shape.context
+        products = self._graph(Products(setting, self._geometry, self._weights, *bare))
+        layers, eager = self._layers(*bare)
+        step = waited(setting, Decoding(self._model, shape).step, self._calls)
+        return [
+            {
+                "sequences": shape.sequences,
+                "rows": shape.nodes + 1,
+                "context": shape.context,
+                "limit_ms": limit(self._geometry, setting, shape) * 1e3 if setting.on_cuda else None,
+                "products_ms": products * 1e3,
+                "layers_ms": layers * 1e3,
+                "eager_ms": eager * 1e3,
+                "step_ms": step * 1e3,
+                "ratio": step / layers,
+            }
+        ]
+
+    def _layers(self, *bare: int) -> tuple[float, float]:
+        """Seconds in a graph, and without."""
+        layers = Layers(self._setting, self._geometry, self._model, *bare)
+        with bare_attention(self._model):
+            return self._graph(layers), queued(self._setting, layers, self._calls)
+
+    def _graph(self, call: Callable[[], Any]) -> float:
+        """Seconds a call, in a graph where there are graphs."""
+        return queued(self._setting, graphed(call) if self._setting.on_cuda else call, self._calls)
+
+
+def run(setting: Setting) -> Report:
+    """Measure all shapes."""
+    geometry = sized(setting, LLAMA_8B)
+    bench = Bench(setting, geometry)
+    table = Rows(setting, f"Step against bare forward, {geometry.name}", COLUMNS)
+    for shape in shapes(setting.tiny):
+        table.attempt(shape.name, partial(bench.measure, shape))
+    return table.report(
+        "Bare forwards attend without a mask and commit nothing; they are timed back to back, the step one by one.",
+    )
