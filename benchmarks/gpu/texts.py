@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks.gpu.geometry import BLOCK, LLAMA_8B, random_model, sized
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.measuring.rows import Row, Rows
+from benchmarks.gpu.measuring.steps import local_target
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.steps import local_target
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -85,7 +85,7 @@ class Sizes:
 
 def sizes(tiny: bool) -> Sizes:
     """64 texts of 256 tokens, or as few as show that everything runs."""
-    return Sizes(6, 30, 30, 100) if tiny else Sizes(64, 256, 16, 600)
+    return Sizes(6, 44, 30, 100) if tiny else Sizes(64, 256, 16, 600)
 
 
 def prompts(size: Sizes, vocab: int) -> list[list[int]]:

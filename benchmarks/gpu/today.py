@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.gpu.clock import waited
 from benchmarks.gpu.geometry import LLAMA_8B, Geometry, random_model, sized
-from benchmarks.gpu.profiling import profiled
-from benchmarks.gpu.rounding import rounding
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.measuring.profiling import profiled
+from benchmarks.gpu.measuring.rounding import rounding
+from benchmarks.gpu.measuring.rows import Row, Rows
+from benchmarks.gpu.measuring.steps import HBM, Decoding, Shape, limit
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.steps import HBM, Decoding, Shape, limit
 
 N_KERNELS = 8  # of each step that are shown
 STEPS = {

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from app.demo.paths import DEMO_TARGET
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Report, Setting
 from tools.demo_model.architecture import SHAPES, Shape, build
 from tools.demo_model.data import Document, code, load_documents

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.geometry import BLOCK, Geometry
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Setting
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard

@@ -1,7 +1,7 @@
 """Decode steps made by hand: sequences behind a context that nobody computed, always in the same place.
 
 What a step costs does not depend on the keys' values, so the context is not written: 32 sequences of 8k tokens are
-ready at once. Text that is compared must be written; see ``rounding``.
+ready at once. Text that is compared must be written; see ``measuring.rounding``.
 """
 
 from __future__ import annotations
