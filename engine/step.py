@@ -47,10 +47,11 @@ class Work(msgspec.Struct, frozen=True):
     new_blocks: list[int] = []
     draw: bool = True
     max_new: int = 1  # tokens the sequence may still emit
+    moved: bool = False  # ``new_blocks`` replace the blocks that it had: its rows move there before anything is written
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A micro-batch. ``ends`` are applied first, then ``starts`` with their copies, then the work."""
+    """A micro-batch. ``ends`` are applied first, then moves, ``starts`` with their copies, and the work."""
 
     step_id: int
     work: list[Work]

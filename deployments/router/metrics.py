@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from deployments.metrics.families import MODEL, OURS, REQUEST_S, VLLM, Alias, Families
 from deployments.metrics.requests import EngineMetrics, RequestFamilies
 from deployments.router.lane import Lane
+from engine.kv.blocks import BlockAllocator
 from engine.step import Step, StepResult
 from engine.target.info import TargetInfo
 
@@ -62,6 +63,16 @@ class RouterMetrics:
             f"{OURS}:stage_busy_seconds", "Time a stage spent on steps.", "lane", "stage"
         )
         self._busy: dict[tuple[str, int], Counter] = {}
+        self._scattered = families.gauge(
+            f"{OURS}:kv_sequences_scattered", "Sequences whose KV blocks are no contiguous run.", "lane"
+        )
+        self._longest = families.gauge(
+            f"{OURS}:kv_longest_free_run_perc", "Share of KV blocks in the longest run of free ones, 0 to 1.", "lane"
+        )
+        self._blocks_moved = families.counter(
+            f"{OURS}:kv_blocks_moved", "KV blocks copied so that a sequence's are a contiguous run.", "lane"
+        )
+        self._moved_until: dict[str, int] = {}  # lane -> blocks that have been counted
         self._in_flight = families.gauge(f"{OURS}:steps_in_flight", "Steps sent and not answered.").labels(model)
         self._up = families.gauge(f"{OURS}:pipelines_up", "Pipelines that are connected.").labels(model)
         self._lost = counter("pipelines_lost", "Pipelines that broke or hung.")
@@ -85,6 +96,13 @@ class RouterMetrics:
         if (lane, stage) not in self._busy:
             self._busy[lane, stage] = self._stage_busy.labels(self._model, lane, str(stage))
         return self._busy[lane, stage]
+
+    def _show_fragmentation(self, lane: str, blocks: BlockAllocator) -> None:
+        self._scattered.labels(self._model, lane).set(blocks.n_scattered)
+        self._longest.labels(self._model, lane).set(blocks.longest_free_run / blocks.n_blocks)
+        moved = blocks.n_moved - self._moved_until.get(lane, 0)
+        self._blocks_moved.labels(self._model, lane).inc(moved)
+        self._moved_until[lane] = blocks.n_moved
 
     def count_loss(self, n_running: int) -> None:
         """Count a pipeline that was lost with ``n_running`` sequences in its cache."""
@@ -111,6 +129,7 @@ class RouterMetrics:
             self._running.labels(*labels).set(lane.scheduler.n_running)
             self._waiting.labels(*labels).set(lane.n_waiting)
             self._kv_usage.labels(*labels).set(1 - blocks.n_free / blocks.n_blocks)
+            self._show_fragmentation(lane.target.name, blocks)
         self._in_flight.set(sum(lane.n_in_flight for lane in lanes))
         self._up.set(sum(lane.is_up for lane in lanes))
         return generate_latest(self._registry).decode()

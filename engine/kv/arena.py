@@ -6,8 +6,9 @@ them); a *row* is where it lies in the arena: ``row = table[slot // block_size] 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PIECE = 1024  # rows copied at once
+
+
+class Run(NamedTuple):
+    """Rows that move together; the places do not overlap."""
+
+    source: int  # first row
+    target: int
+    n: int  # rows
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,6 +79,11 @@ class KVArena:
         """
         self._data.index_copy_(2, target, self._data.index_select(2, source))
 
+    def move_runs(self, runs: Iterable[Run]) -> None:
+        """Copy runs of rows over all layers, one after the other; needs no further memory."""
+        for run in runs:
+            self._data.narrow(2, run.target, run.n).copy_(self._data.narrow(2, run.source, run.n))
+
     def copy(self, source: Tensor, target: Tensor, is_apart: bool) -> None:
         """``move`` for many rows: piece by piece, so that little memory is needed, unless a row is both read and
         written (``is_apart`` is false)."""
@@ -96,6 +110,24 @@ class BlockTable:
             elif block != self.blocks[-1] + 1:
                 self.base = None
             self.blocks.append(block)
+
+    def replace(self, blocks: Sequence[int]) -> None:
+        """Other blocks for the whole sequence, at least as many."""
+        self.blocks, self.base = [], None
+        self.extend(blocks)
+
+    def runs_to(self, blocks: Sequence[int]) -> list[Run]:
+        """The runs of rows that have to move so that ``blocks``, at least as many, hold what these blocks hold."""
+        size, runs = self.block_size, list[Run]()
+        for old, new in zip(self.blocks, blocks, strict=False):
+            last = runs[-1] if runs else Run(0, 0, 0)
+            if old == new:
+                continue
+            if last.n and (last.source + last.n, last.target + last.n) == (old * size, new * size):
+                runs[-1] = last._replace(n=last.n + size)
+            else:
+                runs.append(Run(old * size, new * size, size))
+        return runs
 
     def row(self, slot: int) -> int:
         """Arena row of a slot."""

@@ -85,7 +85,7 @@ class BatchBuilder:
             if blocks is None:
                 continue
             rows += 1 + len(sequence.tree)
-            work.append(_tree_work(sequence, blocks))
+            work.append(_tree_work(sequence, blocks, self._running.blocks.regroup(sequence.seq)))
             sequence.in_flight = 1
             last, sequence.last_step = sequence.last_step, step_id
         return rows
@@ -166,6 +166,16 @@ class BatchBuilder:
         )
 
 
-def _tree_work(sequence: Sequence, blocks: list[int]) -> Work:
-    root = [sequence.tokens[-1]]
-    return Work(sequence.seq, sequence.n_cached, root, sequence.tree, sequence.keep, blocks, max_new=sequence.max_new)
+def _tree_work(sequence: Sequence, blocks: list[int], moved: list[int] | None) -> Work:
+    """``blocks`` are new; ``moved``, unless None, are all that it has, elsewhere than before."""
+    told, root = blocks if moved is None else moved, [sequence.tokens[-1]]
+    return Work(
+        sequence.seq,
+        sequence.n_cached,
+        root,
+        sequence.tree,
+        sequence.keep,
+        told,
+        max_new=sequence.max_new,
+        moved=moved is not None,
+    )

@@ -77,16 +77,19 @@ class SimulatedStage:
         self._admitted = None
 
     def admit(self, step: Step) -> None:
-        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time."""
+        """Forget the sequences that ended, move others, learn of new ones and of new blocks; harmless a second time."""
         if step is self._admitted:
             return
         self._admitted = step
         for seq in step.ends:
             self._sequences.pop(seq, None)
+        for work in step.work:
+            if work.moved and work.seq in self._sequences:
+                self._move(self._sequences[work.seq].table, work.new_blocks)
         for start in step.starts:
             self._sequences[start.seq] = _Sequence(start, BlockTable(self._block_size))
         for work in step.work:
-            if work.seq in self._sequences:
+            if work.seq in self._sequences and not work.moved:
                 self._sequences[work.seq].table.extend(work.new_blocks)
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
@@ -122,6 +125,12 @@ class SimulatedStage:
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
         """Empty: a simulated stage has no attention."""
         return {}
+
+    def _move(self, table: BlockTable, blocks: list[int]) -> None:
+        if self._answers is not None:
+            for run in table.runs_to(blocks):
+                self._cache[run.target : run.target + run.n] = self._cache[run.source : run.source + run.n]
+        table.replace(blocks)
 
     def _store(self, step: Step) -> None:
         """Copy, compact and write tokens as a real stage does keys and values."""

@@ -36,7 +36,7 @@ class StageLike(Protocol):
         """Forget every sequence."""
 
     def admit(self, step: Step) -> None:
-        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
+        """Forget the sequences that ended, move others, learn of new ones and of new blocks; harmless a second time.
 
         A step without work asks for no more, and a step that fails must still be admitted.
         """

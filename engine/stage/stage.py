@@ -173,23 +173,33 @@ class Stage:
         return CapturedStep(packed.step, self._shard.range, kept)
 
     def admit(self, step: Step) -> None:
-        """Forget the sequences that ended, learn of new ones and of new blocks; harmless a second time.
+        """Forget the sequences that ended, move others, learn of new ones and of new blocks; harmless a second time.
 
         A step without work asks for no more. A step that fails must still be admitted: later chunks of its sequences
-        may be on their way, in one step with other sequences, which must not suffer.
+        may be on their way, in one step with other sequences, and what was moved may be the beginning of another's
+        text; none of them must suffer.
         """
         if step is self._admitted:
             return
-        self._admitted = step
         for seq in step.ends:
             self._tables.pop(seq, None)
             self._sequences.pop(seq, None)
+        self._move(step.work)  # may lack a device's memory; then nothing below was done, and all can be done again
+        self._admitted = step
         for start in step.starts:
             self._tables[start.seq] = BlockTable(self._arena.block_size)
             self._sequences[start.seq] = _Sequence(start, [*start.text])
         for work in step.work:
-            if work.seq in self._tables:
+            if work.seq in self._tables and not work.moved:
                 self._tables[work.seq].extend(work.new_blocks)
+
+    def _move(self, works: Sequence[Work]) -> None:
+        """Copy the rows of sequences that have other blocks now."""
+        for work in works:
+            if work.moved and work.seq in self._tables:
+                table = self._tables[work.seq]
+                self._arena.move_runs(table.runs_to(work.new_blocks))
+                table.replace(work.new_blocks)
 
     def _head_rows(self, works: Sequence[Work], spans: Sequence[Span], upload: Upload) -> _HeadRows:
         """The rows that go through the head; the device hears of them with the rest of the step."""

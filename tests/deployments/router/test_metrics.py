@@ -58,4 +58,9 @@ async def test_what_a_request_did_is_in_vllms_metrics(serving: Serving, make_job
     assert between == summed("time_per_output_token_seconds_count") == sum(one.target_forwards for one in stats)
     assert summed("time_to_first_token_seconds_count") == summed("request_time_per_output_token_seconds_count") == 4
     assert {key[1] for key in before if key[0] == "vllm:cache_config_info"} == {"16"}
+    after = scraped(text)
+    for lane in (lane.target.name for lane in served.router.lanes):
+        assert after["spectra:kv_sequences_scattered", lane] == 0
+        assert after["spectra:kv_longest_free_run_perc", lane] == 1
+        assert after["spectra:kv_blocks_moved_total", lane] == 0
     assert {key[3] for key in before if key[0] == "vllm:cache_config_info"} == {"0", "1"}  # a lane is an engine

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv.arena import BlockTable, KVArena
+from engine.kv.arena import BlockTable, KVArena, Run
 from engine.stage.packing import compaction
 from engine.step import Work
 
@@ -62,6 +62,29 @@ def test_a_copy_in_pieces_is_the_same(rows: list[int], n: int, is_apart: bool, d
         copied.copy(torch.tensor(source, dtype=torch.int64), torch.tensor(target, dtype=torch.int64), is_apart)
         move(moved, source, target)
     assert contents(copied, 1) == contents(moved, 1)
+
+
+@given(st.permutations(range(N_BLOCKS)), st.integers(1, N_BLOCKS), st.data())
+@settings(deadline=None)
+def test_a_table_that_moves_keeps_what_it_holds(blocks: list[int], n: int, data: st.DataObject) -> None:
+    free = [*blocks[n:]]
+    moved = [free.pop() if free and data.draw(st.booleans()) else block for block in blocks[:n]]
+    arena, table = numbered(), BlockTable(BLOCK)
+    table.extend(blocks[: n - 1])  # the last is new: it holds nothing yet
+    held = [table.row(slot) for slot in range((n - 1) * BLOCK)]
+    runs = table.runs_to(moved)
+    arena.move_runs(runs)
+    table.replace(moved)
+    for layer in range(2):
+        assert [contents(arena, layer)[table.row(slot)] for slot in range((n - 1) * BLOCK)] == held
+    assert table.blocks == moved
+    assert sum(run.n for run in runs) == BLOCK * sum(old != new for old, new in zip(blocks, moved[:-1], strict=False))
+
+
+def test_neighbours_that_move_together_are_one_run() -> None:
+    table = BlockTable(BLOCK)
+    table.extend([0, 1, 4])
+    assert table.runs_to([2, 3, 4]) == [Run(0, 2 * BLOCK, 2 * BLOCK)]
 
 
 def test_views_for_reading_and_writing_share_memory() -> None:

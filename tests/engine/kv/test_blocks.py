@@ -46,6 +46,22 @@ class Allocator(RuleBasedStateMachine):
         assert self.blocks.release(seq) == len(self.tables.pop(seq, []))
 
     @rule(seq=st.integers(0, 4))
+    def regroup(self, seq: int) -> None:
+        before = self.tables.get(seq, [])
+        free = set(range(N_BLOCKS)).difference(*self.tables.values())
+        n, moved = len(before), self.blocks.regroup(seq)
+        places = [range(start, start + n) for start in range(N_BLOCKS - n + 1)]
+        if moved is None:
+            assert is_run(before) or not any(free.issuperset(place) for place in places)
+            return
+        assert not is_run(before)
+        assert is_run(moved)
+        assert len(moved) == n
+        for old, new in zip(before, moved, strict=True):
+            assert new in free or new == old  # so no block is written that is still to be read
+        self.tables[seq] = moved
+
+    @rule(seq=st.integers(0, 4))
     def a_copy_is_harmless(self, seq: int) -> None:
         self.blocks.table(seq).append(99)
 
@@ -58,6 +74,9 @@ class Allocator(RuleBasedStateMachine):
         assert self.blocks.n_free == N_BLOCKS - len(owned)
         assert self.blocks.owners == set(self.tables)
         assert {seq: self.blocks.table(seq) for seq in self.tables} == self.tables
+        assert self.blocks.n_scattered == sum(not is_run(table) for table in self.tables.values())
+        taken = "".join("x" if block in owned else "." for block in range(N_BLOCKS))
+        assert self.blocks.longest_free_run == max(map(len, taken.split("x")))
 
 
 TestAllocator = Allocator.TestCase
@@ -98,3 +117,32 @@ def test_neighbours_leave_each_other_room_to_grow() -> None:
         for seq in range(4):
             blocks.grow(seq, n_tokens)
     assert all(is_run(blocks.table(seq)) for seq in range(4))
+
+
+def test_a_piece_comes_home_when_the_block_between_is_free_again() -> None:
+    blocks = BlockAllocator(4, BLOCK)
+    for seq, n_blocks in ((1, 2), (3, 1), (2, 1)):
+        blocks.grow(seq, n_blocks * BLOCK)
+    (between,) = blocks.table(2)
+    blocks.release(3)
+    blocks.grow(1, 3 * BLOCK)
+    table = blocks.table(1)
+    assert not is_run(table)
+    assert blocks.regroup(1) is None
+    blocks.release(2)
+    assert blocks.regroup(1) == [*table[:2], between]
+    assert blocks.n_moved == 1
+    assert blocks.regroup(1) is None
+
+
+def test_while_there_is_little_room_the_shortest_run_that_fits_is_taken() -> None:
+    blocks = BlockAllocator(32, BLOCK)
+    for seq in range(32):
+        blocks.grow(seq, BLOCK)
+    owner = {blocks.table(seq)[0]: seq for seq in range(32)}
+    for block in (2, 3, 4, 5, 6, 10, 11, 12, 20, 21):
+        blocks.release(owner[block])
+    blocks.grow(40, 3 * BLOCK)
+    blocks.grow(41, 2 * BLOCK)
+    blocks.grow(42, 5 * BLOCK)
+    assert [blocks.table(seq) for seq in (40, 41, 42)] == [[10, 11, 12], [20, 21], [2, 3, 4, 5, 6]]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.errors import OutOfBlocksError
+from engine.kv.arena import BlockTable
 from engine.kv.blocks import BlockAllocator
 from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common_prefix
 from engine.kv.prompt_top_ids import PromptTopIds
@@ -46,6 +47,15 @@ class Cache(RuleBasedStateMachine):
         self.blocks.release(seq)
         self.kept.keep(CachedPrefix("", tokens, table[: self.blocks.blocks_for(len(tokens))], PromptTopIds()))
 
+    @rule(seq=st.integers(0, 4))
+    def regroup(self, seq: int) -> None:
+        table = BlockTable(BLOCK)
+        table.extend(self.blocks.table(seq))
+        moved = self.blocks.regroup(seq)
+        if moved is not None:
+            for run in table.runs_to(moved):
+                self.cells[run.target : run.target + run.n] = self.cells[run.source : run.source + run.n]
+
     @rule(start=st.integers(0, 2))
     def use(self, start: int) -> None:
         for text in self.kept.sharing_first_block("", [start] * BLOCK)[:1]:
@@ -59,6 +69,12 @@ class Cache(RuleBasedStateMachine):
             for text in self.kept.sharing_first_block("", [start] * BLOCK):
                 cells = [self.cells[self._cell(text.blocks, slot)] for slot in range(len(text.tokens))]
                 assert cells == text.tokens
+
+    @invariant()
+    def what_sequences_wrote_is_there(self) -> None:
+        for seq, tokens in self.tokens.items():
+            table = self.blocks.table(seq)
+            assert [self.cells[self._cell(table, slot)] for slot in range(len(tokens))] == tokens
 
     @staticmethod
     def _cell(table: list[int], slot: int) -> int:

@@ -15,6 +15,7 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.info import MAX_TREE
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from engine.tree import EMPTY_TREE
 from speculators.testing import AlwaysRight
 from tests.support.engines import check_idle, complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
@@ -48,6 +49,49 @@ def test_preemption_changes_no_text(method: str, style: str) -> None:
     done = complete_all(tight, [job(text, method, n=40, **params) for text in texts])
     assert [completion.token_ids for completion in done] == list(answers.values())
     assert sum(completion.stats.preemptions for completion in done) > 0
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("style", STYLES)
+def test_moves_change_no_text(style: str, stages: int) -> None:
+    texts, params = random_prompts(6), STYLES[style]
+    roomy = make_engine(make_target(FAMILY))
+    answers = [done.token_ids for done in complete_all(roomy, [job(text, n=40, **params) for text in texts])]
+    assert roomy.scheduler.blocks.n_moved == 0
+    tight = make_engine(
+        make_target(FAMILY, stages=stages, n_blocks=70, block_size=4),
+        dict(zip(map(tuple, texts), answers, strict=True)),
+    )
+    done = complete_all(tight, [job(text, METHODS[i % 4], n=40, **params) for i, text in enumerate(texts)])
+    assert [completion.token_ids for completion in done] == answers
+    assert tight.scheduler.blocks.n_moved > 0
+
+
+def test_a_move_that_lacks_memory_can_be_tried_again() -> None:
+    runner = make_engine(make_target(FAMILY, n_blocks=70, block_size=4))
+    wanted = {runner.submit(job(text, n=40)): reference_tokens(FAMILY, tuple(text), 40) for text in random_prompts(6)}
+    emitted: dict[int, list[int]] = {seq: [] for seq in wanted}
+    (stage,) = runner.target._stages  # type: ignore[attr-defined]
+    scheduler, n_failures = runner.scheduler, 0
+    while scheduler.has_work:
+        step = scheduler.next_step(0)
+        assert step is not None
+        if any(work.moved for work in step.work):
+            n_failures += 1
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(stage._arena, "move_runs", _lacks_memory)
+                with pytest.raises(MemoryError):
+                    stage.admit(step)
+        sequences = [scheduler.find(work.seq) for work in step.work]
+        for commit in scheduler.commit(step, runner.target.step(step), sequences):
+            emitted[commit.sequence.seq] += commit.event.token_ids if commit.event is not None else []
+            scheduler.set_tree(commit.sequence, EMPTY_TREE)
+    assert emitted == wanted
+    assert n_failures > 0
+
+
+def _lacks_memory(_runs: object) -> None:
+    raise MemoryError
 
 
 @pytest.mark.parametrize("n_micro_batches", [1, 2, 4])
