@@ -1,6 +1,6 @@
 """A matrix product whose every row depends on that row alone: fixed order of summation, whatever the number of rows.
 
-A persistent kernel: each multiprocessor takes tiles until none are left. A tile's sum runs over the inputs in blocks
+A persistent kernel: each program takes tiles until none are left, one program or two on a multiprocessor. A tile's sum runs over the inputs in blocks
 of ``BLOCK_K``, ascending; where outputs are few, the inputs are split into a number of parts that the matrix's shape
 alone decides, and the parts are summed in order by a second kernel. Needs Triton; runs on CUDA.
 """
@@ -28,6 +28,7 @@ class Tiling:
         block_m: rows of a tile; below 64, Hopper multiplies with mma.sync instead of wgmma.
         warps: of a program.
         stages: of its pipeline.
+        programs: on a multiprocessor.
     """
 
     block_n: int
@@ -35,6 +36,7 @@ class Tiling:
     block_m: int = 64
     warps: int = 4
     stages: int = 4
+    programs: int = 1
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
@@ -101,7 +103,7 @@ def product(x: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
     out = torch.empty((n_rows, n_out), dtype=x.dtype, device=x.device)
     to = out if split == 1 else torch.empty((split, n_rows, n_out), dtype=torch.float32, device=x.device)
     tiles = triton.cdiv(n_rows, tiling.block_m) * triton.cdiv(n_out, tiling.block_n) * split
-    _tiles[(min(tiles, _multiprocessors(x.device)),)](
+    _tiles[(min(tiles, _multiprocessors(x.device) * tiling.programs),)](
         x,
         weight,
         to,

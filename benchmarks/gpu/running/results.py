@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -38,7 +39,9 @@ def sources(check: Check) -> str:
 
 
 def commit() -> str:
-    """The checkout's commit; "" in a copy without git."""
+    """The checkout's commit; "" in a copy, or without git."""
+    if shutil.which("git") is None:
+        return ""
     asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return asked.stdout.strip()
 
