@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from benchmarks.gpu.setting import Setting
 from engine.model.meta_model import empty_model
+from engine.model.quantization import bitsandbytes
 from engine.model.quantized import Int8Linear, is_quantized
 
 BLOCK = 64  # tokens of a KV block
@@ -89,8 +90,10 @@ def random_model(
     random bytes with one scale per output, never in full precision anywhere.
 
     Raises:
-        ConfigError: ``int8``, and bitsandbytes is not installed; raised when such a layer first runs.
+        ConfigError: ``int8``, and bitsandbytes is not installed.
     """
+    if int8:
+        bitsandbytes()
     model = empty_model(config(geometry), dtype)
     random = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(model.named_parameters()):

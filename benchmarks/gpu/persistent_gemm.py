@@ -1,8 +1,9 @@
 """A matrix product whose every row depends on that row alone: fixed order of summation, whatever the number of rows.
 
-A persistent kernel: each program takes tiles until none are left, one program or two on a multiprocessor. A tile's sum runs over the inputs in blocks
-of ``BLOCK_K``, ascending; where outputs are few, the inputs are split into a number of parts that the matrix's shape
-alone decides, and the parts are summed in order by a second kernel. Needs Triton; runs on CUDA.
+A persistent kernel: each program takes tiles until none are left, one program or two on a multiprocessor. A tile's sum
+runs over the inputs in blocks of ``BLOCK_K``, ascending; where outputs are few, the inputs are split into a number of
+parts that the matrix's shape alone decides, and the parts are summed in order by a second kernel. Needs Triton; runs
+on CUDA.
 """
 
 from __future__ import annotations

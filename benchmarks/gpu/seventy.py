@@ -1,0 +1,113 @@
+"""What does a step of Llama 70B take: a stage of 20 layers in bf16, and all 80 layers in int8 on one GPU?
+
+A stage of four is 20 layers, and on the last one norm, head and verification: "layers" is what the first three take,
+"and verify" what the last one takes beside that. "of copy" is how fast the layers' weights are read, over the speed of
+a copy. The context is not written: times do not depend on its values. Int8 needs bitsandbytes; without it, it is
+left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.gpu.clock import copy_bandwidth
+from benchmarks.gpu.geometry import BLOCK, LLAMA_70B, random_model, sized
+from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.steps import Decoding, Shape
+from engine.model.shard import ModelShard
+from engine.model.spec import read_spec
+from engine.stage.stage import Stage
+from engine.step import Step, StepResult
+from engine.target.info import TargetInfo, positions
+from engine.target.loading import whole_range
+
+CONTEXT = 2048
+STAGE_LAYERS = 20
+STEPS = ((1, 0), (1, 15), (1, 63), (8, 0), (8, 7), (32, 0), (32, 15))  # sequences, nodes of each
+RUNS, WARMUP = 20, 2
+COLUMNS = {
+    "weights": "weights",
+    "sequences": "sequences",
+    "nodes": "nodes each",
+    "rows": "rows",
+    "layers_ms": "layers, ms",
+    "verify_ms": "and verify, ms",
+    "of_copy": "of copy",
+}
+
+
+class TimedStage:
+    """A target of one stage that keeps the seconds of each step's two halves, the device waited for in between."""
+
+    def __init__(self, setting: Setting, model: Any, n_blocks: int, max_model_len: int) -> None:
+        self.info = TargetInfo(read_spec(model.config, ()), n_blocks, BLOCK, max_model_len)
+        shard = ModelShard(model, self.info.spec, whole_range(self.info.spec), positions(self.info))
+        self.layers: list[float] = []
+        self.verify: list[float] = []
+        self._setting, self._stage = setting, Stage(shard, n_blocks, BLOCK)
+
+    def step(self, step: Step) -> StepResult:
+        """Run it."""
+        self._setting.synchronize()
+        began = time.perf_counter()
+        activations = self._stage.forward(step, None)
+        self._setting.synchronize()
+        halfway = time.perf_counter()
+        results = self._stage.verify(activations)
+        self._setting.synchronize()
+        ended = time.perf_counter()
+        self.layers.append(halfway - began)
+        self.verify.append(ended - halfway)
+        return StepResult(step.step_id, results, ended - began)
+
+
+def run(setting: Setting) -> Report:
+    """Both."""
+    rows = Rows(setting, "seventy: a step of Llama 70B geometry", COLUMNS)
+    copy = copy_bandwidth(setting)
+    rows.attempt("20 layers", lambda: measured(setting, STAGE_LAYERS, False, copy))
+    notes = [f"{CONTEXT} tokens of context each, medians of {RUNS} steps.", f"A copy moves {copy / 1e12:.3g} TB/s."]
+    if find_spec("bitsandbytes") is None:
+        notes.append("int8 not run: no bitsandbytes.")
+    else:
+        rows.attempt("80 layers in int8", lambda: measured(setting, LLAMA_70B.n_layers, True, copy))
+    return rows.report(*notes)
+
+
+def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[Row]:
+    """A row for every size of a step; sizes that no time is left for are missing."""
+    geometry = sized(setting, replace(LLAMA_70B, n_layers=n_layers))
+    model = random_model(geometry, setting.device, setting.dtype, int8=int8)
+    read = sum(tensor.nbytes for tensor in model.model.layers.state_dict().values())
+    found: list[Row] = []
+    for sequences, nodes in STEPS[:2] if setting.tiny else STEPS:
+        if setting.left < 0:
+            break
+        targets: list[TimedStage] = []
+
+        def timed(*given: Any, targets: list[TimedStage] = targets) -> TimedStage:
+            targets.append(TimedStage(setting, *given))
+            return targets[0]
+
+        decoding = Decoding(model, Shape(sequences, nodes, 64 if setting.tiny else CONTEXT), timed)
+        runs = 2 if setting.tiny else RUNS
+        for _ in range(WARMUP + runs):
+            decoding.step()
+        layers, verify = (statistics.median(each[-runs:]) for each in (targets[0].layers, targets[0].verify))
+        found.append(
+            {
+                "weights": f"{geometry.n_layers} layers, {'int8' if int8 else setting.dtype_name}",
+                "sequences": sequences,
+                "nodes": nodes,
+                "rows": sequences * (nodes + 1),
+                "layers_ms": layers * 1e3,
+                "verify_ms": verify * 1e3,
+                "of_copy": read / layers / copy,
+            }
+        )
+    return found
