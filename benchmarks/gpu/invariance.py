@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.clock import copy_bandwidth, graphed, queued
-from benchmarks.gpu.geometry import LLAMA_8B, LLAMA_70B, SPREAD, Geometry, sized
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.measuring.clock import copy_bandwidth, graphed, queued
+from benchmarks.gpu.measuring.geometry import LLAMA_8B, LLAMA_70B, SPREAD, Geometry, sized
+from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Report, Setting
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.persistent_gemm import Tiling
+    from benchmarks.gpu.measuring.persistent_gemm import Tiling
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -78,9 +79,9 @@ def run(setting: Setting) -> Report:
     """All candidates, those that need no kernel of ours first."""
     rows = Rows(setting, "invariance: rows of a product alone and among others", COLUMNS)
     copy = copy_bandwidth(setting)
-    rows.attempt(AS_IT_IS.name, lambda: library(setting, AS_IT_IS, copy))
+    rows.attempt(AS_IT_IS.name, partial(library, setting, AS_IT_IS, copy))
     for blas in ELSEWHERE[:1] if setting.tiny else ELSEWHERE:
-        rows.attempt(blas.name, lambda blas=blas: _in_a_process(setting, blas, copy))
+        rows.attempt(blas.name, partial(_in_a_process, setting, blas, copy))
     notes = [f"A copy reads and writes {copy / 1e12:.3g} TB/s."]
     if not setting.on_cuda:
         notes.append("On a CPU: torch's own product, for which cuBLAS's settings mean nothing.")
@@ -89,7 +90,7 @@ def run(setting: Setting) -> Report:
     elif not setting.on_cuda:
         notes.append("G2 not run: no CUDA device.")
     else:
-        rows.attempt("G2", lambda: ours(setting, copy))
+        rows.attempt("G2", partial(ours, setting, copy))
     return rows.report(*notes)
 
 
@@ -128,12 +129,12 @@ def ours(setting: Setting, copy: float) -> list[Row]:
         _row(setting, "G2: Triton", {key: _tiled(tiling, 0) for key, tiling in chosen.items()}, copy),
         _row(setting, "G2, mma.sync below 16 rows", {key: _tiled(tiling, 16) for key, tiling in chosen.items()}, copy),
     ]
-    return [row | {"tilings": {key: repr(tiling) for key, tiling in chosen.items()}} for row in found]
+    return [{**row, "tilings": {key: repr(tiling) for key, tiling in chosen.items()}} for row in found]
 
 
 def _tiled(tiling: Tiling, few: int) -> Product:
     """With ``few`` rows a tile where there are no more rows than that, 64 to 64 rows, 128 above."""
-    from benchmarks.gpu.persistent_gemm import product
+    from benchmarks.gpu.measuring.persistent_gemm import product
 
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
         fit = replace(tiling, block_m=few) if len(x) <= few else tiling
@@ -144,7 +145,7 @@ def _tiled(tiling: Tiling, few: int) -> Product:
 
 def _fastest(setting: Setting, shape: tuple[int, int]) -> Tiling:
     """The best tiling for a matrix; one that the device has no room for is passed over."""
-    from benchmarks.gpu.persistent_gemm import BLOCK_K, Tiling
+    from benchmarks.gpu.measuring.persistent_gemm import BLOCK_K, Tiling
 
     best: tuple[float, Tiling] | None = None
     for block_n in (64, 128):
@@ -212,9 +213,9 @@ def _most(setting: Setting) -> int:
 def _operands(setting: Setting, shape: tuple[int, int], rows: int) -> tuple[Tensor, Tensor]:
     """``x`` ``[rows, inputs]`` and a weight ``[outputs, inputs]``."""
     random = torch.Generator(setting.device).manual_seed(rows)
-    like = {"dtype": setting.dtype, "device": setting.device}
-    x = torch.empty((rows, shape[1]), **like).normal_(generator=random)  # type: ignore[arg-type]
-    return x, torch.empty(shape, **like).normal_(0, SPREAD, generator=random)  # type: ignore[arg-type]
+    x = torch.empty((rows, shape[1]), dtype=setting.dtype, device=setting.device)
+    weight = torch.empty(shape, dtype=setting.dtype, device=setting.device)
+    return x.normal_(generator=random), weight.normal_(0, SPREAD, generator=random)
 
 
 def unequal_rows(setting: Setting, multiply: Product, shape: tuple[int, int]) -> dict[str, int]:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.clock import copy_bandwidth, graphed, queued, waited
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.measuring.clock import copy_bandwidth, graphed, queued, waited
+from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Report, Setting
 from engine.sampling.noise import gumbel, gumbel_row
 
@@ -42,7 +43,7 @@ def run(setting: Setting) -> Report:
         ("argmax", ties),
         ("noise", noise),
     ):
-        rows.attempt(name, lambda measure=measure: measure(setting))
+        rows.attempt(name, partial(measure, setting))
     return rows.report(*notes(setting))
 
 
@@ -85,7 +86,7 @@ def _triton_works(setting: Setting) -> str:
         return "not run: no triton"
     if not setting.on_cuda:
         return "not run: no CUDA device"
-    from benchmarks.gpu.persistent_gemm import Tiling, product
+    from benchmarks.gpu.measuring.persistent_gemm import Tiling, product
 
     x, weight = (torch.eye(64, dtype=setting.dtype, device=setting.device) for _ in range(2))
     right = torch.equal(product(x, weight, Tiling(block_n=64, split_k=1)), x)

@@ -14,11 +14,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.gpu.clock import copy_bandwidth
-from benchmarks.gpu.geometry import BLOCK, LLAMA_70B, random_model, sized
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.measuring.clock import copy_bandwidth
+from benchmarks.gpu.measuring.geometry import BLOCK, LLAMA_70B, sized
+from benchmarks.gpu.measuring.random_model import random_model
+from benchmarks.gpu.measuring.rows import Row, Rows
+from benchmarks.gpu.measuring.steps import Decoding, Shape
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.steps import Decoding, Shape
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.stage.stage import Stage

@@ -12,9 +12,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from benchmarks.gpu.clock import graphed, queued, waited
-from benchmarks.gpu.geometry import LLAMA_8B, Geometry, random_model, sized
 from benchmarks.gpu.measuring.bare import Layers, Products, Weights, bare_attention
+from benchmarks.gpu.measuring.clock import graphed, queued, waited
+from benchmarks.gpu.measuring.geometry import LLAMA_8B, Geometry, sized
+from benchmarks.gpu.measuring.random_model import random_model
 from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.measuring.steps import Decoding, Shape, limit
 from benchmarks.gpu.setting import Report, Setting

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu.geometry import BLOCK, LLAMA_8B, random_model, sized
+from benchmarks.gpu.measuring.geometry import BLOCK, LLAMA_8B, sized
+from benchmarks.gpu.measuring.random_model import random_model
 from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.measuring.steps import local_target
 from benchmarks.gpu.setting import Report, Setting

@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu.clock import waited
-from benchmarks.gpu.geometry import LLAMA_8B, Geometry, random_model, sized
+from benchmarks.gpu.measuring.clock import waited
+from benchmarks.gpu.measuring.geometry import LLAMA_8B, Geometry, sized
 from benchmarks.gpu.measuring.profiling import profiled
+from benchmarks.gpu.measuring.random_model import random_model
 from benchmarks.gpu.measuring.rounding import rounding
 from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.measuring.steps import HBM, Decoding, Shape, limit

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from benchmarks.gpu.geometry import SPREAD, Geometry
+from benchmarks.gpu.measuring.geometry import SPREAD, Geometry
 from benchmarks.gpu.setting import Setting
 
 NAME = "bare"

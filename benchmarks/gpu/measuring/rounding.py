@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.geometry import BLOCK, Geometry
+from benchmarks.gpu.measuring.geometry import BLOCK, Geometry
 from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Setting
 from engine.model.ranges import split_layers

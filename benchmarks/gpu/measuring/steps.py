@@ -7,11 +7,11 @@ ready at once. Text that is compared must be written; see ``measuring.rounding``
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.geometry import BLOCK, Geometry
+from benchmarks.gpu.measuring.geometry import BLOCK, Geometry
 from benchmarks.gpu.setting import Setting
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
@@ -19,7 +19,7 @@ from engine.model.spec import read_spec
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, Work
-from engine.target.info import TargetInfo, positions
+from engine.target.info import Target, TargetInfo, positions
 from engine.target.local import LocalTarget
 from engine.tree import ROOT, TokenTree
 
@@ -83,11 +83,11 @@ def local_target(model: Any, n_blocks: int, max_model_len: int, stages: int = 1)
 
 
 class Decoding:
-    """A new target's sequences, all of them decoding."""
+    """A new target's sequences, all of them decoding; ``make`` makes the target: model, blocks, longest text."""
 
-    def __init__(self, model: Any, shape: Shape) -> None:
+    def __init__(self, model: Any, shape: Shape, make: Callable[[Any, int, int], Target] = local_target) -> None:
         self._shape = shape
-        self._target = local_target(model, shape.sequences * shape.blocks_each, shape.context + shape.nodes + 2)
+        self._target = make(model, shape.sequences * shape.blocks_each, shape.context + shape.nodes + 2)
         self._vocab = self._target.info.spec.vocab_size
         self._tree = bushy(shape.nodes, self._vocab)
         self._number = 0

@@ -45,9 +45,12 @@ class Check:
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
+        Check("probe", 1),
+        Check("invariance", 4),
         Check("today", 4),
         Check("step", 5),
         Check("texts", 6),
+        Check("seventy", 4),
         Check("train", 9),
     )
 }
