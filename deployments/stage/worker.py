@@ -9,6 +9,8 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
+from functools import partial
 
 import msgspec
 import torch
@@ -23,7 +25,7 @@ from deployments.transport.acceptor import Acceptor
 from deployments.transport.channel import Channel
 from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.roles import RESULTS, ROWS, STAGE, STAGE_ROLES
-from engine.stage.base import StageLike
+from engine.stage.base import Computing, StageLike
 from engine.step import Step, StepResult, WorkResult, decode_step, encode
 
 logger = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ class StageWorker:
         self._closing = False
         self._started = False
         self._is_fed = False  # a router or the stage before this one is connected
-        self.busy_since: float | None = None  # ``time.monotonic`` when the loop began its step; None between steps
+        self._begun: deque[float] = deque()  # ``time.monotonic`` when each step that is not over began, oldest first
         self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
@@ -89,6 +91,12 @@ class StageWorker:
     def is_alive(self) -> bool:
         """Whether the loop serves steps; a process that answers calls may still have lost its device."""
         return not self._closing
+
+    @property
+    def busy_since(self) -> float | None:
+        """``time.monotonic`` when the oldest step that is not over yet began; None between steps."""
+        begun = [*self._begun]
+        return begun[0] if begun else None
 
     @property
     def n_sequences(self) -> int:
@@ -164,12 +172,11 @@ class StageWorker:
                 if upstream.role == STAGE:
                     inbox = StageInbox(accept_link(upstream, self._transport, self._device))
                 self._connect(upstream)
-                self._is_fed = True
+                self._is_fed, self._begun = True, deque()
                 while True:
                     arrived = inbox.take()
-                    self.busy_since = time.monotonic()
+                    self._begun.append(time.monotonic())
                     self._serve(arrived, results)
-                    self.busy_since = None
             except NoCommonLinkError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
                 logger.error("no link to a neighbour: %s", error)
                 self.fault = str(error)
@@ -178,7 +185,7 @@ class StageWorker:
             except Exception:
                 logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the stage is replaced
                 self.close()
-            self.busy_since, self._is_fed = None, False
+            self._begun, self._is_fed = deque(), False
             for connection in (inbox, self._next, results):
                 if connection is not None:
                     connection.close()
@@ -207,12 +214,13 @@ class StageWorker:
         self._note(step)
         error, header, tensors = frame.error, bytearray(), list[Tensor]()
         answers: list[WorkResult] = []
+        computing: Computing | None = None
         if not error:
             try:
                 if self._next is None:
                     answers = self._answers(step, arrived)
                 else:
-                    header, tensors = self._pass_on(step, arrived, self._next)
+                    header, tensors, computing = self._pass_on(step, arrived)
             except (torch.AcceleratorError, PeerLostError):
                 raise  # neither the device nor the pipeline can serve the next step
             except Exception as failure:  # of any kind: only the sequences of this step fail
@@ -223,6 +231,10 @@ class StageWorker:
             self._stage.admit(step)  # the stages after a failed one too must drop what has ended
             header, tensors, answers = encode_frame(frame.step, None, error, (), (*frame.seconds, 0.0)), [], []
         seconds = time.perf_counter() - began
+        if self._next is not None and computing is not None:
+            self._next.send(header, tensors, partial(self._computed, self._begun, computing, header))
+            return
+        self._begun.pop()
         if self._next is not None:
             stamp(header, seconds)
             self._next.send(header, tensors)
@@ -230,6 +242,16 @@ class StageWorker:
             results.send(encode(StepResult(step.step_id, answers, seconds, error, (*frame.seconds, seconds))))
         else:
             raise EOFError("no peer has connected with the role results")
+
+    def _computed(self, begun: deque[float], computing: Computing, header: bytearray) -> None:
+        """Called by the link: returns when the device is done with a step, whose ``header`` has its time then."""
+        try:
+            stamp(header, computing.wait())
+        except torch.AcceleratorError:
+            logger.exception("the stage cannot go on")
+            self.close()
+            raise
+        begun.popleft()
 
     def _note(self, step: Step) -> None:
         """Remember which requests the sequences belong to."""
@@ -239,23 +261,21 @@ class StageWorker:
             self._request_ids[start.seq] = start.request_id
             logger.debug("sequence %d begins", start.seq, extra={"request_id": start.request_id})
 
-    def _pass_on(self, step: Step, arrived: Arrived, link: Link) -> tuple[bytearray, list[Tensor]]:
-        """This stage's part of a step; returns a frame for the next stage, encoded while the device still computes."""
-        activations, rows_at = None, arrived.frame.rows_at
+    def _pass_on(self, step: Step, arrived: Arrived) -> tuple[bytearray, list[Tensor], Computing | None]:
+        """This stage's part of a step; returns a frame for the next stage, and what the device still does for it."""
+        activations, rows_at, computing = None, arrived.frame.rows_at, None
         if not step.work:
             self._stage.admit(step)
         else:
             activations = self._stage.forward(step, arrived.activations)
+            computing = self._stage.computing()
             captured = self._stage.captured() if any(work.draw for work in step.work) else None
             if captured is not None:
                 self._keeper.keep(step.step_id, captured)
                 rows_at = (*rows_at, self._rows_address)
         seconds = (*arrived.frame.seconds, 0.0)  # ``stamp`` overwrites the last one
-        header, tensors = encode_frame(arrived.frame.step, activations, "", rows_at, seconds), tensors_of(activations)
-        link.prepare(header, tensors)
-        if step.work:
-            self._stage.wait()
-        return header, tensors
+        header = encode_frame(arrived.frame.step, activations, "", rows_at, seconds)
+        return header, tensors_of(activations), computing
 
     def _answers(self, step: Step, arrived: Arrived) -> list[WorkResult]:
         """The last stage's part of a step."""

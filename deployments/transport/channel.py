@@ -92,10 +92,14 @@ class Channel:
     @property
     def is_hung_up(self) -> bool:
         """Whether the peer has gone or this end is closed, as far as the kernel knows by now; never waits."""
+        return self.hangs_up(within=0.0)
+
+    def hangs_up(self, within: float) -> bool:
+        """Wait, for at most so many seconds, until the peer has gone or this end is closed; whether that is so."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLRDHUP)
-            return bool(poll.poll(0))
+            return bool(poll.poll(1e3 * within))
         except (OSError, ValueError):  # closed here
             return True
 

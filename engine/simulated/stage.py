@@ -19,7 +19,7 @@ from engine.simulated.deadline import DeadlineSleep, Lateness
 from engine.simulated.link import Link
 from engine.simulated.profile import PipelineProfile
 from engine.stage.artefacts import AttentionRows, CapturedStep
-from engine.stage.base import Activations
+from engine.stage.base import Activations, Computing
 from engine.stage.packing import compaction, copies, row_tokens
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import EMPTY_TREE
@@ -33,6 +33,18 @@ class _Sequence:
     start: SequenceStart
     table: BlockTable
     answer: Answer | None = None  # last stage, from the first drawn token on
+
+
+class _Sleeping:
+    """A step that is over at ``due`` (``time.perf_counter``). Implements ``engine.stage.base.Computing``."""
+
+    def __init__(self, sleep: DeadlineSleep, began: float, due: float) -> None:
+        self._sleep, self._began, self._due = sleep, began, due
+
+    def wait(self) -> float:
+        """Sleep until the step's time is over; returns how long the step took, the lateness of the sleep included."""
+        self._sleep.until(self._due)
+        return time.perf_counter() - self._began
 
 
 class SimulatedStage:
@@ -57,7 +69,8 @@ class SimulatedStage:
         self._admitted: Step | None = None  # the last
         self._sleep = DeadlineSleep()
         self._link = Link(profile)
-        self._due = 0.0  # ``time.perf_counter`` when the step is over
+        self._computing = _Sleeping(self._sleep, 0.0, 0.0)
+        self._due = 0.0  # ``time.perf_counter`` when the last step is over
         self.busy_s = 0.0  # seconds slept by the profile, over all steps
 
     @property
@@ -93,11 +106,12 @@ class SimulatedStage:
                 self._sequences[work.seq].table.extend(work.new_blocks)
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Begin the step's time, now or when the link would have delivered its input; returns the moment of arrival.
+        """Begin the step's time: when the link would have delivered its input and the step before is over, or now.
+        Returns the moment of arrival at the next stage.
 
         The bookkeeping is done at once, within the step's time, as a CPU does its part beside a GPU.
         """
-        began = self._link.arrival(incoming, time.perf_counter())
+        began = max(self._link.arrival(incoming, time.perf_counter()), self._due)
         self.admit(step)
         self._results = []
         if self._answers is not None:
@@ -106,16 +120,17 @@ class SimulatedStage:
         seconds = self._profile.work_seconds(step.work, self._answers is not None)
         outgoing = self._link.departure(began + seconds, sum(len(row_tokens(work)) for work in step.work))
         self._due = began + seconds
+        self._computing = _Sleeping(self._sleep, began, self._due)
         self.busy_s += seconds
         return outgoing
 
-    def wait(self) -> None:
-        """Sleep until the step's time is over."""
-        self._sleep.until(self._due)
+    def computing(self) -> Computing:
+        """The last step, which ends like that of a GPU: later than ``forward`` returns."""
+        return self._computing
 
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage, after ``forward``: waits, then returns every tree's walk along its answer."""
-        self.wait()
+        self._computing.wait()
         return self._results
 
     def captured(self) -> CapturedStep | None:

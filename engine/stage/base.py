@@ -25,6 +25,14 @@ class Activations:
     tapped: Tensor | None = None  # [1, n_rows, hidden], or [1, n_rows, needs.hidden_dims] in fp32 once projected
 
 
+class Computing(Protocol):
+    """What a device still does of a step when ``forward`` has returned."""
+
+    def wait(self) -> float:
+        """Block until the step's activations are true; returns the seconds that the device spent on it. Any thread may
+        call it, one at a time; others run meanwhile. Raises what the device failed with."""
+
+
 class StageLike(Protocol):
     """A range of layers and their part of the KV cache; one thread calls it."""
 
@@ -45,14 +53,14 @@ class StageLike(Protocol):
         """Begin this stage's part of a step; ``incoming`` is None on the first stage. Admits the step first.
 
         The device may still be computing when this returns: the activations have their shapes at once, their values
-        after ``wait``.
+        when ``computing`` is over. Steps may follow each other without waiting: the device does them in order.
         """
 
-    def wait(self) -> None:
-        """Block until the device has done what ``forward`` began."""
+    def computing(self) -> Computing | None:
+        """What the device still does of the last ``forward``; None where that returns true activations, as on a CPU."""
 
     def verify(self, activations: Activations) -> list[WorkResult]:
-        """Last stage, after ``forward``: answers in the order of the step's work. Needs no ``wait`` before it."""
+        """Last stage, after ``forward``: answers in the order of the step's work. Waits for the device by itself."""
 
     def captured(self) -> CapturedStep | None:
         """What attention rows of the step are made from, for a stage that hears the results only later.

@@ -16,7 +16,8 @@ from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
 from engine.sampling.processors import History
 from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
-from engine.stage.base import Activations
+from engine.stage.base import Activations, Computing
+from engine.stage.device_work import DeviceWork, begin
 from engine.stage.logit_readback import LogitRows, logit_rows, node_top, prompt_top
 from engine.stage.packing import Attends, Packed, Span, pack, plan_moves
 from engine.step import SequenceStart, Step, Work, WorkResult
@@ -50,6 +51,7 @@ class _Running:
     packed: Packed | None = None
     works: Sequence[Work] = field(default_factory=list)
     head: _HeadRows | None = None  # last stage only
+    computing: DeviceWork | None = None
 
 
 class Stage:
@@ -98,6 +100,7 @@ class Stage:
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         """Run this stage's layers over a step; ``incoming`` is None on the first stage."""
         self.admit(step)
+        computing = begin(self._shard.device)
         works = step.work
         upload = Upload(self._shard.device)
         moves = plan_moves(step, self._tables, self._arena.block_size, upload)
@@ -115,13 +118,14 @@ class Stage:
         hidden, tapped = self._shard.run(incoming.hidden, packed.positions.tensor, packed.step, tap)
         if tapped is not None:
             tapped = project(tapped, self._tap_dims(works))
-        self._running = _Running(packed, works, head)
+        if computing is not None:
+            computing.end()
+        self._running = _Running(packed, works, head, computing)
         return Activations(hidden, tapped if tapped is not None else incoming.tapped)
 
-    def wait(self) -> None:
-        """Block until a GPU has done what ``forward`` began: times are true then, and a hang or failure shows here."""
-        if self._shard.device.type == "cuda":
-            torch.cuda.current_stream(self._shard.device).synchronize()
+    def computing(self) -> Computing | None:
+        """What a GPU still does of the last ``forward``; None on a CPU."""
+        return self._running.computing
 
     @torch.inference_mode()
     def verify(self, activations: Activations) -> list[WorkResult]:

@@ -5,7 +5,7 @@ A link knows bytes, tensors and one authenticated channel; not what a frame says
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -44,12 +44,17 @@ class Link(Protocol):
 
     kind: str  # "socket", "gloo" or "nccl"
 
-    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
-        """Do what a ``send`` of this header and these tensors needs, while the device still computes the tensors. The
-        bytes of ``header`` may still change, its length may not."""
+    def send(
+        self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
+    ) -> None:
+        """Send a frame, behind those before it, without waiting for the neighbour to receive it nor for the device that
+        computes the tensors. These must not change once they are true.
 
-    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
-        """Send a frame without waiting for the neighbour to receive it. The tensors must not change from then on.
+        Args:
+            header: of the frame.
+            tensors: on this stage's device, or on the CPU.
+            ready: returns when the tensors are true, and may still write to the header. A thread of the link calls it,
+                and the header leaves only then: the neighbour may rely on what it announces. None: they are true.
 
         Raises:
             OSError, EOFError: the neighbour is lost, which may show only some frames later.

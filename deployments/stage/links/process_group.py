@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ from torch import Tensor
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.base import RECEIVER, SENDER, allocate
 from deployments.stage.links.channel_store import ChannelStore
+from deployments.stage.links.host_copies import HostCopies
 from deployments.stage.links.sender import Sender
+from deployments.stage.links.watchdog import Watchdog
 from deployments.transport.channel import Channel
 
 WAIT_S = 10.0  # seconds for tensors that were announced, and for the neighbour to build a gloo group
 BUILD_S = 60.0  # seconds for both neighbours to build an NCCL communicator
 LOOK_S = 0.1  # seconds between two looks, while a communicator is built, at whether the link is still wanted
-POLL_S = 20e-6  # seconds; a transfer of a megabyte takes about so long
 CPU = torch.device("cpu")
 # Read by torch when a group is made. By default a lost neighbour ends the whole process; here it costs the link.
 ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
@@ -49,9 +50,7 @@ class ProcessGroupLink:
         self._device = device
         self._store = store  # the group refers to it without keeping it
         self._group: Any = None
-
-    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
-        """As ``Link.prepare``: nothing."""
+        self._sender = Sender(channel.close)
 
     def header(self) -> bytes:
         """As ``Link.header``."""
@@ -75,21 +74,25 @@ class GlooLink(ProcessGroupLink):
 
     def __init__(self, channel: Channel, device: torch.device, rank: int) -> None:
         super().__init__(channel, device, ChannelStore(channel, WAIT_S))
-        self._sender = Sender(channel.close)
+        self._copies = HostCopies(device)
         try:
             self._group = dist.ProcessGroupGloo(self._store, rank, 2, _gloo_options(channel))
             self._store.finish()
         except RuntimeError as error:
             raise EOFError(f"no gloo group with the neighbour: {error}") from error
 
-    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+    def send(
+        self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
+    ) -> None:
         """As ``Link.send``; tensors of a GPU are copied to the host first."""
-        hosted = [tensor.detach().cpu().contiguous() for tensor in tensors if tensor.numel()]
-        self._sender.run(lambda: self._deliver(header, hosted))
+        self._sender.run(partial(self._deliver, header, tensors, ready))
 
-    def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+    def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None) -> None:
+        if ready is not None:
+            ready()
+        hosted = self._copies.to_host(tensors)
         self._channel.send(header)
-        for work in [self._group.send([tensor], RECEIVER, 0) for tensor in tensors]:
+        for work in [self._group.send([tensor], RECEIVER, 0) for tensor in hosted]:
             work.wait(timedelta(seconds=WAIT_S))
 
     def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
@@ -100,7 +103,7 @@ class GlooLink(ProcessGroupLink):
                 work.wait(timedelta(seconds=WAIT_S))
         except RuntimeError as error:
             raise EOFError(f"the neighbour's tensors did not come: {error}") from error
-        return [tensor.to(self._device) for tensor in found]
+        return self._copies.to_device(found)
 
     def close(self) -> None:
         """As ``Link.close``."""
@@ -122,10 +125,13 @@ def _gloo_options(channel: Channel) -> Any:
 class NcclLink(ProcessGroupLink):
     """Memory of one GPU to that of another.
 
+    All transfers run on a stream of the link's own and hold up nothing that the stage computes. A send is enqueued
+    behind the step that computes its tensors, while that still runs; the header follows when the step is over, so a
+    neighbour posts receives only for tensors that are true, and a transfer takes no longer than the wire does.
+
     NCCL knows no lost neighbour: a transfer that cannot end spins on the device for ever. So the host never waits for
-    NCCL itself, but for a CUDA event, and looks at the authenticated channel meanwhile: where that is hung up, or after
-    a deadline, the group is aborted, and with it the link. All transfers run on a stream of the link's own, so they
-    neither wait for what the stage computes nor hold it up.
+    NCCL itself, but for a CUDA event, and a watchdog aborts the group, and with it the link, once the channel is hung
+    up or a transfer takes too long.
 
     Args:
         channel: to the neighbour.
@@ -144,9 +150,9 @@ class NcclLink(ProcessGroupLink):
     ) -> None:
         super().__init__(channel, device, ChannelStore(channel, BUILD_S))
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._sending: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()  # kept alive until they are gone
         os.environ.update(ENVIRONMENT)
         self._group = dist.ProcessGroupNCCL(self._store, rank, 2, dist.ProcessGroupNCCL.Options())
+        self._watchdog = Watchdog(channel, self._group.abort)
         try:
             build_within(BUILD_S, lambda: self._build(rank), lambda: channel.is_hung_up or is_abandoned())
         except BaseException:
@@ -176,15 +182,22 @@ class NcclLink(ProcessGroupLink):
             raise EOFError(f"NCCL lost the neighbour: {error}") from error
         return event
 
-    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
-        """As ``Link.send``; what computes the tensors must be over (the loop has synchronised)."""
-        while self._sending and _is_over(self._sending[0][0]):
-            self._sending.popleft()
-        self._channel.send(header)
+    def send(
+        self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
+    ) -> None:
+        """As ``Link.send``; the tensors are computed on the current stream."""
         filled = [tensor.detach().contiguous() for tensor in tensors if tensor.numel()]
         if filled:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # for ``contiguous``
-            self._sending.append((self._transfer(filled, SENDER), filled))
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._transfer(filled, SENDER)
+            for tensor in filled:  # their memory is free for others once they are sent
+                tensor.record_stream(self._stream)
+        self._sender.run(partial(self._announce, header, ready))
+
+    def _announce(self, header: bytes | bytearray, ready: Callable[[], None] | None) -> None:
+        if ready is not None:
+            ready()
+        self._channel.send(header)
 
     def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
         """As ``Link.tensors``: complete when it returns, for every stream."""
@@ -198,22 +211,14 @@ class NcclLink(ProcessGroupLink):
         return found
 
     def _settle(self, event: torch.cuda.Event) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not _is_over(event):
-            if self._channel.is_hung_up or time.monotonic() > deadline:
-                self._group.abort()
-                raise EOFError("the neighbour's tensors did not come")
-            time.sleep(POLL_S)
+        with self._watchdog.limit(WAIT_S):
+            event.synchronize()
 
     def close(self) -> None:
         """As ``Link.close``; kernels that still wait for the neighbour are ended."""
         self._channel.close()
+        self._sender.close()
         self._group.abort()
-        self._sending.clear()
-
-
-def _is_over(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def build_within(seconds: float, build: Callable[[], None], is_abandoned: Callable[[], bool]) -> None:

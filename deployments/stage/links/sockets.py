@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.base import allocate
+from deployments.stage.links.host_copies import HostCopies
 from deployments.stage.links.sender import Sender
 from deployments.transport.channel import Channel
 
@@ -29,30 +30,29 @@ class SocketLink:
 
     def __init__(self, channel: Channel, device: torch.device) -> None:
         self._channel = channel
-        self._device = device
+        self._copies = HostCopies(device)
         self._sender = Sender(channel.close)
-        self._prepared: tuple[bytearray | None, list[memoryview]] = (None, [])
 
-    def prepare(self, header: bytearray, tensors: Sequence[Tensor]) -> None:
-        """As ``Link.prepare``; for tensors of a GPU nothing, as they can be copied only once they are computed."""
-        if all(tensor.device == CPU for tensor in tensors):
-            self._prepared = (header, self._parts(header, tensors))
-
-    def _parts(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> list[memoryview]:
-        parts = self._channel.frame(header)
-        return parts + [_bytes_of(tensor.detach().cpu().contiguous()) for tensor in tensors if tensor.numel()]
-
-    def send(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> None:
+    def send(
+        self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
+    ) -> None:
         """As ``Link.send``; tensors of a GPU are copied to the host first."""
-        prepared, parts = self._prepared
-        self._prepared = (None, [])
-        if prepared is not header:
-            parts = self._parts(header, tensors)
+        if ready is not None:
+            self._sender.run(partial(self._deliver, header, tensors, ready))
+            return
+        parts = self._parts(header, tensors)
         rest: Callable[[], None] | None = partial(self._channel.send_all, parts)
         if self._sender.is_idle and sum(part.nbytes for part in parts) <= AT_ONCE:
             rest = self._channel.send_now(parts)
         if rest is not None:
             self._sender.run(rest)
+
+    def _deliver(self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None]) -> None:
+        ready()
+        self._channel.send_all(self._parts(header, tensors))
+
+    def _parts(self, header: bytes | bytearray, tensors: Sequence[Tensor]) -> list[memoryview]:
+        return self._channel.frame(header) + [_bytes_of(tensor) for tensor in self._copies.to_host(tensors)]
 
     def header(self) -> bytes:
         """As ``Link.header``."""
@@ -64,7 +64,7 @@ class SocketLink:
         for tensor in found:
             if tensor.numel():
                 self._channel.receive_into(_bytes_of(tensor))
-        return [tensor.to(self._device) for tensor in found]
+        return self._copies.to_device(found)
 
     def close(self) -> None:
         """As ``Link.close``."""

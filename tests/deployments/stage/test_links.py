@@ -22,6 +22,7 @@ from deployments.stage.links.base import Link
 from deployments.stage.links.channel_store import ChannelStore
 from deployments.stage.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, kinds_of, offer_link
 from deployments.stage.links.process_group import build_within
+from deployments.stage.links.watchdog import Watchdog
 from deployments.transport.addresses import listen
 from deployments.transport.channel import Channel
 
@@ -114,6 +115,62 @@ def test_a_sender_does_not_wait_for_a_neighbour_that_computes(kind: str, peers: 
     for tensors in frames:  # no thread reads yet: a send that waited would wait for ever
         deliver(sender, tensors)
     assert all(same(received(receiver)[1], tensors) for tensors in frames)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_leave_in_order_when_what_computes_them_is_over(kind: str, peers: Peers) -> None:
+    sender, receiver = peers.links(KINDS[kind])
+    over, arrived = threading.Event(), threading.Event()
+    late, small = torch.zeros(1000), torch.arange(3.0)
+    header = bytearray(msgspec.msgpack.encode([TensorHeader.of(late)]))
+    seen: list[tuple[bytes, list[Tensor]]] = []
+
+    def ready() -> None:
+        assert over.wait(60)
+        late.fill_(7.0)
+
+    def read() -> None:
+        seen.extend(received(receiver) for _ in range(3))
+        arrived.set()
+
+    deliver(sender, [small])
+    sender.send(header, [late], ready)
+    deliver(sender, [small + 1])  # true already, and behind it nevertheless
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert not arrived.wait(0.1)
+    over.set()
+    assert arrived.wait(60)
+    reader.join()
+    assert [tensors[0][0].item() for _, tensors in seen] == [0.0, 7.0, 1.0]
+    assert same(seen[1][1], [torch.full((1000,), 7.0)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_computation_that_fails_costs_the_link(kind: str, peers: Peers) -> None:
+    sender, receiver = peers.links(KINDS[kind])
+    sender.send(bytearray(b"never"), [torch.zeros(3)], lambda: [1 // 0][0] and None)
+    with pytest.raises((EOFError, OSError)):
+        receiver.header()
+    with pytest.raises(EOFError, match="could not be sent"):
+        deliver(sender, [torch.zeros(8 << 20)])
+
+
+@pytest.mark.parametrize("how", ["killed", "slow"])
+def test_what_waits_for_a_device_is_ended_when_the_neighbour_is_lost(how: str, peers: Peers) -> None:
+    connected, accepted = peers.channels()
+    transfer = threading.Event()  # as CUDA's: its wait hears of no channel
+    watchdog = Watchdog(accepted, transfer.set)
+    transfer.set()
+    with watchdog.limit(60.0):
+        assert transfer.wait(60)
+    transfer.clear()
+    if how == "killed":
+        threading.Timer(0.05, connected.close).start()
+    with pytest.raises(EOFError, match="did not come"), watchdog.limit(500.0 if how == "killed" else 0.05):
+        assert transfer.wait(60)
+    with pytest.raises(EOFError), watchdog.limit(60.0):  # what the neighbour sent is not believed any more
+        assert transfer.wait(60)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
@@ -27,13 +28,14 @@ from deployments.transport.addresses import listen
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.channel import Channel
 from deployments.transport.roles import STAGE_ROLES
+from engine.errors import TargetLostError
 from engine.loop import Completion
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
 from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.stage.base import Activations
+from engine.stage.base import Activations, Computing
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo, positions
@@ -67,6 +69,33 @@ class Held(Stage):
         self.entered.set()
         assert self.released.wait(30)
         return super().forward(step, incoming)
+
+
+class Late(Stage):
+    """As on a GPU: activations are true some time after ``forward`` has returned."""
+
+    @torch.inference_mode()
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        made = super().forward(step, incoming)
+        self._late = Computed(made.hidden.clone(), made.hidden)
+        made.hidden.fill_(float("nan"))
+        return made
+
+    def computing(self) -> Computing:
+        return self._late
+
+
+class Computed:
+    """What a device writes at last."""
+
+    def __init__(self, true: Tensor, to: Tensor) -> None:
+        self._true, self._to = true, to
+
+    def wait(self) -> float:
+        time.sleep(0.002)
+        with torch.inference_mode():
+            self._to.copy_(self._true)
+        return 3.5
 
 
 def first_step(number: int = 0) -> Step:
@@ -140,6 +169,72 @@ async def test_a_stage_inside_a_step_can_be_told_from_an_idle_one(serving: Any) 
         Held.released.set()
         await pipeline.receive()
         await wait_until(lambda: last.busy_since is None)
+        pipeline.close()
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+async def test_texts_are_the_same_when_a_device_is_later_than_its_loop(
+    transport: str, serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    jobs = [make_job(number, "pld", max_tokens=12, stop_ids=(), temperature=0.8) for number in range(3)]
+    async with serving(3, [Late, Late, Stage], transport=transport) as served:
+        answers = await asyncio.gather(*(served.answer(job) for job in jobs))
+        assert [answer.token_ids for answer in answers] == [offline(job).token_ids for job in jobs]
+        pipeline = await connected(served)
+        for step in (first_step(), Step(1, [])):
+            pipeline.send(step)
+        first, second = [await pipeline.receive() for _ in range(2)]
+        assert first.stage_seconds[:2] == (3.5, 3.5)  # the device's, not the loop's
+        assert all(seconds < 3.0 for seconds in second.stage_seconds)
+        await wait_until(lambda: all(worker.busy_since is None for worker in served.stages.workers))
+        pipeline.close()
+
+
+async def test_a_device_that_is_not_done_shows_as_a_busy_stage(serving: Any) -> None:
+    go_on = threading.Event()
+
+    class Hangs(Late):
+        def computing(self) -> Computing:
+            class Stuck:
+                def wait(self) -> float:
+                    assert go_on.wait(60)
+                    return 0.0
+
+            return Stuck()
+
+    async with serving(2, [Hangs, Stage]) as served:
+        pipeline = await connected(served)
+        first, last = served.stages.workers
+        before = time.monotonic()
+        pipeline.send(first_step())
+        pipeline.send(Step(1, []))
+        await wait_until(lambda: first.busy_since is not None)
+        await asyncio.sleep(0.05)
+        assert before <= first.busy_since <= time.monotonic()
+        assert last.busy_since is None
+        go_on.set()
+        assert [(await pipeline.receive()).step_id for _ in range(2)] == [0, 1]
+        await wait_until(lambda: first.busy_since is None)
+        pipeline.close()
+
+
+async def test_a_device_that_fails_ends_its_stage(serving: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    class Breaks(Late):
+        def computing(self) -> Computing:
+            class Broken:
+                def wait(self) -> float:
+                    raise torch.AcceleratorError("unspecified launch failure")
+
+            return Broken()
+
+    async with serving(2, [Breaks, Stage]) as served:
+        pipeline = await connected(served)
+        pipeline.send(first_step())
+        with pytest.raises(TargetLostError):
+            await pipeline.receive()
+        assert not served.stages.workers[0].is_alive
         pipeline.close()
 
 

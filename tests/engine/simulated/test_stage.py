@@ -46,7 +46,9 @@ class Pipeline:
         activations: Activations | None = None
         for stage in self._stages:
             activations = stage.forward(step, activations)
-            stage.wait()
+            computing = stage.computing()
+            assert computing is not None
+            computing.wait()
         assert activations is not None
         return StepResult(step.step_id, self._stages[-1].verify(activations), 0.0)
 
@@ -149,7 +151,7 @@ def test_a_step_takes_its_time_after_forward_has_returned() -> None:
     began = time.perf_counter()
     stage.forward(Step(0, [Work(0, 0, [5, 6], new_blocks=[0])], [SequenceStart(0, SamplingParams(), 2, Needs())]), None)
     assert stage.lateness.sleeps == 0
-    stage.wait()
+    assert stage.computing().wait() >= 0.05
     assert stage.lateness.sleeps == 1
     assert time.perf_counter() - began >= 0.05
 
