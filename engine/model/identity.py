@@ -69,7 +69,7 @@ def file_hashes(path: Path) -> dict[str, str]:
 
 def _file_hash(path: Path) -> str:
     with path.open("rb") as file:
-        header = _header(file, path)
+        header = read_header(file, path)
         begin = file.tell()
         digest = hashlib.sha256(f"{path.stat().st_size}\n".encode() + header)
         try:
@@ -80,19 +80,25 @@ def _file_hash(path: Path) -> str:
                 file.seek(begin + first + max(0, last - first - SAMPLE) // 2)
                 digest.update(file.read(max(0, min(SAMPLE, last - first))))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _headless(path) from error
+            raise headless(path) from error
     return digest.hexdigest()[:32]
 
 
-def _header(file: BinaryIO, path: Path) -> bytes:
+def read_header(file: BinaryIO, path: Path) -> bytes:
+    """The header of a file that has just been opened, which stands at its first tensor then.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
     size = int.from_bytes(file.read(8), "little")
     header = file.read(size) if size <= LONGEST_HEADER else b""
     if not header or len(header) < size:
-        raise _headless(path)
+        raise headless(path)
     return header
 
 
-def _headless(path: Path) -> UnsupportedModelError:
+def headless(path: Path) -> UnsupportedModelError:
+    """What to raise for a file without a header."""
     return UnsupportedModelError(f"{path} cannot be loaded: it does not begin with the header of a safetensors file")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import set_module_tensor_to_device
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig
 
@@ -22,6 +24,7 @@ from engine.model.tensors import INDEX, SINGLE, CheckpointTensors
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+READERS = 4  # threads; one copies about 3 GB a second, a disk has more
 
 
 def load_spec(path: Path) -> ModelSpec:
@@ -61,7 +64,7 @@ def load_shard(
     n_positions: int,
     quantization: str | None = None,
 ) -> ModelShard:
-    """Build the model without memory, then fill in only what the range needs, tensor by tensor.
+    """Build the model without memory, then fill in only what the range needs, ``READERS`` tensors at a time.
 
     Args:
         path: checkpoint directory.
@@ -80,17 +83,22 @@ def load_shard(
     threshold = check_quantization(quantization, config)
     model = empty_model(config, dtype)
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    tensors = CheckpointTensors(path, device)
     wanted = list(_wanted(model, layers, tied))
-    with tqdm(
-        wanted, desc=f"layers {layers.first} to {layers.last - 1}", unit="tensor", leave=False, disable=None
-    ) as bar:
-        for name in bar:
+    matrices = {name for name in wanted if threshold is not None and is_quantized(model, name)}
+    with closing(CheckpointTensors(path, device)) as tensors, ThreadPoolExecutor(READERS) as threads:
+
+        def read(name: str) -> tuple[Tensor, Tensor | None]:
             source = EMBED if name == HEAD and tied and name not in tensors else name
-            if threshold is not None and is_quantized(model, name):
-                put_int8(model, name, *tensors.int8(source), threshold)
+            return tensors.int8(source) if name in matrices else (tensors.read(source, dtype), None)
+
+        about = f"layers {layers.first} to {layers.last - 1}"
+        found = zip(wanted, threads.map(read, wanted), strict=True)
+        for name, (weight, scales) in tqdm(found, about, len(wanted), leave=False, unit="tensor", disable=None):
+            if threshold is not None and scales is not None:
+                put_int8(model, name, weight, scales, threshold)
             else:
-                set_module_tensor_to_device(model, name, device, value=tensors.read(source), dtype=dtype)
+                owner, _, own = name.rpartition(".")
+                setattr(model.get_submodule(owner), own, nn.Parameter(weight, requires_grad=False))
     if tied and layers.is_first and layers.is_last:
         model.lm_head.weight = model.model.embed_tokens.weight
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.hook import NAME, PackedStep
+from engine.device import set_precision
 from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 
@@ -49,6 +50,7 @@ class ModelShard:
         self.layers: list[nn.Module] = list(inner.layers[layers.first : layers.last])
         weight = next(self.layers[0].parameters())  # a norm's or a bias's, if matrices are int8: those are buffers
         self.dtype, self.device = weight.dtype, weight.device
+        set_precision(self.device)
         self._embed: nn.Module | None = inner.embed_tokens if layers.is_first else None
         self._norm: nn.Module | None = inner.norm if layers.is_last else None
         self._head: nn.Module | None = model.lm_head if layers.is_last else None

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from engine.model import tensors
+from engine.errors import UnsupportedModelError
+from engine.model import tensor_file, tensors
 from engine.model.loader import EMBED, HEAD, load_shard
 from engine.model.ranges import LayerRange, split_layers
+from engine.model.tensor_file import TensorFile
 from tests.support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -24,32 +26,47 @@ CPU = torch.device("cpu")
 Read = list[tuple[str, int]]  # names and bytes
 
 
+class Calls:
+    """What the kernel was asked for."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.sizes: list[int] = []
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """What is read from now on."""
+    """What is read from now on. The bytes are counted where the kernel is asked for them, too."""
     seen: Read = []
 
-    class Counted:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._file = safe_open(*args, **kwargs)
+    class Counted(TensorFile):
+        def read(self, name: str, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+            first, last = self._places[name].data_offsets
+            seen.append((name, last - first))
+            return super().read(name, device, dtype)
 
-        def __enter__(self) -> Counted:
-            self._inner = self._file.__enter__()
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            self._file.__exit__(*error)
-
-        def keys(self) -> list[str]:
-            return list(self._inner.keys())
-
-        def get_tensor(self, name: str) -> torch.Tensor:
-            tensor: torch.Tensor = self._inner.get_tensor(name)
-            seen.append((name, tensor.nbytes))
-            return tensor
-
-    monkeypatch.setattr(tensors, "safe_open", Counted)
+    monkeypatch.setattr(tensors, "TensorFile", Counted)
     return seen
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Weight files that are opened, and bytes that are read of them, from now on."""
+    found = Calls()
+    path_open, preadv = Path.open, os.preadv
+
+    def opened(path: Path, *args: Any, **kwargs: Any) -> Any:
+        found.opened += [path.name] * (path.suffix == ".safetensors")
+        return path_open(path, *args, **kwargs)
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        n = preadv(descriptor, buffers, offset)
+        found.sizes.append(n)
+        return n
+
+    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(os, "preadv", counted)
+    return found
 
 
 def belongs(name: str, layers: LayerRange, tied: bool) -> bool:
@@ -82,6 +99,69 @@ def test_a_stage_reads_each_of_its_tensors_once_and_no_other(
         read.clear()
         load_shard(tmp_path, layers, dtype=torch.float32, device=CPU, n_positions=8, quantization=quantization)
         assert sorted(read) == sorted(one for one in stored.items() if belongs(one[0], layers, tied))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("size", ["1GB", "8KB"])
+def test_every_file_is_opened_once_and_every_byte_read_once(
+    size: str, quantization: str | None, tmp_path: Path, calls: Calls
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path, max_shard_size=size)
+    files = sorted(file.name for file in tmp_path.glob("*.safetensors"))
+    stored = sum(weight.nbytes for name in files for weight in load_file(tmp_path / name).values())
+    whole = LayerRange(0, 4, 4)
+    load_shard(tmp_path, whole, dtype=torch.bfloat16, device=CPU, n_positions=8, quantization=quantization)
+    assert sorted(calls.opened) == files
+    assert sum(calls.sizes) == stored
+
+
+STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.bool, torch.int64)
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16], ids=str)
+def test_a_tensor_is_what_the_library_reads_whichever_pieces_it_comes_in(
+    dtype: torch.dtype | None, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    monkeypatch.setattr(tensor_file, "PIECE", 64)
+    torch.manual_seed(1)
+    shapes = {"matrix": (7, 5), "row": (8,), "number": (), "none": (0, 3), "large": (3, 64)}
+    path = tmp_path / "w.safetensors"
+    save_file({name: (10 * torch.randn(shape)).to(stored) for name, shape in shapes.items()}, path, {"format": "pt"})
+    wanted, file = load_file(path), TensorFile(path)
+    assert sorted(file.names) == sorted(wanted)
+    for name, tensor in wanted.items():
+        found = file.read(name, CPU, dtype)
+        assert found.dtype == (dtype or stored)
+        assert found.shape == tensor.shape
+        assert torch.equal(found, tensor.to(found.dtype))
+    assert dtype in (None, stored) or max(calls.sizes) <= 64
+    file.close()
+
+
+def test_a_damaged_file_is_refused_and_named(tmp_path: Path) -> None:
+    def written(header: Any, n_bytes: int = 16) -> Path:
+        raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+        path = tmp_path / "w.safetensors"
+        path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(n_bytes))
+        return path
+
+    for headless in (b"", b"{", b"\xff{}", b"[1]", {"w": 3}, {"w": {"dtype": "F32"}}):
+        with pytest.raises(UnsupportedModelError, match=r"w\.safetensors cannot be loaded: .* header"):
+            TensorFile(written(headless))
+    place: dict[str, Any] = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+    wrong = {"has 16 bytes": {"shape": [5]}, "dtype F4": {"dtype": "F4"}, "has 32": {"data_offsets": [-16, 16]}}
+    for told, change in wrong.items():
+        with (
+            closing(TensorFile(written({"w": place | change}))) as file,
+            pytest.raises(UnsupportedModelError, match=told),
+        ):
+            file.read("w", CPU)
+    with closing(TensorFile(written({"w": place}, 15))) as file:
+        with pytest.raises(UnsupportedModelError, match=r"w\.safetensors is cut short"):
+            file.read("w", CPU, torch.bfloat16)
+        with pytest.raises(UnsupportedModelError, match="lacks the tensor 'v'"):
+            file.read("v", CPU)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
