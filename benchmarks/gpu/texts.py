@@ -86,7 +86,7 @@ class Sizes:
 
 def sizes(tiny: bool) -> Sizes:
     """64 texts of 256 tokens, or as few as show that everything runs."""
-    return Sizes(6, 44, 30, 100) if tiny else Sizes(64, 256, 16, 600)
+    return Sizes(4, 40, 40, 100) if tiny else Sizes(64, 256, 16, 600)
 
 
 def prompts(size: Sizes, vocab: int) -> list[list[int]]:

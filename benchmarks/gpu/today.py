@@ -83,9 +83,9 @@ class Steps:
                 "context": shape.context,
                 "drawing": shape.drawing,
                 "step_ms": seconds * 1e3,
-                "device_ms": found.seconds * 1e3,
+                "device_ms": found.seconds * 1e3 if found.kernels else None,
                 "limit_ms": limit(self._geometry, self._setting, shape) * 1e3 if self._setting.on_cuda else None,
-                "kernels": found.n_kernels,
+                "kernels": found.n_kernels or None,
                 "launches": found.launches,
                 "to_device": found.to_device,
                 "to_host": found.to_host,
@@ -112,6 +112,7 @@ def run(setting: Setting) -> Report:
     kernels = Rows(setting, "Longest kernels of a step", KERNELS, steps.kernels)
     return table.report(
         "A step ends when its tokens are on the host; schedule and drafting are not part of it.",
-        f"The limit is what must be read at {HBM / 1e12} TB/s; device busy and counts are of one profiled step.",
-        further=(errors.report(), kernels.report()),
+        f"The limit is what must be read at {HBM / 1e12} TB/s; device busy and counts are of one profiled step, "
+        "dashes where the profiler may not see the device.",
+        further=(errors, kernels),
     )

@@ -1,7 +1,7 @@
 """What one call asks of a device: kernels and their times, copies, and waits of the host, as torch's profiler saw them.
 
-On a CPU, where there is no device to ask anything of, the profiler's operators stand for kernels and their own times
-for the kernels': the same code runs, the figures mean little.
+On a CPU, where there is no device to ask anything of, operators and their own times stand for kernels and theirs, and
+there are no counts: the same code runs, the figures mean little.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Kernel:
 class Profile:
     """One call."""
 
-    launches: int  # by the host: a graph is one
-    to_device: int  # copies
-    to_host: int
-    waits: int  # of the host for the device
+    launches: int | None  # by the host: a graph is one; None, as the next three, where nothing could be counted
+    to_device: int | None  # copies
+    to_host: int | None
+    waits: int | None  # of the host for the device
     kernels: list[Kernel]  # longest first, copies included
 
     @property
@@ -58,10 +58,10 @@ def profiled(setting: Setting, call: Callable[[], object]) -> Profile:
     with profile(activities=activities) as trace:
         call()
         setting.synchronize()
-    return _of_cuda(trace.events()) if setting.on_cuda else _of_cpu(trace.key_averages())
+    return of_cuda(trace.events()) if setting.on_cuda else of_cpu(trace.key_averages())
 
 
-def _of_cuda(events: Iterable[Any]) -> Profile:
+def of_cuda(events: Iterable[Any]) -> Profile:
     """From single events: those of the device are kernels and copies, those of the host include the runtime's calls."""
     asked: Counter[str] = Counter()
     taken: defaultdict[str, list[float]] = defaultdict(list)
@@ -70,6 +70,8 @@ def _of_cuda(events: Iterable[Any]) -> Profile:
             asked[event.name] += 1
         elif not getattr(event, "is_user_annotation", False):
             taken[event.name].append(event.time_range.elapsed_us() / 1e6)
+    if not taken:  # the driver may keep its counters from users
+        return Profile(None, None, None, None, [])
     return Profile(
         launches=sum(asked[name] for name in LAUNCHES),
         to_device=sum(len(times) for name, times in taken.items() if name.startswith(TO_DEVICE)),
@@ -79,9 +81,10 @@ def _of_cuda(events: Iterable[Any]) -> Profile:
     )
 
 
-def _of_cpu(averages: Iterable[Any]) -> Profile:
+def of_cpu(averages: Iterable[Any]) -> Profile:
+    """From averages by operator."""
     kernels = _longest(Kernel(one.key, one.count, one.self_cpu_time_total / 1e6) for one in averages)
-    return Profile(sum(kernel.times for kernel in kernels), 0, 0, 0, kernels)
+    return Profile(None, None, None, None, kernels)
 
 
 def _longest(kernels: Iterable[Kernel]) -> list[Kernel]:

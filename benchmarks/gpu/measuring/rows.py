@@ -57,14 +57,18 @@ class Rows:
         late = [f"Out of time before: {', '.join(self.late)}."] if self.late else []
         return [*self.failed, *late]
 
-    def report(self, *notes: str, further: Sequence[Report] = ()) -> Report:
+    def report(self, *notes: str, further: Sequence[Rows] = ()) -> Report:
         """The table; ``notes`` say what it means, ``further`` tables follow it.
 
         Raises:
-            RuntimeError: there is nothing but failures.
+            RuntimeError: this table has nothing but failures.
         """
         if self.failed and not self.rows:
             raise RuntimeError("; ".join(self.failed))
+        return self._report(notes, further)
+
+    def _report(self, notes: Sequence[str], further: Sequence[Rows]) -> Report:
         cells = [[row.get(key) for key in self.columns] for row in self.rows]
+        tables = [one._report((), ()) for one in further]
         document = {"rows": [dict(row) for row in self.rows], "failed": self.failed, "late": self.late}
-        return Report(self.title, list(self.columns.values()), cells, [*notes, *self.notes], document, further)
+        return Report(self.title, list(self.columns.values()), cells, [*notes, *self.notes], document, tables)
