@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 16  # bytes: every array begins where any element type may
-_TORCH = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "bool": torch.bool}
+_TORCH = {
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bool": torch.bool,
+}
 
 
 class Uploaded:
@@ -36,11 +42,11 @@ class Upload:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._parts: list[Uploaded] = []
 
     def add(self, values: Sequence[int] | npt.NDArray[Any], dtype: npt.DTypeLike = np.int64) -> Uploaded:
-        """Take part in the copy: int64, int32, float32 or bool values of any shape."""
+        """Take part in the copy: int64, int32, float32, float64 or bool values of any shape."""
         part = Uploaded(np.ascontiguousarray(values, dtype))
         self._parts.append(part)
         return part
@@ -48,7 +54,7 @@ class Upload:
     def send(self) -> None:
         """Fill in the tensors of all parts; behind this call on the device's stream they have their values."""
         parts, self._parts = self._parts, []
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             for part in parts:
                 part.tensor = torch.from_numpy(part.array)
             return
@@ -56,12 +62,12 @@ class Upload:
             return
         ends = np.cumsum([-(-part.array.nbytes // _ALIGNED) * _ALIGNED for part in parts]).tolist()
         # Pinned memory comes from torch's cache, which hands it out again only when the copy is done.
-        buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         host = buffer.numpy()
         places = list(zip(parts, [0, *ends[:-1]], strict=True))
         for part, first in places:
             host[first : first + part.array.nbytes] = part.array.reshape(-1).view(np.uint8)
-        sent = buffer.to(self._device, non_blocking=True)
+        sent = buffer.to(self.device, non_blocking=True)
         for part, first in places:
             raw = sent[first : first + part.array.nbytes]
             part.tensor = raw.view(_TORCH[part.array.dtype.name]).view(part.array.shape)

@@ -9,33 +9,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from engine.sampling.keys import NoiseKey
-from engine.sampling.noise import GUMBEL_RANGE, gumbel, gumbel_row
+from engine.sampling.noise import GUMBEL_RANGE, gumbel_keys, gumbel_on_device, gumbel_row
 from engine.tree import FloatArray
+from engine.upload import Upload
 
 
-def draw_tokens(scores: torch.Tensor, keys: Sequence[NoiseKey | None]) -> list[int]:
+def draw_tokens(scores: Tensor, keys: Sequence[NoiseKey | None]) -> list[int]:
     """One token per row: an exact sample of ``softmax(scores)`` where a key is given, the argmax elsewhere.
 
     Args:
-        scores: ``[n, vocab]`` fp32, log-probabilities up to a constant per row; not changed.
+        scores: ``[n, vocab]`` fp32 on a CPU, log-probabilities up to a constant per row; not changed.
         keys: noise key of every row, ``None`` for greedy rows, ``[n]``.
     """
-    if scores.device.type == "cpu":
-        return [_draw_row(row, key) for row, key in zip(scores.numpy(), keys, strict=True)]
-    return _draw_torch(scores, keys)
+    return [_draw_row(row, key) for row, key in zip(scores.numpy(), keys, strict=True)]
 
 
-def _draw_torch(scores: torch.Tensor, keys: Sequence[NoiseKey | None]) -> list[int]:
-    """All rows at once, one transfer."""
-    noisy = [i for i, key in enumerate(keys) if key is not None]
-    if noisy:
-        noise = gumbel([key for key in keys if key is not None], scores.shape[-1], scores.device)
-        scores = scores.index_add(0, torch.tensor(noisy, device=scores.device), noise)
-    tokens: list[int] = scores.argmax(dim=-1).tolist()
-    return tokens
+class DeviceDraw:
+    """``draw_tokens`` for any device, all rows at once: planned on the host, and nothing waits for the tokens.
+
+    Noise is made once per key: the nodes of one depth share theirs.
+
+    Args:
+        keys: noise key of every row, ``None`` for greedy rows, ``[n]``.
+        upload: takes what has to be on the device.
+    """
+
+    def __init__(self, keys: Sequence[NoiseKey | None], upload: Upload) -> None:
+        places: dict[NoiseKey, int] = {}
+        noisy = [i for i, key in enumerate(keys) if key is not None]
+        of_rows = [places.setdefault(key, len(places)) for key in keys if key is not None]
+        self._is_noisy = bool(noisy)
+        if noisy:
+            self._rows, self._of_rows = upload.add(noisy), upload.add(of_rows)
+            self._keys = upload.add(gumbel_keys(list(places)))
+
+    def apply(self, scores: Tensor) -> Tensor:
+        """The tokens, int32 ``[n]``, of ``scores`` ``[n, vocab]`` fp32."""
+        if self._is_noisy:
+            noise = gumbel_on_device(self._keys.tensor, scores.shape[-1])
+            scores = scores.index_add(0, self._rows.tensor, noise.index_select(0, self._of_rows.tensor))
+        return scores.argmax(dim=-1).int()
 
 
 def _draw_row(scores: FloatArray, key: NoiseKey | None) -> int:

@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.device import is_host
 from engine.sampling.keys import GOLDEN64, GUMBEL_DOMAIN, U64, UNIFORM_DOMAIN, NoiseKey, mix64, position_key
 from engine.tree import FloatArray
+from engine.upload import Upload
 
 GUMBEL_RANGE = 26.02  # largest minus smallest value that can occur
 
@@ -57,16 +59,27 @@ def _bits_numpy(key: int, counters: npt.NDArray[np.uint32]) -> npt.NDArray[np.ui
     return bits
 
 
-def _bits_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.Tensor:
+def _bits_torch(keys: torch.Tensor, vocab: int) -> torch.Tensor:
     """``[n, vocab]`` int64 holding the same 32 bits; masks stand in for the unsigned overflow."""
-    low = torch.tensor([key & _U32 for key in keys], device=device)[:, None]
-    high = torch.tensor([key >> 32 for key in keys], device=device)[:, None]
-    x = (torch.arange(vocab, device=device) * _GOLDEN32 + low) & _U32
+    low, high = keys[0, :, None], keys[1, :, None]
+    x = (torch.arange(vocab, device=keys.device) * _GOLDEN32 + low) & _U32
     for stage, (shift, factor) in enumerate(_TRIPLE32):
         x = ((x ^ (x >> shift)) * factor).bitwise_and_(_U32)
         if stage == 0:
             x = x ^ high
     return x ^ (x >> _LAST_SHIFT)
+
+
+def gumbel_keys(keys: Sequence[NoiseKey]) -> npt.NDArray[np.int64]:
+    """What ``gumbel_on_device`` is to be told of the keys: the halves of their bits, ``[2, n]``."""
+    mixed = [position_key(key, GUMBEL_DOMAIN) for key in keys]
+    return np.array([[key & _U32 for key in mixed], [key >> 32 for key in mixed]], np.int64)
+
+
+def gumbel_on_device(keys: torch.Tensor, vocab: int) -> torch.Tensor:
+    """``gumbel`` for ``gumbel_keys`` that are on the device where the noise is needed, ``[n, vocab]`` fp32."""
+    u = _bits_torch(keys, vocab).double().add_(0.5).mul_(2.0**-32)
+    return u.log_().neg_().log_().neg_().float()
 
 
 def gumbel_row(key: NoiseKey, vocab: int, ids: npt.NDArray[np.intp] | None = None) -> FloatArray:
@@ -85,11 +98,6 @@ def _gumbel_numpy(key: int, counters: npt.NDArray[np.uint32]) -> FloatArray:
     return u.astype(np.float32)
 
 
-def _gumbel_torch(keys: Sequence[int], vocab: int, device: torch.device) -> torch.Tensor:
-    u = _bits_torch(keys, vocab, device).double().add_(0.5).mul_(2.0**-32)
-    return u.log_().neg_().log_().neg_().float()
-
-
 def gumbel(keys: Sequence[NoiseKey], vocab: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Standard Gumbel noise, one row per key: ``-log(-log u)`` with ``u = (bits + 1/2) / 2**32``, never 0 or 1.
 
@@ -102,9 +110,12 @@ def gumbel(keys: Sequence[NoiseKey], vocab: int, device: torch.device | str = "c
         ``[n, vocab]`` fp32 on ``device``, within (-3.14, 22.88).
     """
     device = torch.device(device)
-    if device.type == "cpu":
+    if is_host(device):
         return torch.from_numpy(np.stack([gumbel_row(key, vocab) for key in keys]))
-    return _gumbel_torch([position_key(key, GUMBEL_DOMAIN) for key in keys], vocab, device)
+    upload = Upload(device)
+    mixed = upload.add(gumbel_keys(keys))
+    upload.send()
+    return gumbel_on_device(mixed.tensor, vocab)
 
 
 def uniforms(seed: int, choice: int, position: int, salt: int, n: int) -> list[float]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engine.tree import FloatArray
 
 LEAST_TEMPERATURE = 1e-5  # logits divided by less need not be finite; the draw would be the argmax anyway
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How the target's distribution becomes tokens; immutable, and small enough to travel with the request.
 
     ``temperature`` 0 means greedy, and what is given below ``LEAST_TEMPERATURE`` becomes 0. ``top_k`` 0 means no limit.
@@ -35,6 +41,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Make the temperatures that no division survives those of greedy decoding."""
         if 0.0 != self.temperature < LEAST_TEMPERATURE:
             msgspec.structs.force_setattr(self, "temperature", 0.0)
+
+    @cached_property
+    def bias(self) -> tuple[npt.NDArray[np.int64], FloatArray]:
+        """``logit_bias`` as arrays, made once: ids ``[n]`` and what is added to their logits ``[n]``, read only."""
+        n = len(self.logit_bias)
+        return np.fromiter(self.logit_bias, np.int64, n), np.fromiter(self.logit_bias.values(), np.float32, n)
 
     @property
     def is_greedy(self) -> bool:

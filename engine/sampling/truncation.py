@@ -18,9 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from engine.sampling.params import SamplingParams
 from engine.tree import FloatArray
+from engine.upload import Upload
 
 _NEG_INF = float("-inf")
 
@@ -32,10 +34,8 @@ def truncates(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def truncate(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """A copy of ``scores`` ``[n, vocab]`` fp32 (after temperature) with dropped tokens at -inf."""
-    if scores.device.type != "cpu":
-        return _truncate_torch(scores, params)
+def truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """A copy of ``scores`` ``[n, vocab]`` fp32 (after temperature), on a CPU, with dropped tokens at -inf."""
     rows = scores.numpy()
     kept = np.full_like(rows, _NEG_INF)
     for row, out, p in zip(rows, kept, params, strict=True):
@@ -74,20 +74,30 @@ def _nucleus(scores: FloatArray, ids: Ids | None, top_p: float, best: float) -> 
     return ids[order[: int(np.count_nonzero(before < top_p * total))]]
 
 
-def _truncate_torch(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """All rows at once; one stable sort serves the three rules."""
-    vocab, device = scores.shape[-1], scores.device
-    top_k = torch.tensor([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device=device)[:, None]
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
-    log_min_p = torch.tensor(
-        [math.log(p.min_p) if p.min_p > 0.0 else _NEG_INF for p in params], dtype=torch.float64, device=device
-    )[:, None]
-    ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)  # [n, vocab]
-    best = ordered[:, :1].double()
-    in_top_k = ordered >= ordered.gather(-1, top_k - 1)
-    weights = torch.exp(ordered.double() - best) * in_top_k
-    before = weights.cumsum(-1) - weights
-    keep = (before < top_p * weights.sum(-1, keepdim=True)) | (top_p >= 1.0)
-    keep &= in_top_k & (ordered >= (best + log_min_p).float())
-    keep[:, 0] = True
-    return torch.full_like(scores, _NEG_INF).scatter_(-1, ids, ordered.masked_fill(~keep, _NEG_INF))
+class DeviceTruncation:
+    """``truncate`` for any device, all rows at once and without a synchronisation.
+
+    Args:
+        params: of every row, ``[n]``.
+        vocab: width of the rows.
+        upload: takes them along.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams], vocab: int, upload: Upload) -> None:
+        log_min_p = [[math.log(p.min_p) if p.min_p > 0.0 else _NEG_INF] for p in params]
+        self._top_k = upload.add(np.array([[p.top_k if 0 < p.top_k < vocab else vocab] for p in params]))
+        self._top_p = upload.add(np.array([[p.top_p] for p in params]), np.float64)
+        self._log_min_p = upload.add(np.array(log_min_p), np.float64)
+
+    def apply(self, scores: Tensor) -> Tensor:
+        """What ``truncate`` makes of ``scores``; one stable sort serves the three rules."""
+        ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)  # [n, vocab]
+        best = ordered[:, :1].double()
+        in_top_k = ordered >= ordered.gather(-1, self._top_k.tensor - 1)
+        weights = torch.exp(ordered.double() - best) * in_top_k
+        before = weights.cumsum(-1) - weights
+        top_p = self._top_p.tensor
+        keep = (before < top_p * weights.sum(-1, keepdim=True)) | (top_p >= 1.0)
+        keep &= in_top_k & (ordered >= (best + self._log_min_p.tensor).float())
+        keep[:, 0].fill_(True)
+        return torch.full_like(scores, _NEG_INF).scatter_(-1, ids, ordered.masked_fill(~keep, _NEG_INF))

@@ -6,7 +6,7 @@ is recomputed, only for the few heads that a speculator asks for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,11 +16,15 @@ import torch
 from torch import Tensor
 
 from engine.attention.hook import PackedStep
+from engine.device import Array, fetch
 from engine.kv.arena import BlockTable
 from engine.model.ranges import LayerRange
+from engine.protocol import Needs
 from engine.stage.packing import Span
 from engine.step import Work, WorkResult
 from engine.tree import FloatArray
+from engine.upload import Upload
+from engine.verify.walk import Walk
 
 AttentionRows = dict[tuple[int, int], FloatArray]  # (sequence, place in its needs.heads) -> [n_positions]
 _SEED = 3  # any; the same everywhere, so that all states of a sequence are projected alike
@@ -50,34 +54,41 @@ class CapturedStep:
     @torch.inference_mode()
     def rows(self, results: Sequence[WorkResult]) -> AttentionRows:
         """Rows of this stage's heads for every work that drew a token; ``results`` are those of the step's work."""
-        rows: AttentionRows = {}
-        for captured, result in zip(self.works, results, strict=True):
-            if captured.heads and result.tokens:
-                rows |= self._rows(captured, result)
-        return rows
-
-    def _rows(self, captured: CapturedWork, result: WorkResult) -> AttentionRows:
-        """Rows over all committed positions up to the last forwarded one."""
-        work, table = captured.work, captured.table
-        kept = [0, *(node + 1 for node in result.accepted)] if work.tree is not None else list(range(len(work.tokens)))
-        row = captured.span.first + kept[-1]
-        places: list[int] = []
+        asked = [pair for pair in zip(self.works, results, strict=True) if pair[0].heads and pair[1].tokens]
+        kept = [_kept(captured.work, result.accepted) for captured, result in asked]
+        upload = Upload(self.step.arena.layer(0).keys.device)
+        rows = [
+            upload.add([captured.table.row(captured.work.n_cached + row) for row in its])
+            for (captured, _), its in zip(asked, kept, strict=True)
+        ]
+        upload.send()
+        places: list[tuple[int, int]] = []
         weights: list[Tensor] = []
+        for (captured, _), its, arena_rows in zip(asked, kept, rows, strict=True):
+            places += self._weigh(captured, its[-1], arena_rows.tensor, weights)
+        lines = (line for found in fetch(weights) for line in found)  # one copy from the device, however many heads
+        return dict(zip(places, lines, strict=True))
+
+    def _weigh(self, captured: CapturedWork, last: int, kept: Tensor, weights: list[Tensor]) -> list[tuple[int, int]]:
+        """Adds one work's attention ``[n_heads, n_positions]`` to ``weights``, and returns whose rows these are.
+
+        It is that of the row ``last`` over all committed positions up to it; those of this step are at ``kept``.
+        """
+        work, table = captured.work, captured.table
+        row = captured.span.first + last
+        places: list[tuple[int, int]] = []
         for (layer, group), members in self._groups(captured.heads).items():
             taken = self.step.captured[layer]
             known = self.step.capture_heads[layer]
             query = taken.query[[known.index(captured.heads[place][1]) for place in members], row]
             keys = self.step.arena.layer(layer).keys[:, group]
-            scores = torch.cat([part @ query.T for part in _parts(keys, table, work.n_cached, kept)]).float()
+            scores = torch.cat([part @ query.T for part in (_cached(keys, table, work.n_cached), keys[kept])]).float()
             scores *= taken.scale
             if taken.window is not None:
                 scores[: max(0, len(scores) - taken.window)] = float("-inf")
-            places += members
+            places += [(work.seq, place) for place in members]
             weights.append(torch.softmax(scores, dim=0).T)
-        if not places:
-            return {}
-        found = torch.cat(weights).cpu().numpy()  # one copy from the device, however many heads
-        return {(work.seq, place): found[i] for i, place in enumerate(places)}
+        return places
 
     def _groups(self, heads: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
         """Places in ``heads`` by (local layer, key head), for the layers of this stage."""
@@ -90,19 +101,55 @@ class CapturedStep:
         return groups
 
 
-def _parts(keys: Tensor, table: BlockTable, n_cached: int, kept: list[int]) -> tuple[Tensor, Tensor]:
-    """Keys ``[rows, head_dim]`` of the cached positions (a view where blocks are contiguous) and of the kept rows."""
+def _cached(keys: Tensor, table: BlockTable, n_cached: int) -> Tensor:
+    """Keys ``[n_cached, head_dim]`` of the cached positions, a view where blocks are contiguous."""
     if table.base is not None:
-        cached = keys[table.base : table.base + n_cached]
-    else:
-        cached = keys[table.rows(0, n_cached, keys.device)]
-    return cached, keys[torch.tensor([table.row(n_cached + row) for row in kept], device=keys.device)]
+        return keys[table.base : table.base + n_cached]
+    return keys[table.rows(0, n_cached, keys.device)]
+
+
+def _kept(work: Work, accepted: Sequence[int]) -> list[int]:
+    """Rows of a work's span whose positions are committed: a chunk's, or the root and the accepted nodes."""
+    return list(range(len(work.tokens))) if work.tree is None else [0, *(node + 1 for node in accepted)]
 
 
 def attach_attention(result: WorkResult, rows: AttentionRows) -> WorkResult:
     """A result with its attention rows, in the order in which the needs list the heads, whatever stage they are on."""
     mine = [rows[key] for key in sorted(rows) if key[0] == result.seq]
     return msgspec.structs.replace(result, attention=np.stack(mine)) if mine else result
+
+
+class StatesReadBack:
+    """Reads hidden states of committed positions back, for all works of a step together.
+
+    Args:
+        works: of the step.
+        needs: of every work.
+        spans: its rows.
+    """
+
+    def __init__(self, works: Sequence[Work], needs: Sequence[Needs], spans: Sequence[Span]) -> None:
+        self._works, self._needs, self._spans = works, needs, spans
+        self._is_asked = False
+
+    def begin(self, tapped: Tensor | None) -> list[Tensor]:
+        """What is to be fetched: the states of all rows, since only the walks tell which ones count."""
+        self._is_asked = tapped is not None and any(need.hidden_layer is not None for need in self._needs)
+        return [tapped[0].float()] if tapped is not None and self._is_asked else []
+
+    def finish(self, arrays: Iterator[Array], walks: Sequence[Walk]) -> list[FloatArray | None]:
+        """Every work's states, fp32 ``[n_new_positions, d]``, where its needs ask for them."""
+        if not self._is_asked:
+            return [None] * len(self._works)
+        states = next(arrays)
+        told: list[FloatArray | None] = []
+        for work, need, span, walk in zip(self._works, self._needs, self._spans, walks, strict=True):
+            if need.hidden_layer is None:
+                told.append(None)
+                continue
+            its = states[[span.first + row for row in _kept(work, walk.accepted)]]
+            told.append(project(torch.from_numpy(its), need.hidden_dims).numpy())
+        return told
 
 
 def project(states: Tensor, dims: int) -> Tensor:

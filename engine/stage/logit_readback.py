@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device import Array
 from engine.protocol import Needs
 from engine.step import Work
 from engine.top_ids import NO_TOP_IDS, TopIds
 from engine.tree import ROOT, FloatArray, IntArray
+from engine.upload import Upload, Uploaded
 
 
 @dataclass(slots=True)
@@ -46,32 +49,107 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
     return LogitRows([node + 1 for node in nodes], n_walk, max(needs.node_top_k, needs.probe_top_k), nodes)
 
 
-def node_top(logits: Tensor, rows: LogitRows, work: Work, needs: Needs) -> TopIds:
-    """Best next ids behind nodes, and their log-probabilities if wanted; ``logits`` ``[len(rows.rows), vocab]``."""
-    if work.tree is None or not rows.top_k or not rows.nodes:
-        return NO_TOP_IDS
-    wanted = list(range(len(rows.nodes)))
-    if not needs.node_top_k:
-        wanted = [i for i, node in enumerate(rows.nodes) if node in work.tree.probe_ends]
-    if not wanted:
-        return NO_TOP_IDS
-    picked = logits if len(wanted) == len(rows.nodes) else logits[torch.tensor(wanted, device=logits.device)]
-    nodes = np.array([rows.nodes[i] for i in wanted], dtype=np.int32)
-    return TopIds(nodes, *_top(picked, rows.top_k, needs.top_logprobs))
+@dataclass(slots=True)
+class TopRows:
+    """The best next ids of one work: behind nodes, or behind every token of a chunk."""
+
+    nodes: TopIds = NO_TOP_IDS
+    prompt_ids: IntArray | None = None  # [chunk, k]
+    prompt_logprobs: FloatArray | None = None  # [chunk, k]
 
 
-def prompt_top(logits: Tensor, needs: Needs) -> tuple[IntArray | None, FloatArray | None]:
-    """Best next ids at every position of a chunk, ``[chunk, k]`` int32, and their log-probabilities if wanted."""
-    if not needs.prompt_top_k:
-        return None, None
-    return _top(logits, needs.prompt_top_k, needs.top_logprobs)
+@dataclass(slots=True)
+class _Alike:
+    """Rows of any works that are read back to one width."""
+
+    rows: list[int] = field(default_factory=list)  # of the logits
+    members: list[tuple[int, list[int] | None, int]] = field(default_factory=list)  # work, nodes (None: chunk), rows
+    index: Uploaded | None = None  # of the rows; None: they lie side by side
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the rows lie side by side."""
+        return self.rows[-1] - self.rows[0] == len(self.rows) - 1
 
 
-def _top(logits: Tensor, k: int, with_logprobs: bool) -> tuple[IntArray, FloatArray | None]:
-    """The ``k`` best ids of every row, best first, and their log-probabilities."""
+class ReadBack:
+    """Reads the best next ids of a step's works back together: planned, begun on the device, finished on the host.
+
+    Args:
+        works: of the step.
+        needs: of every work.
+        rows: the rows of every work that have logits.
+        firsts: where they begin in the logits.
+        upload: takes what has to be on their device, to be sent before ``begin``.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        needs: Sequence[Needs],
+        rows: Sequence[LogitRows],
+        firsts: Sequence[int],
+        upload: Upload,
+    ) -> None:
+        self._n_works = len(works)
+        self._alike: dict[tuple[int, bool], _Alike] = {}  # by width, and whether log-probabilities are wanted
+        for i, (work, need, its, first) in enumerate(zip(works, needs, rows, firsts, strict=True)):
+            if not its.top_k:
+                continue
+            places = _places(work, need, its)
+            if places:
+                group = self._alike.setdefault((its.top_k, need.top_logprobs), _Alike())
+                group.rows += [first + place for place in places]
+                nodes = None if work.tree is None else [its.nodes[place] for place in places]
+                group.members.append((i, nodes, len(places)))
+        for group in self._alike.values():
+            if not group.is_run:
+                group.index = upload.add(group.rows)
+
+    def begin(self, logits: Tensor) -> list[Tensor]:
+        """Begin on the device; returns what is to be fetched.
+
+        Args:
+            logits: ``[rows, vocab]``, any float dtype; not changed.
+        """
+        pending: list[Tensor] = []
+        for (k, with_logprobs), group in self._alike.items():
+            if group.index is None:
+                picked = logits[group.rows[0] : group.rows[-1] + 1]
+            else:
+                picked = logits.index_select(0, group.index.tensor)
+            pending += _top(picked, k, with_logprobs)
+        return pending
+
+    def finish(self, arrays: Iterator[Array]) -> list[TopRows]:
+        """What every work asked for, from what ``begin`` returned; what follows is left in ``arrays``."""
+        told = [TopRows() for _ in range(self._n_works)]
+        for (_, with_logprobs), group in self._alike.items():
+            ids = next(arrays)
+            logprobs = next(arrays) if with_logprobs else None
+            first = 0
+            for i, nodes, n in group.members:
+                # Copies: what a prompt's read-back is kept of must not hold on to that of the whole step.
+                its = ids[first : first + n].copy()
+                their = None if logprobs is None else logprobs[first : first + n].copy()
+                first += n
+                if nodes is None:
+                    told[i] = TopRows(NO_TOP_IDS, its, their)
+                else:
+                    told[i] = TopRows(TopIds(np.array(nodes, np.int32), its, their))
+        return told
+
+
+def _places(work: Work, needs: Needs, rows: LogitRows) -> Sequence[int]:
+    """Which of a work's rows are read back."""
+    if work.tree is None or needs.node_top_k:
+        return range(len(rows.rows))
+    return [place for place, node in enumerate(rows.nodes) if node in work.tree.probe_ends]
+
+
+def _top(logits: Tensor, k: int, with_logprobs: bool) -> list[Tensor]:
+    """The ``k`` best ids of every row, best first, int32, and their log-probabilities if wanted, fp32."""
     values, ids = torch.topk(logits, min(k, logits.shape[-1]), dim=-1)
-    places = np.ascontiguousarray(ids.to(torch.int32).cpu().numpy())
     if not with_logprobs:
-        return places, None
-    logprobs = values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)
-    return places, np.ascontiguousarray(logprobs.cpu().numpy())
+        return [ids.int()]
+    return [ids.int(), values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)]

@@ -10,38 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
-from engine.sampling.processors import History
+from engine.stage.answer import StageSequence, StepAnswer
 from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
 from engine.stage.base import Activations, Computing
 from engine.stage.device_work import DeviceWork, begin
-from engine.stage.logit_readback import LogitRows, logit_rows, node_top, prompt_top
-from engine.stage.packing import Attends, Packed, Span, pack, plan_moves
-from engine.step import SequenceStart, Step, Work, WorkResult
-from engine.tree import EMPTY_TREE
-from engine.upload import Upload, Uploaded
-from engine.verify.batch import Walk, WalkItem, verify
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """What a stage remembers of a sequence."""
-
-    start: SequenceStart
-    text: list[int]  # copied tokens and chunks so far, kept only until ``history`` is made of them
-    history: History | None = None  # last stage only, and only if penalties or a minimum length need it
-
-
-@dataclass(slots=True)
-class _HeadRows:
-    """Which rows of the step need logits."""
-
-    needed: list[LogitRows]  # [n_works]
-    firsts: list[int]  # row of the logits at which each work's begin, [n_works]
-    picked: Uploaded | None  # int64 rows of the step, None for all
+from engine.stage.packing import Attends, Packed, pack, plan_moves
+from engine.step import Step, Work, WorkResult
+from engine.upload import Upload
 
 
 @dataclass(slots=True)
@@ -50,7 +28,7 @@ class _Running:
 
     packed: Packed | None = None
     works: Sequence[Work] = field(default_factory=list)
-    head: _HeadRows | None = None  # last stage only
+    answer: StepAnswer | None = None  # last stage only
     computing: DeviceWork | None = None
 
 
@@ -80,7 +58,7 @@ class Stage:
             shard.device,
         )
         self._tables: dict[int, BlockTable] = {}
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, StageSequence] = {}
         self._running = _Running()
         self._admitted: Step | None = None  # the last
 
@@ -108,7 +86,10 @@ class Stage:
         packed = pack(works, self._tables, self._arena, upload, groups, windows, self._attends)
         packed.step.capture_heads = self._local_heads(works)
         packed.step.capture_index = {layer: upload.add(heads) for layer, heads in packed.step.capture_heads.items()}
-        head = self._head_rows(works, packed.spans, upload) if self._shard.range.is_last else None
+        answer = None
+        if self._shard.range.is_last:
+            sequences = [self._sequences[work.seq] for work in works]
+            answer = StepAnswer(works, packed.spans, sequences, self._spec.vocab_size, upload)
         upload.send()
         for move in moves:
             self._arena.copy(move.source.tensor, move.target.tensor, move.is_apart)
@@ -120,7 +101,7 @@ class Stage:
             tapped = project(tapped, self._tap_dims(works))
         if computing is not None:
             computing.end()
-        self._running = _Running(packed, works, head, computing)
+        self._running = _Running(packed, works, answer, computing)
         return Activations(hidden, tapped if tapped is not None else incoming.tapped)
 
     def computing(self) -> Computing | None:
@@ -130,28 +111,8 @@ class Stage:
     @torch.inference_mode()
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage: logits where they are needed, one walk over all trees, read-backs."""
-        packed, works, head = self._running.packed, self._running.works, self._running.head
-        assert packed is not None, "verify follows forward"
-        assert head is not None, "only the last stage verifies"
-        needed, firsts, hidden = head.needed, head.firsts, activations.hidden[0]
-        if head.picked is not None:
-            hidden = hidden.index_select(0, head.picked.tensor)
-        logits = self._shard.logits(hidden)
-        for work in works:
-            self._remember(work)
-        items = [self._walk_item(w, n, f) for w, n, f in zip(works, needed, firsts, strict=True) if w.draw]
-        walks = iter(verify(logits, items))
-        return [
-            self._result(
-                work,
-                span,
-                rows,
-                logits[first : first + len(rows.rows)],
-                next(walks) if work.draw else None,
-                activations,
-            )
-            for work, span, rows, first in zip(works, packed.spans, needed, firsts, strict=True)
-        ]
+        assert self._running.answer is not None, "verify follows forward, on the last stage"
+        return self._running.answer.results(activations, self._shard.logits)
 
     @torch.inference_mode()
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
@@ -192,7 +153,7 @@ class Stage:
         self._admitted = step
         for start in step.starts:
             self._tables[start.seq] = BlockTable(self._arena.block_size)
-            self._sequences[start.seq] = _Sequence(start, [*start.text])
+            self._sequences[start.seq] = StageSequence(start, [*start.text])
         for work in step.work:
             if work.seq in self._tables and not work.moved:
                 self._tables[work.seq].extend(work.new_blocks)
@@ -204,60 +165,6 @@ class Stage:
                 table = self._tables[work.seq]
                 self._arena.move_runs(table.runs_to(work.new_blocks))
                 table.replace(work.new_blocks)
-
-    def _head_rows(self, works: Sequence[Work], spans: Sequence[Span], upload: Upload) -> _HeadRows:
-        """The rows that go through the head; the device hears of them with the rest of the step."""
-        needed = [logit_rows(work, self._sequences[work.seq].start.needs) for work in works]
-        picked: list[int] = []
-        firsts: list[int] = []
-        for span, rows in zip(spans, needed, strict=True):
-            firsts.append(len(picked))
-            picked.extend(span.first + row for row in rows.rows)
-        is_all = len(picked) == sum(span.n for span in spans)
-        return _HeadRows(needed, firsts, None if is_all else upload.add(picked))
-
-    def _remember(self, work: Work) -> None:
-        """Keep the text that penalties and a minimum length look at; the walk itself adds the tokens it commits."""
-        sequence = self._sequences[work.seq]
-        params = sequence.start.params
-        if sequence.history is not None or not (params.has_penalties or params.min_tokens):
-            return
-        sequence.text += work.tokens
-        if work.draw:
-            n = sequence.start.n_prompt
-            sequence.history = History(sequence.text[:n], sequence.text[n:])
-            sequence.text = []
-
-    def _walk_item(self, work: Work, rows: LogitRows, first: int) -> WalkItem:
-        sequence = self._sequences[work.seq]
-        if work.tree is None:
-            first, context, tree = first + len(rows.rows) - 1, work.n_cached + len(work.tokens), EMPTY_TREE
-        else:
-            context, tree = work.n_cached + 1, work.tree
-        return WalkItem(tree, first, sequence.start.params, sequence.history, context, work.max_new)
-
-    def _result(
-        self, work: Work, span: Span, rows: LogitRows, logits: Tensor, walk: Walk | None, activations: Activations
-    ) -> WorkResult:
-        """The answer to one work; ``logits`` ``[len(rows.rows), vocab]`` are its own."""
-        needs = self._sequences[work.seq].start.needs
-        accepted = walk.accepted if walk is not None else []
-        hidden = None
-        if needs.hidden_layer is not None and activations.tapped is not None:
-            kept = range(span.n) if work.tree is None else [0, *(node + 1 for node in accepted)]
-            states = activations.tapped[0, [span.first + row for row in kept]].float()
-            hidden = project(states, needs.hidden_dims).cpu().numpy()
-        prompt_ids, prompt_logprobs = prompt_top(logits, needs) if work.tree is None else (None, None)
-        return WorkResult(
-            work.seq,
-            walk.tokens if walk is not None else [],
-            accepted,
-            walk.logprobs if walk is not None else None,
-            node_top(logits, rows, work, needs),
-            prompt_ids,
-            hidden,
-            prompt_top_logprobs=prompt_logprobs,
-        )
 
     def _local_tap(self, works: Sequence[Work]) -> int | None:
         """Local layer whose output is wanted by any sequence of the step (one layer per deployment)."""

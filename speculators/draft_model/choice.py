@@ -21,10 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
 from engine.sampling.noise import KeyedRandom, gumbel
 from engine.sampling.params import SamplingParams
-from engine.sampling.processors import History, process
+from engine.sampling.processors import process
 from engine.tree import FloatArray
 from engine.verify.rules import Randomness
 

@@ -19,6 +19,7 @@ from engine.model.loader import load_shard, load_spec
 from engine.model.resolve import resolve
 from engine.model.shard import ModelShard
 from engine.protocol import Needs, RequestView
+from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo, positions
@@ -95,7 +96,7 @@ class Drafter:
         """Learn of a sequence; it owns no block yet."""
         seq = view.request_id
         self._cached[seq] = Cached()
-        self._stage.admit(Step(0, [], [SequenceStart(seq, view.request.params, view.n_prompt, Needs())]))
+        self._stage.admit(Step(0, [], [SequenceStart(seq, SamplingParams(), view.n_prompt, Needs())]))
 
     def end(self, seq: int) -> None:
         """Forget a sequence and free its blocks; harmless when it is unknown."""

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.protocol import Branch, RequestView
-from engine.sampling.processors import History
+from engine.sampling.history import History
 from engine.tree import ROOT, FloatArray, TokenTree
 from speculators.draft_model.choice import Ask, Choice, draws
 from speculators.draft_model.drafter import Cached, Rows

@@ -24,8 +24,8 @@ from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 
 if TYPE_CHECKING:  # torch comes with the first request, so that methods without a model need none
+    from engine.sampling.history import History
     from engine.sampling.keys import NoiseKey
-    from engine.sampling.processors import History
     from engine.verify.rules import Randomness
     from speculators.draft_model.drafter import Cached, Drafter
     from speculators.draft_model.growth import Growth
@@ -223,7 +223,7 @@ class DraftModel:
 
     def _history(self, view: RequestView) -> History | None:
         """What penalties have to know, without the draft."""
-        from engine.sampling.processors import History
+        from engine.sampling.history import History
 
         params = view.request.params
         if not (params.has_penalties or params.min_tokens):

@@ -15,9 +15,10 @@ from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
 from engine.protocol import Branch, RequestView
 from engine.request import Request
+from engine.sampling.history import History
 from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
-from engine.sampling.processors import History, process
+from engine.sampling.processors import process
 from engine.target.info import TargetInfo
 from speculators.draft_model.drafter import Drafter
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import draw, noise
-from engine.sampling.draw import draw_tokens
-from engine.sampling.keys import position_key
+from engine.sampling import noise
+from engine.sampling.draw import DeviceDraw, draw_tokens
+from engine.sampling.keys import GUMBEL_DOMAIN, position_key
 from engine.sampling.noise import KeyedRandom, gumbel, gumbel_row, uniforms
+from engine.upload import Upload
 
 KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 200), st.integers(0, 2**31))
 
@@ -21,12 +23,12 @@ KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 200), st.integers(0, 
 @settings(max_examples=50, deadline=None)
 @given(KEYS, st.integers(1, 600))
 def test_numpy_and_torch_compute_the_same_integers_and_noise(key: noise.NoiseKey, vocab: int) -> None:
-    mixed = position_key(key, 1)
-    cpu = torch.device("cpu")
+    mixed = position_key(key, GUMBEL_DOMAIN)
+    keys = torch.from_numpy(noise.gumbel_keys([key, key]))
     bits = noise._bits_numpy(mixed, noise._counters(vocab))
-    assert noise._bits_torch([mixed], vocab, cpu)[0].tolist() == bits.tolist()
+    assert noise._bits_torch(keys, vocab)[0].tolist() == bits.tolist()
     expected = torch.from_numpy(noise._gumbel_numpy(mixed, noise._counters(vocab)))
-    assert torch.equal(noise._gumbel_torch([mixed, mixed], vocab, cpu)[1], expected)
+    assert torch.equal(noise.gumbel_on_device(keys, vocab)[1], expected)
 
 
 def test_rows_do_not_depend_on_their_batch_and_ids_not_on_the_vocabulary() -> None:
@@ -106,11 +108,20 @@ def test_skipping_hopeless_ids_changes_no_draw(seed: int, spread: float) -> None
     assert draw_tokens(scores, list(keys)) == (scores + gumbel(keys, 257)).argmax(-1).tolist()
 
 
+def at_once(scores: torch.Tensor, keys: Sequence[noise.NoiseKey | None]) -> list[int]:
+    upload = Upload(scores.device)
+    draw = DeviceDraw(keys, upload)
+    upload.send()
+    tokens: list[int] = draw.apply(scores).tolist()
+    return tokens
+
+
 def test_the_batched_draw_equals_the_row_wise_one() -> None:
     scores = torch.randn(6, 500, generator=torch.Generator().manual_seed(0)) * 3.0
     keys: list[noise.NoiseKey | None] = [None if i % 3 == 0 else (1, 0, i) for i in range(6)]
-    assert draw._draw_torch(scores, keys) == draw_tokens(scores, keys)
-    assert draw._draw_torch(scores, [None] * 6) == scores.argmax(-1).tolist()
+    assert at_once(scores, keys) == draw_tokens(scores, keys)
+    assert at_once(scores, [None] * 6) == scores.argmax(-1).tolist()
+    assert at_once(scores, [(1, 0, 4)] * 6) == draw_tokens(scores, [(1, 0, 4)] * 6), "rows of one key share its noise"
 
 
 def test_greedy_rows_take_the_lowest_of_the_best_ids() -> None:

@@ -20,8 +20,11 @@ from transformers import (
 )
 
 from engine.sampling import truncation
+from engine.sampling.history import History
+from engine.sampling.logprobs import logprobs
 from engine.sampling.params import SamplingParams
-from engine.sampling.processors import History, logprobs, process
+from engine.sampling.processors import process
+from engine.upload import Upload
 
 VOCAB = 300
 PROMPT = [3, 5, 7, 3, 9, 11]
@@ -100,7 +103,10 @@ def test_the_batched_truncation_keeps_what_the_row_wise_one_keeps(rounded: bool)
         params = [random_params(rng) for _ in range(8)]
         scores = random_logits(8, seed)
         scores = scores.bfloat16().float() if rounded else scores
-        assert torch.equal(truncation._truncate_torch(scores, params), truncation.truncate(scores, params))
+        upload = Upload(scores.device)
+        batched = truncation.DeviceTruncation(params, VOCAB, upload)
+        upload.send()
+        assert torch.equal(batched.apply(scores), truncation.truncate(scores, params))
 
 
 def test_top_p_drops_the_highest_of_equal_ids_and_keeps_as_many_as_hugging_face() -> None:
@@ -125,11 +131,9 @@ def test_a_resumed_history_equals_one_that_grew() -> None:
     for token in OUTPUT:
         grown.add(token)
     assert grown.n_output == history().n_output == len(OUTPUT)
-    assert grown.counts == history().counts
-    device = torch.device("cpu")
-    assert (
-        sorted(grown.seen(device).tolist()) == sorted(set(PROMPT + OUTPUT)) == sorted(history().seen(device).tolist())
-    )
+    assert grown.drawn.tolist() == history().drawn.tolist() == list(dict.fromkeys(OUTPUT))
+    assert grown.times.tolist() == history().times.tolist() == [OUTPUT.count(token) for token in dict.fromkeys(OUTPUT)]
+    assert sorted(grown.seen.tolist()) == sorted(set(PROMPT + OUTPUT)) == sorted(history().seen.tolist())
 
 
 def test_greedy_rows_skip_temperature_and_truncation() -> None:

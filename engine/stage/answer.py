@@ -1,0 +1,111 @@
+"""What the last stage makes of a step behind its layers: logits where they are needed, walks, read-backs.
+
+Planned with the step, so that the device hears of it in the step's one upload; what it answers is fetched in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.device import fetch
+from engine.sampling.history import History
+from engine.stage.artefacts import StatesReadBack
+from engine.stage.base import Activations
+from engine.stage.logit_readback import LogitRows, ReadBack, logit_rows
+from engine.stage.packing import Span
+from engine.step import SequenceStart, Work, WorkResult
+from engine.tree import EMPTY_TREE
+from engine.upload import Upload
+from engine.verify.batch import Verification, Walk, WalkItem
+
+
+@dataclass(slots=True)
+class StageSequence:
+    """What a stage remembers of a sequence."""
+
+    start: SequenceStart
+    text: list[int]  # copied tokens and chunks so far, kept only until ``history`` is made of them
+    history: History | None = None  # last stage only, and only if penalties or a minimum length need it
+
+    def remember(self, work: Work) -> None:
+        """Keep the text that penalties and a minimum length look at; the walk itself adds the tokens it commits."""
+        params = self.start.params
+        if self.history is not None or not (params.has_penalties or params.min_tokens):
+            return
+        self.text += work.tokens
+        if work.draw:
+            n = self.start.n_prompt
+            self.history = History(self.text[:n], self.text[n:])
+            self.text = []
+
+    def walk_item(self, work: Work, rows: LogitRows, first: int) -> WalkItem:
+        """What is to be walked; the work's rows begin at ``first``."""
+        if work.tree is None:
+            first, context, tree = first + len(rows.rows) - 1, work.n_cached + len(work.tokens), EMPTY_TREE
+        else:
+            context, tree = work.n_cached + 1, work.tree
+        return WalkItem(tree, first, self.start.params, self.history, context, work.max_new)
+
+
+class StepAnswer:
+    """One step's answer in the making.
+
+    Args:
+        works: of the step.
+        spans: rows of every work.
+        sequences: of every work; they remember its text.
+        vocab: width of the logits.
+        upload: takes what has to be on the device, to be sent before ``results``.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        spans: Sequence[Span],
+        sequences: Sequence[StageSequence],
+        vocab: int,
+        upload: Upload,
+    ) -> None:
+        self._works = works
+        needs = [sequence.start.needs for sequence in sequences]
+        needed = [logit_rows(work, need) for work, need in zip(works, needs, strict=True)]
+        picked: list[int] = []
+        firsts: list[int] = []
+        items: list[WalkItem] = []
+        for work, span, rows, sequence in zip(works, spans, needed, sequences, strict=True):
+            firsts.append(len(picked))
+            picked.extend(span.first + row for row in rows.rows)
+            sequence.remember(work)
+            if work.draw:
+                items.append(sequence.walk_item(work, rows, firsts[-1]))
+        is_all = len(picked) == sum(span.n for span in spans)
+        self._picked = None if is_all else upload.add(picked)  # rows of the step that go through the head
+        self._verification = Verification(items, vocab, upload)
+        self._read_back = ReadBack(works, needs, needed, firsts, upload)
+        self._states = StatesReadBack(works, needs, spans)
+
+    def results(self, activations: Activations, head: Callable[[Tensor], Tensor]) -> list[WorkResult]:
+        """The answer to every work, in order; ``head`` makes logits ``[n, vocab]`` of hidden states ``[n, hidden]``."""
+        hidden = activations.hidden[0]
+        logits = head(hidden if self._picked is None else hidden.index_select(0, self._picked.tensor))
+        begun = [*self._verification.begin(logits), *self._read_back.begin(logits)]
+        arrays = iter(fetch([*begun, *self._states.begin(activations.tapped)]))  # the only time that the host waits
+        drawn = iter(self._verification.finish(arrays))
+        walks = [next(drawn) if work.draw else Walk() for work in self._works]
+        tops, states = self._read_back.finish(arrays), self._states.finish(arrays, walks)
+        return [
+            WorkResult(
+                work.seq,
+                walk.tokens,
+                walk.accepted,
+                walk.logprobs,
+                top.nodes,
+                top.prompt_ids,
+                its_states,
+                prompt_top_logprobs=top.prompt_logprobs,
+            )
+            for work, walk, top, its_states in zip(self._works, walks, tops, states, strict=True)
+        ]

@@ -1,0 +1,104 @@
+"""Walks for a device: a token is drawn at every row that a walk could pass, then the host walks along them.
+
+Rows that no walk passes are drawn in vain. On a GPU they cost a few passes over memory, and a synchronisation per
+level of the trees costs more; noise is the same at all nodes of one depth and is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.device import Array
+from engine.sampling.draw import DeviceDraw
+from engine.sampling.keys import NoiseKey
+from engine.sampling.logprobs import as_logprobs, logprob_tensors
+from engine.sampling.processors import Processing
+from engine.tree import ROOT
+from engine.upload import Upload
+from engine.verify.walk import Pair, WalkItem, follow
+
+
+@dataclass(slots=True, frozen=True)
+class _Row:
+    """A row that a walk could pass."""
+
+    item: WalkItem
+    number: int  # in the logits
+    key: NoiseKey | None
+    path: list[int]  # tokens below the root, where the item's history counts
+
+
+class DrawnAtOnce:
+    """Planned on the host, begun on the device, finished on the host; nothing in between waits.
+
+    Args:
+        pairs: the walks; none may use the rejection rule.
+        vocab: width of the logits.
+        upload: takes what has to be on their device.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], vocab: int, upload: Upload) -> None:
+        self._pairs = pairs
+        items = [item for item, _ in pairs]
+        drawn = [row for item in items if not item.is_plain for row in _rows(item)]
+        self._any_plain = any(item.is_plain for item in items)
+        self._drawn = upload.add([row.number for row in drawn]) if drawn else None
+        params, histories = [row.item.params for row in drawn], [row.item.history for row in drawn]
+        self._processing = Processing(params, histories, vocab, upload, [row.path for row in drawn])
+        self._draw = DeviceDraw([row.key for row in drawn], upload)
+        told = [row.number for item in items if item.params.logprobs is not None for row in _rows(item)]
+        self._told = upload.add(told) if told else None
+
+    def begin(self, logits: Tensor) -> list[Tensor]:
+        """Draw from ``logits`` ``[rows, vocab]``, any float dtype; returns what is to be fetched."""
+        if not self._pairs:
+            return []
+        if self._any_plain:
+            tokens = logits.argmax(dim=-1).int()
+        else:
+            tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+        if self._drawn is not None:
+            rows = self._drawn.tensor
+            scores = self._processing.apply(logits.index_select(0, rows).float(), owned=True)
+            tokens.index_copy_(0, rows, self._draw.apply(scores))
+        if self._told is None:
+            return [tokens]
+        rows = self._told.tensor
+        most = max(item.params.logprobs or 0 for item, _ in self._pairs)
+        return [tokens, *logprob_tensors(logits.index_select(0, rows), tokens.index_select(0, rows), most)]
+
+    def finish(self, arrays: Iterator[Array]) -> None:
+        """Walk along what ``begin`` returned, now on the host; what follows it is left in ``arrays``."""
+        if not self._pairs:
+            return
+        tokens = next(arrays).tolist()
+        for item, walk in self._pairs:
+            follow(item, walk, tokens.__getitem__)
+        if self._told is None:
+            return
+        places = {row: place for place, row in enumerate(self._told.array.tolist())}
+        told = [next(arrays) for _ in range(3)]
+        for item, walk in self._pairs:
+            if item.params.logprobs is not None:
+                passed = [places[row] for row in walk.rows(item)]
+                ks = [item.params.logprobs] * len(passed)
+                walk.logprobs = as_logprobs(walk.tokens, ks, *(array[passed] for array in told))
+
+
+def _rows(item: WalkItem) -> list[_Row]:
+    """Every row that a walk could pass."""
+    tree, params = item.tree, item.params
+    keys = [item.noise_key(depth) for depth in range(1 + max(tree.depths, default=0))]
+    remembers = params.has_penalties or params.min_tokens > 0
+    rows = [_Row(item, item.first_row, keys[0], [])]
+    paths: list[list[int]] = []
+    for node, (token, parent, depth) in enumerate(zip(tree.tokens, tree.parents, tree.depths, strict=True)):
+        path = [*(paths[parent] if parent != ROOT else ()), token] if remembers else []
+        paths.append(path)
+        if not tree.probe[node] and (item.max_new is None or depth < item.max_new):
+            rows.append(_Row(item, item.first_row + 1 + node, keys[depth], path))
+    return rows

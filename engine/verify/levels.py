@@ -1,0 +1,99 @@
+"""Walks level by level: every sequence still walking contributes the row of its current node.
+
+Only nodes on the accepted path cost anything, which is what counts on a CPU: there a vocabulary's noise takes longer
+than everything else. On a GPU each level costs a synchronisation, so only the rejection rule walks so, whose decisions
+need whole distributions on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.sampling.draw import draw_tokens
+from engine.sampling.logprobs import logprobs
+from engine.sampling.noise import KeyedRandom
+from engine.sampling.processors import process
+from engine.upload import Upload
+from engine.verify.rules import Decision, decide_rejection, match
+from engine.verify.walk import Pair, commit, follow
+
+
+def walk_levels(logits: Tensor, pairs: Sequence[Pair]) -> None:
+    """Walk to the end; log-probabilities of the walked rows come last, for all in one go."""
+    active: list[Pair] = []
+    for item, walk in pairs:
+        if item.is_plain:
+            follow(item, walk, _argmax_of(logits))
+        else:
+            active.append((item, walk))
+    while active:
+        decisions = _decide(_scores(logits, active), active)
+        active = [
+            (item, walk)
+            for (item, walk), (child, token) in zip(active, decisions, strict=True)
+            if not commit(item, walk, child, token)
+        ]
+    _add_logprobs(logits, [pair for pair in pairs if pair[0].params.logprobs is not None])
+
+
+def _argmax_of(logits: Tensor) -> Callable[[int], int]:
+    """The argmax of a row on a CPU, computed for visited rows only."""
+    if logits.dtype == torch.float32:
+        table = logits.numpy()
+        return lambda row: int(table[row].argmax())
+    return lambda row: int(logits[row].float().numpy().argmax())  # several times faster than a bf16 argmax
+
+
+def _scores(logits: Tensor, active: Sequence[Pair]) -> Tensor:
+    """What the tokens behind the current nodes are drawn from, ``[len(active), vocab]`` fp32."""
+    rows = _gather(logits, [item.first_row + 1 + walk.node for item, walk in active])
+    return process(rows, [item.params for item, _ in active], [item.history for item, _ in active])
+
+
+def _gather(logits: Tensor, rows: list[int]) -> Tensor:
+    """``[len(rows), vocab]`` fp32."""
+    if len(rows) == 1:
+        return logits[rows[0] : rows[0] + 1].float()  # a view: no copy for the most frequent case
+    return _select(logits, rows).float()
+
+
+def _select(rows: Tensor, numbers: list[int]) -> Tensor:
+    upload = Upload(rows.device)
+    index = upload.add(numbers)
+    upload.send()
+    return rows.index_select(0, index.tensor)
+
+
+def _decide(scores: Tensor, active: Sequence[Pair]) -> list[Decision]:
+    """One level: the accepted child (or ``None``) and the token of every active item."""
+    rejecting = [i for i, (item, _) in enumerate(active) if item.rejects]
+    if len(rejecting) == len(active):
+        decisions: list[Decision] = [(None, -1)] * len(active)
+    else:
+        tokens = draw_tokens(scores, [item.noise_key(len(walk.tokens)) for item, walk in active])
+        decisions = [
+            (match(item.tree, walk.node, token), token) for (item, walk), token in zip(active, tokens, strict=True)
+        ]
+    if rejecting:
+        if len(rejecting) < len(active):
+            scores = _select(scores, rejecting)
+        p = torch.softmax(scores.double(), dim=-1).cpu().numpy()
+        for i, row in zip(rejecting, p, strict=True):
+            item, walk = active[i]
+            decisions[i] = decide_rejection(row, item.tree, walk.node, KeyedRandom(item.key(len(walk.tokens))))
+    return decisions
+
+
+def _add_logprobs(logits: Tensor, pairs: Sequence[Pair]) -> None:
+    """Fill ``logprobs`` of all walks from the raw rows they passed, in one go."""
+    if not pairs:
+        return
+    rows = [row for item, walk in pairs for row in walk.rows(item)]
+    tokens = [token for _, walk in pairs for token in walk.tokens]
+    ks = [item.params.logprobs or 0 for item, walk in pairs for _ in walk.tokens]
+    entries = iter(logprobs(_gather(logits, rows), tokens, ks))
+    for _, walk in pairs:
+        walk.logprobs = [next(entries) for _ in walk.tokens]

@@ -1,0 +1,16 @@
+"""A CPU that is treated as a device with memory of its own: what runs on a GPU, with the numbers of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def pretended_device() -> Iterator[None]:
+    """Inside, everything is drawn, read back and fetched as on a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "is_host", lambda device: False)
+        yield

@@ -1,0 +1,32 @@
+"""Bias, penalties and stop mask one row and one token at a time, from the whole text: the oracle of batched ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.sampling.params import SamplingParams
+
+
+def shifted_row(
+    logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> torch.Tensor:
+    """A row ``[vocab]`` as it is before temperature, behind ``prompt`` and ``output``."""
+    row = logits.clone()
+    for token, bias in params.logit_bias.items():
+        row[token] += torch.tensor(bias, dtype=torch.float32)
+    if params.repetition_penalty != 1.0:
+        for token in {*prompt, *output}:
+            row[token] = (
+                row[token] * params.repetition_penalty if row[token] < 0 else row[token] / params.repetition_penalty
+            )
+    if params.presence_penalty or params.frequency_penalty:
+        for token in set(output):
+            count = torch.tensor(float(output.count(token)))
+            row[token] -= params.presence_penalty + params.frequency_penalty * count
+    if len(output) < params.min_tokens:
+        for token in params.stop_ids:
+            if token < len(row):
+                row[token] = float("-inf")
+    return row
