@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,32 @@ class PromptTopIds:
 
     def __init__(self) -> None:
         self.n = 0  # positions
+        self._firsts: list[int] = []  # of every chunk
         self._ids: list[IntArray] = []
         self._logprobs: list[FloatArray] = []
 
     def append(self, ids: IntArray, logprobs: FloatArray | None) -> None:
         """Rows of the next positions: ``ids`` ``[n, k]``, and ``logprobs`` of the same shape, always or never."""
+        self._firsts.append(self.n)
         self.n += len(ids)
         self._ids.append(ids)
         if logprobs is not None:
             self._logprobs.append(logprobs)
 
     def part(self, first: int, last: int) -> tuple[IntArray | None, FloatArray | None]:
-        """Rows of positions ``first`` to ``last - 1``; None where there are none."""
-        return _part(self._ids, first, last), _part(self._logprobs, first, last)
+        """Rows of positions ``first`` to ``last - 1``; None where no row was ever appended."""
+        last = max(first, last)
+        return self._part(self._ids, first, last), self._part(self._logprobs, first, last)
+
+    def _part(self, chunks: list[Any], first: int, last: int) -> Any:
+        """The rows, without a copy where one chunk has them all: a prompt of many chunks is told chunk by chunk."""
+        if not chunks:
+            return None
+        begin = max(0, bisect_right(self._firsts, first) - 1)
+        end = max(begin + 1, bisect_right(self._firsts, last - 1))
+        its = chunks[begin:end]
+        whole = its[0] if len(its) == 1 else np.concatenate(its)
+        return whole[first - self._firsts[begin] : last - self._firsts[begin]]
 
     def n_for(self, needs: Needs) -> int | None:
         """Positions that satisfy ``needs``; None: no limit, because ``needs`` asks for no prompt top ids."""
@@ -46,10 +60,3 @@ class PromptTopIds:
             k = needs.prompt_top_k
             made.append(ids[:, :k], logprobs[:, :k] if needs.top_logprobs and logprobs is not None else None)
         return made
-
-
-def _part(parts: list[Any], first: int, last: int) -> Any:
-    if not parts:
-        return None
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return whole[first:last]

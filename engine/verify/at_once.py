@@ -55,8 +55,6 @@ class DrawnAtOnce:
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Draw from ``logits`` ``[rows, vocab]``, any float dtype; returns what is to be fetched."""
-        if not self._pairs:
-            return []
         if self._any_plain:
             tokens = logits.argmax(dim=-1).int()
         else:
@@ -73,8 +71,6 @@ class DrawnAtOnce:
 
     def finish(self, arrays: Iterator[Array]) -> None:
         """Walk along what ``begin`` returned, now on the host; what follows it is left in ``arrays``."""
-        if not self._pairs:
-            return
         tokens = next(arrays).tolist()
         for item, walk in self._pairs:
             follow(item, walk, tokens.__getitem__)

@@ -36,10 +36,12 @@ class Verification:
         self._walks = [Walk() for _ in items]
         pairs = zip(items, self._walks, strict=True)
         active = [pair for pair in pairs if pair[0].max_new is None or pair[0].max_new > 0]
-        on_host = is_host(upload.device)
-        self._levels: list[Pair] = [pair for pair in active if on_host or pair[0].rejects]
-        at_once = [pair for pair in active if not (on_host or pair[0].rejects)]
-        self._at_once = DrawnAtOnce(at_once, vocab, upload)
+        at_once: list[Pair] = []
+        if not is_host(upload.device):
+            at_once = [pair for pair in active if not pair[0].rejects]
+            active = [pair for pair in active if pair[0].rejects]
+        self._levels = active
+        self._at_once = DrawnAtOnce(at_once, vocab, upload) if at_once else None
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device; returns what is to be fetched.
@@ -48,11 +50,12 @@ class Verification:
             logits: ``[rows, vocab]``, any float dtype; not changed.
         """
         self._logits = logits.detach()
-        return self._at_once.begin(self._logits)
+        return [] if self._at_once is None else self._at_once.begin(self._logits)
 
     def finish(self, arrays: Iterator[Array]) -> list[Walk]:
         """Every item's walk, from what ``begin`` returned; what follows it is left in ``arrays``."""
-        self._at_once.finish(arrays)
+        if self._at_once is not None:
+            self._at_once.finish(arrays)
         if self._levels:
             walk_levels(self._logits, self._levels)
         return self._walks

@@ -24,9 +24,11 @@ from engine.verify.walk import Pair, commit, follow
 def walk_levels(logits: Tensor, pairs: Sequence[Pair]) -> None:
     """Walk to the end; log-probabilities of the walked rows come last, for all in one go."""
     active: list[Pair] = []
+    best: Callable[[int], int] | None = None
     for item, walk in pairs:
         if item.is_plain:
-            follow(item, walk, _argmax_of(logits))
+            best = best or _argmax_of(logits)
+            follow(item, walk, best)
         else:
             active.append((item, walk))
     while active:

@@ -78,7 +78,8 @@ def commit(item: WalkItem, walk: Walk, child: int | None, token: int) -> bool:
 
 def follow(item: WalkItem, walk: Walk, token_of: Callable[[int], int]) -> None:
     """Walk to the end along the tokens drawn at the rows."""
-    over = False
-    while not over:
-        token = token_of(item.first_row + 1 + walk.node)
-        over = commit(item, walk, match(item.tree, walk.node, token), token)
+    node: int | None = ROOT
+    while node is not None:
+        token = token_of(item.first_row + 1 + node)
+        child = match(item.tree, node, token)
+        node = None if commit(item, walk, child, token) else child

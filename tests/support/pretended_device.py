@@ -7,10 +7,15 @@ from contextlib import contextmanager
 
 import pytest
 
+from engine import device
+from engine.sampling import noise, processors
+from engine.verify import batch
+
 
 @contextmanager
 def pretended_device() -> Iterator[None]:
     """Inside, everything is drawn, read back and fetched as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download, "is_host", lambda device: False)
+        for module in (device, noise, processors, batch):
+            patch.setattr(module, "is_host", lambda _: False)
         yield
