@@ -1,0 +1,102 @@
+"""Counts what a step asks of its device: operations, copies, and the times at which the host waits for it.
+
+A dispatch mode sees every operator, on a GPU as on a pretended one (``pretended``). What it cannot see is waited for by
+other means (events, streams), and how many kernels one operator launches; a profiler can.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Operators whose result has a shape that depends on values: the host reads it before it can go on.
+_SHAPED_BY_VALUES = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "is_nonzero"}
+_NO_KERNEL = {"_unsafe_view", "_reshape_alias", "detach", "empty", "empty_like", "empty_strided", "new_empty"}
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was asked of the device."""
+
+    ops: int = 0  # operators that compute or copy on the device; views and allocations do not
+    uploads: int = 0  # copies from the host, each a host tensor
+    downloads: int = 0  # copies to the host, single values included
+    waits: int = 0  # times at which the host waits: blocking copies, values, shapes that depend on values
+    by_name: Counter[str] = field(default_factory=Counter)  # of ``ops``
+
+
+class DeviceCounter(TorchDispatchMode):
+    """``with DeviceCounter() as counter: ..``, then ``counter.counts``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counts()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, counted; one that is composed of others is counted as those."""
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name != "to":
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        result = func(*args, **kwargs)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        if any(map(_is_on_device, (*inputs, *outputs))):
+            self._count(name, func, args, kwargs, inputs, outputs)
+        return result
+
+    def _count(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        counts = self.counts
+        if name == "lift_fresh":  # all that is to be seen of torch.tensor(.., device=..)
+            self._copy(to_host=False, blocks=True)
+        elif name in ("to", "_to_copy", "copy_"):
+            source, target = (args[1], args[0]) if name == "copy_" else (args[0], outputs[0])
+            if _is_on_device(source) != _is_on_device(target):
+                self._copy(_is_on_device(source), not _argument(func, args, kwargs, "non_blocking"))
+            elif not _is_same(source, target):
+                self._op(name)
+        elif name == "_local_scalar_dense":
+            self._copy(to_host=True, blocks=True)
+        elif not func.is_view and name not in _NO_KERNEL:
+            self._op(name)
+            if name.startswith("index"):
+                for x in inputs[1:]:
+                    if not _is_on_device(x) and x.dim():
+                        self._copy(to_host=False, blocks=True)
+                    counts.waits += x.dtype == torch.bool
+            counts.waits += name in _SHAPED_BY_VALUES
+
+    def _op(self, name: str) -> None:
+        self.counts.ops += 1
+        self.counts.by_name[name] += 1
+
+    def _copy(self, to_host: bool, blocks: bool) -> None:
+        self.counts.downloads += to_host
+        self.counts.uploads += not to_host
+        self.counts.waits += blocks
+
+
+def _is_on_device(x: Tensor) -> bool:
+    return x.device.type == "cuda"
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether a conversion had nothing to do."""
+    return a is b or getattr(a, "host", a) is getattr(b, "host", b)
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """An argument by its name in the operator's schema, however it was passed; None when it was not."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == name and place < len(args):
+            return args[place]
+    return kwargs.get(name)
