@@ -31,11 +31,11 @@ class Counts:
     by_name: Counter[str] = field(default_factory=Counter)  # of ``ops``
 
 
-class DeviceCounter(TorchDispatchMode):
+class DeviceCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """``with DeviceCounter() as counter: ..``, then ``counter.counts``."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts = Counts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -25,36 +25,36 @@ class PretendedTensor(Tensor):
     """A tensor of the device; ``host`` is what computes it."""
 
     host: Tensor
-    device = property(lambda self: DEVICE)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda self: False)  # type: ignore[assignment]
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, host: Tensor) -> PretendedTensor:
         """Of the same shape and layout; torch's own code takes it for one of the meta device."""
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(
             cls,
             host.shape,
             strides=host.stride(),
             storage_offset=host.storage_offset(),
             dtype=host.dtype,
-            device="meta",
+            device="meta",  # type: ignore[arg-type]
         )
         made.host = host
-        return made  # type: ignore[no-any-return]
+        return made
 
     def tolist(self) -> Any:
         """Values, by a copy to the host."""
         return self.cpu().tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Outside ``pretended_cuda`` too."""
         return _run(func, args, kwargs or {})
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Catches what has no tensor of the device among its arguments: factories."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +65,7 @@ class _Mode(TorchDispatchMode):
 def pretended_cuda() -> Iterator[torch.device]:
     """The device, while the block runs, in inference mode: views of tensors made in another mode cannot be followed."""
     absent = mock.patch.object(torch.cuda, "_lazy_init")
-    with absent, mock.patch.object(torch, "tensor", _make), torch.inference_mode(), _Mode():
+    with absent, mock.patch.object(torch, "tensor", _make), torch.inference_mode(), _Mode():  # type: ignore[no-untyped-call]
         yield DEVICE
 
 
