@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.gpu.counting.counter import Counts, DeviceCounter
 from benchmarks.gpu.counting.pretended import move_to_pretended, pretended_cuda
-from benchmarks.gpu.geometry import BLOCK, Geometry, config, random_model
+from benchmarks.gpu.measuring.geometry import BLOCK, Geometry
+from benchmarks.gpu.measuring.random_model import config, random_model
 from engine.model.ranges import LayerRange
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec

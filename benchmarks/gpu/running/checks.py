@@ -48,6 +48,7 @@ CHECKS: dict[str, Check] = {
         Check("probe", 1),
         Check("invariance", 4),
         Check("today", 4),
+        Check("counts", 1),
         Check("step", 5),
         Check("texts", 6),
         Check("seventy", 4),

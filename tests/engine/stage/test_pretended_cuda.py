@@ -1,0 +1,79 @@
+"""The way of a GPU through a stage writes the CPU's texts; the device is a pretended one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks.gpu.counting.pretended import move_to_pretended, pretended_cuda
+from engine.attention.ragged import Lengths, ragged
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
+from engine.model.spec import read_spec
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.info import TargetInfo
+from engine.target.local import LocalTarget
+from engine.upload import Upload
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts, tiny_model
+
+N_TOKENS = 12
+KINDS = (("autoregressive", 0.0), ("lookahead", 0.0), ("always-right", 0.0), ("pld-plus-a", 0.0), ("lookahead", 0.9))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_texts_are_those_of_a_cpu(family: str) -> None:
+    prompts = random_prompts(len(KINDS))
+    options = SchedulerOptions(prefill_chunk=40)
+
+    def texts(target: LocalTarget, answers: dict[tuple[int, ...], list[int]]) -> list[list[int]]:
+        requests = [
+            Request(prompt, SamplingParams(max_tokens=N_TOKENS, temperature=temperature, seed=3), method)
+            for prompt, (method, temperature) in zip(prompts, KINDS, strict=True)
+        ]
+        done = complete_all(make_engine(target, answers, options), requests, 4)
+        return [completion.token_ids for completion in done]
+
+    wanted = texts(make_target(family), {})
+    answers = {tuple(prompt): answer for prompt, answer in zip(prompts, wanted, strict=True)}
+    model = copy.deepcopy(tiny_model(family))
+    move_to_pretended(model)
+    spec = read_spec(model.config)
+    with pretended_cuda():
+        shards = [ModelShard(model, spec, layers, 600) for layers in split_layers(spec.n_layers, 2)]
+        assert texts(LocalTarget(TargetInfo(spec, 200, 16, 500), shards), answers) == wanted
+
+
+SEQUENCES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30), st.integers(0, 40)), min_size=1, max_size=4)
+
+
+@given(SEQUENCES, st.booleans(), st.none() | st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
+def test_the_ragged_kernel_is_asked_for_what_plain_products_compute(
+    drawn: list[tuple[int, int, int]], causal: bool, window: int | None
+) -> None:
+    """(queries, keys before them, first key row) of every sequence; the last of causal ones see all keys."""
+    n_queries, starts = [n for n, _, _ in drawn], [first for _, _, first in drawn]
+    n_keys = [n + before if causal else before for n, before, _ in drawn]
+    generator = torch.Generator().manual_seed(sum(n_keys))
+    q = torch.randn(sum(n_queries), 4, 8, generator=generator).bfloat16()
+    k, v = torch.randn(2, 90, 2, 8, generator=generator).bfloat16()
+
+    def attend(device: torch.device, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        upload = Upload(device)
+        lengths = Lengths.of(n_queries, starts, n_keys, upload)
+        upload.send()
+        return ragged(*tensors, lengths, 0.3, causal, window if causal else None)
+
+    wanted = attend(torch.device("cpu"), q, k, v)
+    with pretended_cuda() as device:
+        found = attend(device, *(x.to(device) for x in (q, k, v)))
+        assert torch.allclose(found[0].cpu().float(), wanted[0].float(), atol=0.02)
+        assert torch.allclose(found[1].cpu(), wanted[1], atol=1e-4)
