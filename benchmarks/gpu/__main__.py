@@ -6,6 +6,7 @@ GPU. Needed are torch 2.11 or later, transformers, accelerate, numpy, numba and 
     python3 -m benchmarks.gpu all --out out --budget 9      # and again, until all are done: it resumes
     python3 -m benchmarks.gpu probe invariance --out out    # two of them
     python3 -m benchmarks.gpu all --tiny                    # before: does everything run? a minute, on a CPU
+    python3 -m benchmarks.gpu all --tiny --device cuda --out tiny      # there, first: the same for its branches
     python3 -m benchmarks.gpu wheels DIR                    # before: what the machine lacks; wheels --help
 
 Each check prints its table last and leaves OUT/NAME.json (table, figures, machine, commit, arguments); OUT/tables.md

@@ -89,17 +89,7 @@ def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[R
     for sequences, nodes in STEPS[:2] if setting.tiny else STEPS:
         if setting.left < 0:
             break
-        targets: list[TimedStage] = []
-
-        def timed(*given: Any, targets: list[TimedStage] = targets) -> TimedStage:
-            targets.append(TimedStage(setting, *given))
-            return targets[0]
-
-        decoding = Decoding(model, Shape(sequences, nodes, 64 if setting.tiny else CONTEXT), timed)
-        runs = 2 if setting.tiny else RUNS
-        for _ in range(WARMUP + runs):
-            decoding.step()
-        layers, verify = (statistics.median(each[-runs:]) for each in (targets[0].layers, targets[0].verify))
+        layers, verify = _halves(setting, model, Shape(sequences, nodes, 64 if setting.tiny else CONTEXT))
         found.append(
             {
                 "weights": f"{geometry.n_layers} layers, {'int8' if int8 else setting.dtype_name}",
@@ -112,3 +102,18 @@ def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[R
             }
         )
     return found
+
+
+def _halves(setting: Setting, model: Any, shape: Shape) -> tuple[float, float]:
+    """Median seconds of a step's layers and of what follows them; the cache is given back with the target."""
+    runs = 2 if setting.tiny else RUNS
+    targets: list[TimedStage] = []
+
+    def timed(*given: Any) -> TimedStage:
+        targets.append(TimedStage(setting, *given))
+        return targets[0]
+
+    decoding = Decoding(model, shape, timed)
+    for _ in range(WARMUP + runs):
+        decoding.step()
+    return statistics.median(targets[0].layers[-runs:]), statistics.median(targets[0].verify[-runs:])

@@ -71,7 +71,7 @@ def _in_process(check: Check, setting: Setting, minutes: float, flags: Sequence[
     command = [sys.executable, "-m", "benchmarks.gpu", check.name, "--minutes", f"{minutes:.3f}", *flags]
     began = time.monotonic()
     (setting.out / f"{check.name}.json").unlink(missing_ok=True)  # an older answer must not pass for this one
-    child = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"}, start_new_session=True)
+    child = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"}, process_group=0)
     error = ""
     try:
         child.wait(60 * minutes)
