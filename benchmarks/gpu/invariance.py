@@ -4,7 +4,7 @@ The ten weight matrices of Llama 8B and 70B (q, k and v as one, gate and up as o
 rows. A row counts as unequal where any of its bits differs from the same row among 2,048, in the same place or in
 another one. Candidates:
 
-* cuBLAS as it is, and with the rows padded to multiples of 64;
+* cuBLAS as the engine sets it, and with the rows padded to multiples of 64;
 * G1: cuBLASLt told not to split the inputs, and the same with vLLM's workspace settings, both padded too;
 * G2: a persistent Triton kernel of our own (``persistent_gemm``), whose tiling is chosen here for each matrix from
   what 64 rows take; 128 rows a tile above 64. Once more with 16 rows a tile below 16: mma.sync instead of wgmma.
@@ -33,6 +33,7 @@ from benchmarks.gpu.measuring.clock import copy_bandwidth, graphed, queued
 from benchmarks.gpu.measuring.geometry import LLAMA_8B, LLAMA_70B, SPREAD, Geometry, sized
 from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Report, Setting
+from engine.device import set_precision
 
 if TYPE_CHECKING:
     from benchmarks.gpu.measuring.persistent_gemm import Tiling
@@ -67,7 +68,7 @@ class Blas:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-AS_IT_IS = Blas("cuBLAS as it is", (1, 64))
+AS_IT_IS = Blas("cuBLAS as the engine sets it", (1, 64))
 WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 ELSEWHERE = (
     Blas("G1: cuBLASLt, no split-K", (1, 64), False),
@@ -104,9 +105,10 @@ def library(setting: Setting, blas: Blas, copy: float) -> list[Row]:
     os.environ.update(blas.environment)
     if not setting.on_cuda:
         torch.set_num_threads(1)
+    set_precision(setting.device)
     if setting.on_cuda and not blas.split_k:
         torch.backends.cuda.preferred_blas_library("cublaslt")
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)  # (in bf16, split-K)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)  # (bf16, split-K)
     found = []
     for pad in blas.pads:
         name = blas.name if pad == 1 else f"{blas.name}, rows in {pad}s"
