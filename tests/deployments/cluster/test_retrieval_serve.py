@@ -29,10 +29,13 @@ from tests.support.server_process import Server, running
 pytestmark = pytest.mark.cluster
 
 FLAGS = ["--name", "tiny", "--kv-gib", "0.05", "--method", "rest", "--max-nodes", "16", "--grace", "2"]
+ORIGIN = "https://chat.example.com"
+ACCESS = ["--methods", "autoregressive,pld", "--cors-origins", ORIGIN]
 RETRIEVAL = ["--retrieval-poll", "0.1", "--live", "learner", "--live-interval", "0.1"]
 KEYS = {  # id -> what the key may do
     "operator": {"namespaces": ["tenant-a", "tenant-b", "learner"], "feeds": ["learner"], "admin": True},
     "reader": {"namespaces": ["learner"]},
+    "limited": {"requests_per_minute": 1},
 }
 LONG = {"max_tokens": 500, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 SHORT = LONG | {"max_tokens": 60}
@@ -99,14 +102,20 @@ class Site:
         return float(found[1])
 
 
+def write_keys(folder: Path, keys: dict[str, str]) -> None:
+    records = [{"id": name, "sha256": digest_of(keys[name]), "tenant": name, **KEYS[name]} for name in keys]
+    (folder / "new").write_text("\n".join(map(json.dumps, records)))
+    (folder / "new").rename(folder / "keys")
+
+
 @pytest.fixture(scope="module")
 def site(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, keys = tmp_path_factory.mktemp("site"), {name: new_key() for name in KEYS}
-    records = [{"id": name, "sha256": digest_of(keys[name]), "tenant": name, **may} for name, may in KEYS.items()]
-    (folder / "keys").write_text("\n".join(map(json.dumps, records)))
+    write_keys(folder, keys)
     with RedisServer() as redis:
         store = ["--retrieval", redis.url, "--retrieval-cache", str(folder / "cache")]
-        with running(tiny_checkpoint, [*FLAGS, *store, *RETRIEVAL, "--api-keys", str(folder / "keys")]) as server:
+        flags = [*FLAGS, *ACCESS, *store, *RETRIEVAL, "--api-keys", str(folder / "keys")]
+        with running(tiny_checkpoint, flags) as server:
             yield Site(server, redis, folder, keys)
 
 
@@ -205,6 +214,39 @@ def test_keys_say_who_reads_and_feeds_a_namespace_and_share_no_prefix(site: Site
     assert site.complete("a text of the operator", "learner")[1] < FEW
     eventually(lambda: site.metric("spectra:live_texts_total") > learnt)  # in their order: the reader's is not learnt
     assert site.ignores(prompt, "learner")
+
+
+def test_a_key_has_its_rate_and_no_more_and_one_that_is_taken_out_is_unknown(site: Site) -> None:
+    limited, asked = site.key("limited"), {"model": "tiny", "prompt": "Snow", "max_tokens": 1}
+    served, refused = (site.http.post("/v1/completions", json=asked, headers=limited) for _ in range(2))
+    assert (served.status_code, served.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["Retry-After"]) > 0
+    write_keys(site.folder, {name: key for name, key in site.keys.items() if name != "limited"})
+    eventually(lambda: site.http.get("/v1/models", headers=limited).status_code == 401)
+    assert site.http.get("/v1/models").status_code == 200
+    write_keys(site.folder, site.keys)
+    eventually(lambda: site.http.get("/v1/models", headers=limited).status_code != 401)
+
+
+def test_a_page_of_a_named_origin_may_ask_and_no_other(site: Site) -> None:
+    for origin, allowed in ((ORIGIN, ORIGIN), ("https://other.example.com", None)):
+        asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        asks["Access-Control-Request-Headers"] = "authorization, content-type"
+        first = httpx.options(f"{site.server.base}/v1/chat/completions", headers=asks)  # a browser shows no key yet
+        assert first.status_code == (200 if allowed else 400)
+        answer = site.http.get("/v1/models", headers={"Origin": origin})
+        for said in (first, answer):
+            assert said.headers.get("access-control-allow-origin") == allowed
+        assert answer.status_code == 200
+
+
+def test_methods_that_the_server_does_not_offer_are_refused(site: Site) -> None:
+    for method, status in (("pld", 200), ("rest", 200), ("suffix", 400), ("pld+suffix", 400)):
+        body = SHORT | {"model": "tiny", "prompt": "Snow", "speculative": {"method": method}}
+        answer = site.http.post("/v1/completions", json=body)
+        assert answer.status_code == status, answer.text
+        assert status == 200 or answer.json()["error"]["param"] == "speculative.method"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a/b", 7])
