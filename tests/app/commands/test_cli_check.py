@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 import yaml
 
 from app.cli import main
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing Serve warns
+    import ray.serve.schema  # noqa: F401
 
 FILE = Path(__file__).parents[3] / "docs" / "serve.yaml"
 Captured = pytest.CaptureFixture[str]
