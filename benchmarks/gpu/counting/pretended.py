@@ -6,8 +6,9 @@ the "device" cannot be read without a copy, as on a real one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -54,6 +55,34 @@ class PretendedTensor(Tensor):
         return _run(func, args, kwargs or {})
 
 
+class PretendedStream:
+    """A stream that is always done: a CPU's calls return when their work is."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+class PretendedEvent:
+    """A moment of the only stream."""
+
+    def __init__(self, **_: Any) -> None:
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Now."""
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """It is over."""
+
+    def elapsed_time(self, end: PretendedEvent) -> float:
+        """Milliseconds to ``end``."""
+        return (end._at - self._at) * 1e3
+
+
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Catches what has no tensor of the device among its arguments: factories."""
 
@@ -64,8 +93,13 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def pretended_cuda() -> Iterator[torch.device]:
     """The device, while the block runs, in inference mode: views of tensors made in another mode cannot be followed."""
-    absent = mock.patch.object(torch.cuda, "_lazy_init")
-    with absent, mock.patch.object(torch, "tensor", _make), torch.inference_mode(), _Mode():  # type: ignore[no-untyped-call]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init"))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", PretendedStream))
+        stack.enter_context(mock.patch.object(torch.cuda, "Event", PretendedEvent))
+        stack.enter_context(mock.patch.object(torch, "tensor", _make))
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(_Mode())  # type: ignore[no-untyped-call]
         yield DEVICE
 
 
