@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.attention.batches import Batch, attend_batches
-from engine.attention.segment import Segment, attend_runs
+from engine.attention.segment import Run, Segment, attend_runs
 from engine.kv.arena import KVArena, KVLayer
 from engine.upload import Uploaded
 
@@ -42,16 +42,17 @@ class PackedStep:
     capture_heads: dict[int, list[int]] = field(default_factory=dict)  # local layer -> heads
     capture_index: dict[int, Uploaded] = field(default_factory=dict)  # the same, int64 [n_chosen]
     captured: dict[int, CapturedQuery] = field(default_factory=dict)  # filled by the hook
-    _runs: dict[int | None, list[tuple[int, int]] | None] = field(default_factory=dict)  # see ``runs``
+    _runs: dict[int | None, list[Run] | None] = field(default_factory=dict)  # see ``runs``
 
-    def runs(self, window: int | None) -> list[tuple[int, int]] | None:
-        """Arena runs (first row, rows) that each segment reads, if every one is a single query over one run.
+    def runs(self, window: int | None) -> list[Run] | None:
+        """Arena rows that each segment reads, if every one is a single query.
 
         That is a plain decoding batch: it needs no masks, and the way there is half of its attention's time.
         """
         if window not in self._runs:
             found = [segment.run(window) for segment in self.segments]
-            self._runs[window] = None if None in found else [run for run in found if run is not None]
+            known = [run for run in found if run is not None]
+            self._runs[window] = known if len(known) == len(found) else None
         return self._runs[window]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> KVLayer:

@@ -19,6 +19,8 @@ from engine.tree import BoolArray
 # Below this many prefix keys one masked call beats two calls and a merge on a CPU (docs/decisions.md, 4).
 SPLIT_FROM = 1024
 
+Run = tuple[int, int] | Tensor  # arena rows: the first and how many, or int64 [n] where they do not follow each other
+
 
 @dataclass(slots=True, frozen=True)
 class _Window:
@@ -90,13 +92,14 @@ class Segment:
             out = merge(*kernel(folded, *prefix, None, scale), *kernel(folded, *block, seen.mask, scale))
         return out.reshape(1, n_heads, n, head_dim).transpose(1, 2)
 
-    def run(self, window: int | None) -> tuple[int, int] | None:
-        """(first arena row, rows) of all keys, if this is a single query over contiguous blocks; else None."""
-        base = self._table.base
-        if self.n != 1 or base is None or self._reference:
+    def run(self, window: int | None) -> Run | None:
+        """Where all keys lie, if this is a single query; else None."""
+        if self.n != 1 or self._reference:
             return None
-        end = self.n_cached + 1
+        base, end = self._table.base, self.n_cached + 1
         first = 0 if window is None else max(0, end - window)
+        if base is None:
+            return self._table.rows(first, end, torch.device("cpu"))
         return base + first, end - first
 
     def _keys(self, store: Tensor, first: int, last: int) -> Tensor:
@@ -146,13 +149,13 @@ class Segment:
         return visible
 
 
-def attend_runs(q: Tensor, layer: KVLayer, runs: list[tuple[int, int]], scale: float) -> Tensor:
-    """Attention of single queries, each over one run of arena rows.
+def attend_runs(q: Tensor, layer: KVLayer, runs: list[Run], scale: float) -> Tensor:
+    """Attention of single queries on a CPU, each over one run of arena rows, or over rows that are gathered.
 
     Args:
         q: ``[1, n_heads, n, head_dim]``, one query per run.
         layer: the layer's keys and values.
-        runs: (first row, rows) of every query, ``[n]``.
+        runs: of every query, ``[n]``.
         scale: softmax scale.
 
     Returns:
@@ -163,7 +166,11 @@ def attend_runs(q: Tensor, layer: KVLayer, runs: list[tuple[int, int]], scale: f
     n_kv_heads = keys.shape[1]
     folded = q.transpose(1, 2).reshape(n, n_kv_heads, n_heads // n_kv_heads, head_dim)
     outs = [
-        block_attention(one, keys.narrow(2, first, n_rows), values.narrow(2, first, n_rows), None, scale)[0]
-        for one, (first, n_rows) in zip(torch.split(folded, 1), runs, strict=True)
+        block_attention(one, _read(keys, run), _read(values, run), None, scale)[0]
+        for one, run in zip(torch.split(folded, 1), runs, strict=True)
     ]
     return torch.cat(outs).reshape(1, n, n_heads, head_dim)
+
+
+def _read(store: Tensor, run: Run) -> Tensor:
+    return store.narrow(2, *run) if isinstance(run, tuple) else store.index_select(2, run)

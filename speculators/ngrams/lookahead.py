@@ -23,6 +23,7 @@ from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.ngrams.dictionaries import ForwardDictionary, Tokens
 from speculators.ngrams.lookahead_window import LookaheadWindow
 from speculators.node_counter import NodeCounter
+from speculators.pieces import PIECE
 
 _DOUBT_FIRST = 1.0  # a single sequence behind the last token begins right about every second time
 _DOUBT_DEEPER = 0.25  # a single sequence that began right goes on right four times out of five
@@ -64,14 +65,20 @@ class LookaheadConfig:
 class _State:
     """Everything known about one request."""
 
-    __slots__ = ("n_learnt", "pool", "window")
+    __slots__ = ("n_begin", "n_learnt", "pool", "window")
 
     def __init__(self, config: LookaheadConfig, view: RequestView) -> None:
         prompt = view.context.view.tolist() or [0]
         rng = Random(f"{config.seed}/{view.request.params.seed}")
         self.window = LookaheadWindow(rng.choices(prompt, k=config.window + config.level - 3), config.level)
         self.pool = ForwardDictionary(config.guesses, config.max_keys, drop_prefixes=False)
-        self.n_learnt = len(view.context)  # tokens of the context that are learnt
+        self.n_begin = len(view.context)  # tokens of the context when the request began
+        self.n_learnt = self.n_begin  # tokens of the context that are learnt
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether part of the prompt is still to be learnt."""
+        return self.n_learnt < self.n_begin
 
 
 class Lookahead:
@@ -85,7 +92,7 @@ class Lookahead:
         self._states: dict[int, _State] = {}
 
     def begin(self, view: RequestView) -> None:
-        """Draw the first row of the window from the prompt (seeded) and, by option, learn the prompt."""
+        """Draw the first row of the window from the prompt (seeded) and, by option, begin to learn the prompt."""
         state = self._states[view.request_id] = _State(self._config, view)
         if self._config.learn_from_prompt:
             state.n_learnt -= min(state.n_learnt, self._config.prompt_window)
@@ -99,15 +106,20 @@ class Lookahead:
         root = int(view.context.view[-1])
         counter = NodeCounter()
         guesses = self._guesses(state, root, counter, budget - self._window_nodes(state, budget))
+        if state.is_behind:  # the pool would forget what the window brings sooner than older text
+            return guesses
         columns = state.window.choose(root, counter, budget)
         return guesses + [Branch(path, self.name, None, True) for path in columns]
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Advance the window, then learn: its n-grams first, so that accepted text counts as more recent."""
+        """Advance the window, then learn: its n-grams first, so that accepted text counts as more recent.
+
+        Chunks of the prompt are observed, too: a long prompt is learnt piece by piece while the target reads it.
+        """
         state = self._states[view.request_id]
         for ngram in state.window.advance(outcome):
             state.pool.add(ngram[0], ngram[1:])
-        if self._config.learn_from_output:
+        if self._config.learn_from_output or state.is_behind:
             self._learn_text(state, view)
 
     def end(self, view: RequestView) -> None:
@@ -141,10 +153,11 @@ class Lookahead:
         return branches
 
     def _learn_text(self, state: _State, view: RequestView) -> None:
-        """Learn the n-grams that the tokens committed since the last call complete."""
+        """Learn the n-grams that the tokens committed since the last call complete, a piece at most."""
         behind = self._config.level - 1
         first = max(state.n_learnt - behind, 0)
-        text: Tokens = tuple(view.context.view[first:].tolist())
+        end = len(view.context) if self._config.learn_from_output else state.n_begin
+        text: Tokens = tuple(view.context.view[first : min(end, state.n_learnt + PIECE)].tolist())
         for key in range(len(text) - behind):
             state.pool.add(text[key], text[key + 1 : key + 1 + behind])
         state.n_learnt = first + len(text)

@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.ngrams.dictionaries import BackwardDictionary, ForwardDictionary, Tokens
 from speculators.node_counter import NodeCounter
+from speculators.pieces import PIECE
 from speculators.spectra.candidate_pool import CandidatePool
 
 FORWARD, BACKWARD = "spectra-core.forward", "spectra-core.backward"  # what each dictionary's guesses may be labelled
@@ -85,7 +86,7 @@ class SpectraCoreConfig:
 class _State:
     """Everything known about one request."""
 
-    __slots__ = ("backward", "forward", "n_learnt", "pool")
+    __slots__ = ("backward", "forward", "n_begin", "n_learnt", "pool")
 
     def __init__(self, config: SpectraCoreConfig, view: RequestView) -> None:
         prompt = view.context.view.tolist() or [0]
@@ -93,7 +94,13 @@ class _State:
         self.forward = ForwardDictionary(config.per_key, config.max_forward_keys, config.drop_prefixes)
         self.backward = BackwardDictionary(config.max_backward_keys)
         self.pool = CandidatePool(prompt, config.pool_rows, config.ngram - 1, config.tau_refine, rng)
-        self.n_learnt = len(view.context)  # tokens of the context that are learnt
+        self.n_begin = len(view.context)  # tokens of the context when the request began
+        self.n_learnt = self.n_begin  # tokens of the context that are learnt
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether part of the prompt is still to be learnt."""
+        return self.n_learnt < self.n_begin
 
 
 class SpectraCore:
@@ -107,7 +114,7 @@ class SpectraCore:
         self.needs = Needs(probe_top_k=self._config.probe_top_k)
 
     def begin(self, view: RequestView) -> None:
-        """Fill the pool with random prompt tokens (seeded) and, by option, learn the prompt."""
+        """Fill the pool with random prompt tokens (seeded) and, by option, begin to learn the prompt."""
         state = self._states[view.request_id] = _State(self._config, view)
         if self._config.learn_from_prompt:
             state.n_learnt -= min(state.n_learnt, self._config.prompt_window)
@@ -135,8 +142,12 @@ class SpectraCore:
         return both[:n_guesses]
 
     def probes(self, view: RequestView, counter: NodeCounter, budget: int) -> list[Branch]:
-        """The pool rows whose turn it is, as many as fit; the step's outcome brings the target's answers."""
-        rows = self._states[view.request_id].pool.choose(counter, budget)
+        """The pool rows whose turn it is, as many as fit; the step's outcome brings the target's answers.
+
+        None before the prompt is learnt: the dictionaries would forget answers sooner than older text.
+        """
+        state = self._states[view.request_id]
+        rows = [] if state.is_behind else state.pool.choose(counter, budget)
         return [Branch(row, self.name, None, True) for row in rows]
 
     def guess_nodes(self, budget: int) -> int:
@@ -145,11 +156,14 @@ class SpectraCore:
         return budget - min(int(budget * self._config.probe_share) // depth, self._config.pool_rows) * depth
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Advance the pool, then learn: the pool's n-grams first, so that accepted text counts as more recent."""
+        """Advance the pool, then learn: the pool's n-grams first, so that accepted text counts as more recent.
+
+        Chunks of the prompt are observed, too: a long prompt is learnt piece by piece while the target reads it.
+        """
         state = self._states[view.request_id]
         for ngram in state.pool.advance(outcome, state.forward):
             self._learn_ngram(state, ngram)
-        if self._config.learn_from_output:
+        if self._config.learn_from_output or state.is_behind:
             self._learn_text(state, view)
 
     def end(self, view: RequestView) -> None:
@@ -168,7 +182,7 @@ class SpectraCore:
                 state.backward.add(ngram[:j], ngram[j])
 
     def _learn_text(self, state: _State, view: RequestView) -> None:
-        """Learn the n-grams that the tokens committed since the last call complete; O(N) per token.
+        """Learn the n-grams that the tokens committed since the last call complete, a piece at most; O(N) per token.
 
         Keys of ``S_bwd`` end right before a new token. ``S_fwd`` learns the ``N - 1`` tokens behind a key once they are
         there: the shorter sequences of the pool's rule would all be prefixes of these and add no node to a tree.
@@ -176,7 +190,8 @@ class SpectraCore:
         config = self._config
         longest = config.ngram - 1
         first = max(state.n_learnt - longest, 0)
-        text = tuple(view.context.view[first:].tolist())
+        end = len(view.context) if config.learn_from_output else state.n_begin
+        text = tuple(view.context.view[first : min(end, state.n_learnt + PIECE)].tolist())
         n_known = state.n_learnt - first
         if config.use_backward:
             state.backward.learn(text, n_known, 1 if config.use_sub_ngrams else longest, longest)

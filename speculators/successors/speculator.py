@@ -25,6 +25,7 @@ from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, FloatArray, IntArray
 from retrieval_store.index.memory import MemoryIndex
+from speculators.pieces import PIECE
 from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
 from speculators.successors.mix import MAX_CANDIDATES, Model, Sampling
@@ -99,6 +100,7 @@ class _State:
 
     model: Model
     sampling: Sampling
+    n_begin: int  # tokens of the context when the request began
     n_learnt: int  # tokens of the context that the tables know
     n_seen: int = field(default=0)  # tokens whose prediction the trusts have learnt from
 
@@ -142,11 +144,12 @@ class Successors:
     catches_up = True  # an outcome it missed costs knowledge, not correctness: it reads the tokens from the context
 
     def begin(self, view: RequestView) -> None:
-        """Count the prompt's n-grams."""
-        model = self._model(view)
+        """Begin to count the prompt's n-grams; pieces follow with its chunks, the rest with the first token."""
         n = len(view.context)
-        self._states[view.request_id] = _State(model, self._sampling(view.request.params), n, n)
-        learn_text(model.text, view.context.view, max(n - self._config.prompt_window, 0))
+        first = max(n - self._config.prompt_window, 0)
+        state = _State(self._model(view), self._sampling(view.request.params), n, first, n)
+        self._states[view.request_id] = state
+        self._learn_until(state, view.context.view, first + PIECE)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree, most probable nodes first."""
@@ -174,8 +177,8 @@ class Successors:
         """Count tokens that were committed while no draft was asked for."""
         context = view.context.view
         if state.n_learnt < len(context):
-            learn_text(state.model.text, context, state.n_learnt)
-            state.n_learnt = state.n_seen = len(context)
+            self._learn_until(state, context, len(context))
+            state.n_seen = len(context)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Learn what the target said behind every node, then the committed tokens.
@@ -184,6 +187,9 @@ class Successors:
         """
         state, config, context = self._states[view.request_id], self._config, view.context.view
         model = state.model
+        # Trusts learn from committed tokens: the tables must know the prompt before.
+        end = state.n_begin if outcome.tokens else state.n_learnt + PIECE
+        self._learn_until(state, context, min(end, state.n_begin))
         listens = TARGET in self.sources  # what is read back may be there for another part of a combination
         if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
             ids, weights = np.array(outcome.prompt_top_ids), np.exp(outcome.prompt_top_logprobs)
@@ -197,8 +203,17 @@ class Successors:
             n_before = len(context) - len(outcome.tokens)
             nodes, ids, weights = np.array(top.nodes), np.array(top.ids), np.exp(top.logprobs)
             learn_tree(model, context, n_before, tokens, parents, nodes, ids, weights, config.recent_decay)
-        learn_text(model.text, context, state.n_learnt)
-        state.n_learnt = state.n_seen = len(context)
+        if state.n_learnt >= state.n_begin:
+            self._learn_until(state, context, len(context))
+        state.n_seen = len(context)
+
+    @staticmethod
+    def _learn_until(state: _State, context: IntArray, end: int) -> None:
+        """Count the tokens up to ``end``, or to the end of the context, that are not counted yet."""
+        end = min(end, len(context))
+        if state.n_learnt < end:
+            learn_text(state.model.text, context[:end], state.n_learnt)
+            state.n_learnt = end
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state; what is shared stays."""
