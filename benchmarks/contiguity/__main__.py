@@ -32,7 +32,7 @@ def main() -> None:
     options = TargetOptions(str(arguments.model))
     info = replace(describe_target(options, arguments.model), n_blocks=arguments.blocks)
     shard = load_layers(options, arguments.model, whole_range(info.spec), info) if arguments.steps else None
-    rows = []
+    rows: list[dict[str, float]] = []
     for occupancy in (float(share) for share in arguments.occupancy.split(",")):
         if shard is None:
             figures = scheduled(info, occupancy, arguments.sharing, arguments.warm_up)
