@@ -26,6 +26,7 @@ from engine.target.info import TargetInfo, positions
 from engine.target.loading import plan_cache, resolve_dtype, whole_range
 from engine.target.options import TargetOptions
 from engine.tree import IntArray, TokenTree
+from engine.upload import Upload
 
 
 @dataclass(slots=True)
@@ -142,7 +143,10 @@ class Drafter:
             picked += [first + row for row in part.wanted]
             first += len(part.tokens) + (len(part.tree) if part.tree is not None else 0)
         if len(picked) != hidden.shape[0]:
-            hidden = hidden.index_select(0, torch.tensor(picked, dtype=torch.int64, device=hidden.device))
+            upload = Upload(hidden.device)
+            index = upload.add(picked)
+            upload.send()
+            hidden = hidden.index_select(0, index.tensor)
         if not picked:
             return hidden.new_empty((0, self.info.spec.vocab_size), dtype=torch.float32)
         return self._shard.logits(hidden).float()

@@ -1,14 +1,17 @@
 """Counts what a step asks of its device: operations, copies, and the times at which the host waits for it.
 
-A dispatch mode sees every operator, on a GPU as on a pretended one (``pretended``). What it cannot see is waited for by
-other means (events, streams), and how many kernels one operator launches; a profiler can.
+A dispatch mode sees every operator, on a GPU as on a pretended one (``pretended``); waits for streams and events are
+counted where they are called. How many kernels one operator launches is not seen; a profiler can tell.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -27,16 +30,34 @@ class Counts:
     ops: int = 0  # operators that compute or copy on the device; views and allocations do not
     uploads: int = 0  # copies from the host, each a host tensor
     downloads: int = 0  # copies to the host, single values included
-    waits: int = 0  # times at which the host waits: blocking copies, values, shapes that depend on values
+    waits: int = 0  # of the host: blocking copies, values, shapes that depend on values, streams and events
     by_name: Counter[str] = field(default_factory=Counter)  # of ``ops``
 
 
-class DeviceCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """``with DeviceCounter() as counter: ..``, then ``counter.counts``."""
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Counts of what the block asks for; inside ``pretended_cuda``, if that is where it runs."""
+    counts = Counts()
+    with ExitStack() as stack:
+        for owner in (torch.cuda.Event, torch.cuda.Stream):
+            waits = _counting(owner.synchronize, counts)
+            stack.enter_context(mock.patch.object(owner, "synchronize", waits))
+        stack.enter_context(_Mode(counts))
+        yield counts
 
-    def __init__(self) -> None:
+
+def _counting(synchronize: Callable[[Any], None], counts: Counts) -> Callable[[Any], None]:
+    def synchronize_counted(self: Any) -> None:
+        counts.waits += 1
+        synchronize(self)
+
+    return synchronize_counted
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, counts: Counts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts = Counts()
+        self.counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, counted; one that is composed of others is counted as those."""

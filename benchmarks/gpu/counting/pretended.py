@@ -1,6 +1,6 @@
 """A CUDA device that is none: tensors say that they are on one, and a CPU computes them.
 
-So the code of that device runs, and ``DeviceCounter`` counts what it would ask for, where there is no GPU. Memory of
+So the code of that device runs, and ``counter`` counts what it would ask for, where there is no GPU. Memory of
 the "device" cannot be read without a copy, as on a real one.
 """
 
@@ -97,6 +97,7 @@ def pretended_cuda() -> Iterator[torch.device]:
         stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init"))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", PretendedStream))
         stack.enter_context(mock.patch.object(torch.cuda, "Event", PretendedEvent))
+        stack.enter_context(mock.patch.object(torch.cuda, "Stream", PretendedStream))
         stack.enter_context(mock.patch.object(torch, "tensor", _make))
         stack.enter_context(torch.inference_mode())
         stack.enter_context(_Mode())  # type: ignore[no-untyped-call]

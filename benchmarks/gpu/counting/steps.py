@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.counting.counter import Counts, DeviceCounter
+from benchmarks.gpu.counting.counter import Counts, counted
 from benchmarks.gpu.counting.pretended import move_to_pretended, pretended_cuda
 from benchmarks.gpu.measuring.geometry import BLOCK, Geometry
 from benchmarks.gpu.measuring.random_model import config, random_model
@@ -90,8 +90,8 @@ def _run(stage: Stage, n_sequences: int, n_nodes: int, temperature: float, chunk
         n_cached = PROMPT + 1 + len(keep)
         steps.append(Step(2, [Work(seq, n_cached, [5], tree, keep, max_new=256) for seq in range(n_sequences)]))
     for step in steps:
-        with DeviceCounter() as forward:
+        with counted() as forward:
             activations = stage.forward(step, None)
-        with DeviceCounter() as verify:
+        with counted() as verify:
             stage.verify(activations)
-    return forward.counts, verify.counts
+    return forward, verify

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.gpu.counting.counter import DeviceCounter
+from benchmarks.gpu.counting.counter import counted
 from benchmarks.gpu.counting.pretended import move_to_pretended, pretended_cuda
 from benchmarks.gpu.counting.steps import counted_step
 
@@ -14,14 +14,15 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(("n_sequences", "n_nodes"), [(1, 0), (1, 63), (8, 0), (8, 63)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_step_is_one_upload_and_no_wait_however_many_sequences(
+def test_a_step_is_one_upload_one_download_and_one_wait_however_many_sequences(
     n_sequences: int, n_nodes: int, temperature: float
 ) -> None:
     step = counted_step(CPU, n_sequences, n_nodes, temperature)
     assert (step.forward.uploads, step.forward.downloads, step.forward.waits) == (1, 0, 0)
     assert step.per_layer <= (52 if n_nodes else 40)
     assert step.rest <= 6
-    assert step.verify.downloads == 1
+    assert (step.verify.uploads, step.verify.downloads, step.verify.waits) == (0, 1, 1)
+    assert step.verify.ops <= (45 if temperature else 12)
 
 
 def test_a_chunk_of_a_prompt_is_causal_attention_without_a_mask() -> None:
@@ -35,7 +36,7 @@ def test_a_chunk_of_a_prompt_is_causal_attention_without_a_mask() -> None:
 def test_the_counter_sees_what_it_is_there_for() -> None:
     model = torch.nn.Linear(4, 4)
     move_to_pretended(model)
-    with pretended_cuda() as device, DeviceCounter() as counter:
+    with pretended_cuda() as device, counted() as counts:
         rows = torch.zeros(3, 4, device=device)
         index = torch.tensor([2, 0], device=device)
         picked = model(rows[:, :2].repeat(1, 2)).index_select(0, index)
@@ -43,7 +44,7 @@ def test_the_counter_sees_what_it_is_there_for() -> None:
         assert len(picked.tolist()) == 2
         assert float(picked[0, 0]) == float(model.bias.cpu()[0])
         rows[torch.tensor([True, False, True], device=device)]
-    counts = counter.counts
+        torch.cuda.current_stream(device).synchronize()
     assert (counts.uploads, counts.downloads) == (2, 3)
-    assert counts.waits == counts.uploads + counts.downloads + 1
+    assert counts.waits == counts.uploads + counts.downloads + 2
     assert counts.by_name == {"zeros": 1, "repeat": 1, "addmm": 1, "index_select": 1, "index": 1}
