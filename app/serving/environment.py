@@ -34,6 +34,10 @@ def serve_environment(
         "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S": "1",
         # A replica that comes or goes makes HAProxy start anew; the process before it ends its streams for so long
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+        # A replica that refuses a connection has gone, whatever HAProxy heard last: it asks the next one, in the end
+        # Serve's own proxy. By default it gives a replica up at its third refusal, and a request at the fourth of all.
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+        "RAY_SERVE_HAPROXY_RETRIES": "100",  # more than there are ports for replicas
         # HAProxy's files: the defaults are shared by every server of the machine
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{scratch}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/s",

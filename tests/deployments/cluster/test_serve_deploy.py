@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
+from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
 from tests.support.server_process import READY_S, Stream
 
 pytestmark = pytest.mark.cluster
 
 FILE = Path(__file__).parents[3] / "docs" / "serve.yaml"
+ENVIRONMENT = {  # so that HAProxy learns of replicas from Serve and by asking them in vain, not by looking at them
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # that a replica takes requests once it is told to end
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "600",
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "600s",
+}
 METHODS = ("autoregressive", "pld", "spectra-core", "auto")
 
 
@@ -52,6 +61,12 @@ class Site:
         deployments = self.application()["deployments"]
         return {one["replica_id"] for name in names for one in deployments[name]["replicas"]}
 
+    @property
+    def model_hash(self) -> str:
+        """Of the model that is served now; empty while no ingress answers."""
+        answer = self.http.get("/v1/models")
+        return str(answer.json()["data"][0]["model_hash"]) if answer.is_success else ""
+
     def until(self, condition: Callable[[dict[str, Any]], bool]) -> None:
         """Wait until Serve says of the application what the condition asks for."""
         deadline = time.monotonic() + READY_S
@@ -66,12 +81,43 @@ def is_running(application: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with RayHead() as head:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        head = RayHead()
+    with head:
         head.deploy(FILE)
         site = Site(head)
         site.until(is_running)
         yield site
         site.http.close()
+
+
+def of_http(processes: list[psutil.Process]) -> list[int]:
+    """The ports on which ingresses speak HTTP."""
+    found = []
+    for process in processes:
+        for listener in process.net_connections("tcp4"):
+            if listener.status == psutil.CONN_LISTEN:
+                with contextlib.suppress(httpx.TransportError):  # of another protocol
+                    if httpx.get(f"http://127.0.0.1:{listener.laddr.port}/ping").status_code == httpx.codes.OK:
+                        found.append(listener.laddr.port)
+    return found
+
+
+def watched(port: int) -> list[tuple[int, int]]:
+    """What /ready and /health of one ingress say until it takes no connection any more."""
+    found = []
+    while True:
+        with contextlib.suppress(httpx.ReadError, httpx.RemoteProtocolError):  # just as it stops listening
+            try:
+                ready, health = (
+                    httpx.get(f"http://127.0.0.1:{port}/{name}", timeout=60) for name in ("ready", "health")
+                )
+            except httpx.ConnectError:
+                return found
+            found.append((ready.status_code, health.status_code))
+        time.sleep(0.05)
 
 
 def job(number: int) -> dict[str, Any]:
@@ -80,8 +126,13 @@ def job(number: int) -> dict[str, Any]:
     return {"model": "demo", "prompt": f"Question {number}: what", "max_tokens": 500} | sampling | method
 
 
-def test_router_and_ingress_are_replaced_under_streams_and_no_text_changes(site: Site) -> None:
-    wanted = [stream.all_ids() for stream in [Stream(site, **job(number)) for number in range(8)]]
+@pytest.fixture(scope="module")
+def wanted(site: Site) -> list[list[int]]:
+    """Undisturbed answers to the jobs, by number."""
+    return [stream.all_ids() for stream in [Stream(site, **job(number)) for number in range(8)]]
+
+
+def test_router_and_ingress_are_replaced_under_streams_and_no_text_changes(site: Site, wanted: list[list[int]]) -> None:
     before = site.replicas("Router", "Ingress")
     assert len(before) == 3
     streams = [Stream(site, **job(number)) for number in range(8)]
@@ -96,6 +147,25 @@ def test_router_and_ingress_are_replaced_under_streams_and_no_text_changes(site:
     assert site.http.get("/ready").status_code == httpx.codes.OK
 
 
+def test_an_ingress_that_leaves_says_so_and_a_proxy_that_was_not_told_asks_another(site: Site) -> None:
+    [manager] = alive(site.head.pid, "Serve's proxy")
+    ports, before = of_http(alive(site.head.pid, "ingress")), site.replicas("Ingress")
+    assert len(ports) == len(before) == 2
+    site.config = site.changed({"Ingress": {"ray_actor_options": {"num_cpus": 0.12}}})
+    with ThreadPoolExecutor(2) as pool:
+        seen = [pool.submit(watched, port) for port in ports]
+        manager.suspend()  # HAProxy knows the two that leave, and nothing else
+        try:
+            site.head.deploy(site.config)
+            for looks in seen:
+                assert (503, 200) in looks.result(READY_S)
+            statuses = [httpx.get(f"{site.head.url}/v1/models", timeout=60).status_code for _ in range(8)]
+        finally:
+            manager.resume()
+    assert statuses == [httpx.codes.OK] * 8
+    site.until(lambda found: is_running(found) and not before & site.replicas("Ingress"))
+
+
 def test_a_config_that_cannot_be_is_refused_with_the_reason_and_the_old_one_serves_on(site: Site) -> None:
     before = site.replicas("Router", "Ingress", "Target")
     site.head.deploy(site.changed({}, modle="demo"))
@@ -106,3 +176,19 @@ def test_a_config_that_cannot_be_is_refused_with_the_reason_and_the_old_one_serv
     site.until(lambda found: refused in found["deployments"].get("Router", {}).get("message", ""))
     assert before <= site.replicas("Router", "Ingress", "Target")
     assert len(Stream(site, **job(1)).all_ids()) == 500
+
+
+def test_a_text_ends_with_the_model_that_began_it(site: Site, wanted: list[list[int]], tiny_checkpoint: Path) -> None:
+    served = site.model_hash
+    streams = [Stream(site, **job(number)) for number in range(8)]
+    for stream in streams:
+        stream.until(5)
+    site.config = site.changed({}, model=str(tiny_checkpoint), name="demo")
+    site.head.deploy(site.config)
+    site.until(lambda found: is_running(found) and site.model_hash != served)
+    for stream, ids in zip(streams, wanted, strict=True):
+        stream.join()
+        had = stream.token_ids
+        assert had == ids[: len(had)]
+        assert [error["code"] for error in stream.errors] == ([] if had == ids else ["model_changed"])
+    assert Stream(site, **job(0)).all_ids() != wanted[0]
