@@ -72,12 +72,18 @@ def run(setting: Setting) -> Report:
     rows = Rows(setting, "seventy: a step of Llama 70B geometry", COLUMNS)
     copy = copy_bandwidth(setting)
     rows.attempt("20 layers", lambda: measured(setting, STAGE_LAYERS, False, copy))
-    notes = [f"{CONTEXT} tokens of context each, medians of {RUNS} steps.", f"A copy moves {copy / 1e12:.3g} TB/s."]
+    context, runs = sizes(setting)
+    notes = [f"{context} tokens of context each, medians of {runs} steps.", f"A copy moves {copy / 1e12:.3g} TB/s."]
     if find_spec("bitsandbytes") is None:
         notes.append("int8 not run: no bitsandbytes.")
     else:
         rows.attempt("80 layers in int8", lambda: measured(setting, LLAMA_70B.n_layers, True, copy))
     return rows.report(*notes)
+
+
+def sizes(setting: Setting) -> tuple[int, int]:
+    """Tokens of context, and steps that are measured."""
+    return (64, 2) if setting.tiny else (CONTEXT, RUNS)
 
 
 def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[Row]:
@@ -89,7 +95,7 @@ def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[R
     for sequences, nodes in STEPS[:2] if setting.tiny else STEPS:
         if setting.left < 0:
             break
-        layers, verify = _halves(setting, model, Shape(sequences, nodes, 64 if setting.tiny else CONTEXT))
+        layers, verify = _halves(setting, model, Shape(sequences, nodes, sizes(setting)[0]))
         found.append(
             {
                 "weights": f"{geometry.n_layers} layers, {'int8' if int8 else setting.dtype_name}",
@@ -106,7 +112,7 @@ def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[R
 
 def _halves(setting: Setting, model: Any, shape: Shape) -> tuple[float, float]:
     """Median seconds of a step's layers and of what follows them; the cache is given back with the target."""
-    runs = 2 if setting.tiny else RUNS
+    runs = sizes(setting)[1]
     targets: list[TimedStage] = []
 
     def timed(*given: Any) -> TimedStage:
