@@ -17,7 +17,7 @@ import torch
 
 from app.demo.paths import DEMO_TARGET
 from app.reporting.documents import as_line
-from benchmarks.contiguity.load import Load
+from benchmarks.contiguity.load import Figures, Load
 from benchmarks.contiguity.replay import measure
 from benchmarks.support.reporting import heading, row
 from engine.target.info import TargetInfo
@@ -32,7 +32,7 @@ def main() -> None:
     options = TargetOptions(str(arguments.model))
     info = replace(describe_target(options, arguments.model), n_blocks=arguments.blocks)
     shard = load_layers(options, arguments.model, whole_range(info.spec), info) if arguments.steps else None
-    rows: list[dict[str, float]] = []
+    rows: list[Figures] = []
     for occupancy in (float(share) for share in arguments.occupancy.split(",")):
         if shard is None:
             figures = scheduled(info, occupancy, arguments.sharing, arguments.warm_up)
@@ -41,11 +41,11 @@ def main() -> None:
         if not rows:
             print(heading(("wanted", *figures)), flush=True)
         rows.append({"wanted": occupancy, **figures})
-        print(row((occupancy, *(f"{value:.3f}" for value in figures.values()))), flush=True)
+        print(row((occupancy, *(None if value is None else f"{value:.3f}" for value in figures.values()))), flush=True)
     print(as_line({"benchmark": "contiguity", "blocks": info.n_blocks, "sharing": arguments.sharing, "rows": rows}))
 
 
-def scheduled(info: TargetInfo, occupancy: float, sharing: bool, warm_up: int) -> dict[str, float]:
+def scheduled(info: TargetInfo, occupancy: float, sharing: bool, warm_up: int) -> Figures:
     """The figures of as many steps as warm the cache up."""
     load = Load(info, occupancy, sharing)
     load.warm_up(warm_up)

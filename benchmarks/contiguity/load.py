@@ -25,6 +25,8 @@ FIRST, STOP = 5, 1  # the first id of a text; what ends one
 BOUNDS = (256, 1024, 2048)  # what clients ask for as ``max_tokens``
 MEDIAN, SPREAD = 5.5, 0.8  # of the natural logarithm of an answer's length
 
+Figures = dict[str, float | None]  # a row of the table
+
 
 @dataclass(slots=True)
 class Counts:
@@ -42,7 +44,7 @@ class Counts:
     cached_tokens: int = 0
     preempted: int = 0
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """What a table shows."""
         return {
             "occupancy": self.occupancy / self.steps,

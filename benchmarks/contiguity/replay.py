@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from benchmarks.contiguity.load import Load
+from benchmarks.contiguity.load import Figures, Load
 from engine.model.shard import ModelShard
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
@@ -48,7 +48,8 @@ class _EmptyCache:
     def step(self, step: Step) -> Step:
         """The same step with other blocks; texts are not copied from other sequences' places but from their own."""
         for seq in step.ends:
-            self._free.append(self._held.pop(seq)[0])
+            if seq in self._held:  # else it was over before the first step of the replay
+                self._free.append(self._held.pop(seq)[0])
         work = [replace(one, new_blocks=self._blocks(one), moved=False) for one in step.work]
         starts = [replace(one, source=[self._held[one.seq][0] * self._room] * len(one.source)) for one in step.starts]
         return replace(step, work=work, starts=starts)
@@ -57,10 +58,11 @@ class _EmptyCache:
         return self.take(work.seq, 0 if work.moved else len(work.new_blocks))
 
 
-def measure(
-    shard: ModelShard, info: TargetInfo, occupancy: float, sharing: bool, warm: int, n: int
-) -> dict[str, float]:
-    """Replay ``n`` steps behind ``warm`` that are only scheduled; returns the load's figures and times."""
+def measure(shard: ModelShard, info: TargetInfo, occupancy: float, sharing: bool, warm: int, n: int) -> Figures:
+    """Replay ``n`` steps behind ``warm`` that are only scheduled; returns the load's figures and times.
+
+    ``decoding_ratio`` is None when every step had rows of a prompt.
+    """
     load = Load(info, occupancy, sharing)
     load.warm_up(warm)
     room = -(-(info.max_model_len + 64) // info.block_size)
@@ -82,9 +84,9 @@ def measure(
                 kept.decoding.append(seconds)
     return {
         **load.counts.figures(),
-        "decoding_ms": 1e3 * sum(times[0].decoding) / len(times[0].decoding),
-        "decoding_ratio": sum(times[0].decoding) / sum(times[1].decoding),
+        "every_ms": 1e3 * sum(times[0].every) / len(times[0].every),
         "every_ratio": sum(times[0].every) / sum(times[1].every),
+        "decoding_ratio": sum(times[0].decoding) / sum(times[1].decoding) if times[0].decoding else None,
     }
 
 

@@ -26,7 +26,7 @@ def test_in_a_cache_that_is_nearly_full_few_sequences_are_scattered(sharing: boo
     load.warm_up(300)
     for _ in load.steps(200):
         load.scheduler.blocks.check_integrity()
-    figures = load.counts.figures()
+    figures = {name: value for name, value in load.counts.figures().items() if value is not None}
     assert figures["occupancy"] > 0.8
     assert figures["scattered"] < 0.1  # 0.9 without moves
     assert figures["moved_per_block_read"] < 0.05
@@ -37,5 +37,5 @@ def test_what_a_loaded_cache_costs_is_measured() -> None:
     of = info(256)
     shard = load_layers(OPTIONS, DEMO_TARGET, whole_range(of.spec), of)
     figures = measure(shard, of, 0.9, False, 60, 4)
-    assert figures["decoding_ratio"] > 0
+    assert figures["every_ratio"] is not None
     assert figures["every_ratio"] > 0
