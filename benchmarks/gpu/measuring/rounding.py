@@ -71,7 +71,8 @@ class Scorer:
             parents += [above, above, astray]
             astray, above = len(tokens) - 3, len(tokens) - 2
             path.append(above + 1)  # a node's row
-        return self._work(0, self._text[:1], TokenTree(tokens, parents))[path]
+        logits = self._work(0, self._text[:1], TokenTree(tokens, parents))
+        return logits.index_select(0, torch.tensor(path, device=logits.device))
 
     def _work(self, place: int, tokens: list[int], tree: TokenTree | None) -> Tensor:
         return self._score(Work(0, self._n + place, tokens, tree))
