@@ -24,7 +24,7 @@ from engine.model.tensors import INDEX, SINGLE, CheckpointTensors
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-READERS = 4  # threads; one copies about 3 GB a second, a disk has more
+READERS = 4  # threads: one by itself waits for the disk, then copies, then waits again
 
 
 def load_spec(path: Path) -> ModelSpec:
@@ -64,7 +64,7 @@ def load_shard(
     n_positions: int,
     quantization: str | None = None,
 ) -> ModelShard:
-    """Build the model without memory, then fill in only what the range needs, ``READERS`` tensors at a time.
+    """Build the model without memory, then fill in only what the range needs, tensor by tensor.
 
     Args:
         path: checkpoint directory.
@@ -85,7 +85,8 @@ def load_shard(
     tied = bool(getattr(config, "tie_word_embeddings", False))
     wanted = list(_wanted(model, layers, tied))
     matrices = {name for name in wanted if threshold is not None and is_quantized(model, name)}
-    with closing(CheckpointTensors(path, device)) as tensors, ThreadPoolExecutor(READERS) as threads:
+    readers = 1 if matrices else READERS  # to quantise takes a whole matrix, and what the kernel needs besides
+    with closing(CheckpointTensors(path, device)) as tensors, ThreadPoolExecutor(readers) as threads:
 
         def read(name: str) -> tuple[Tensor, Tensor | None]:
             source = EMBED if name == HEAD and tied and name not in tensors else name

@@ -1,8 +1,7 @@
-"""One safetensors file, read piece by piece into memory that belongs to the reader.
+"""One safetensors file, opened once. What a CPU keeps as it is stored is mapped; all else is read piece by piece.
 
-The library maps a file instead. Then what is read stays in this process's memory while the file is open, a cast needs
-the whole tensor twice, a GPU is sent pages that it cannot fetch by itself, and weights that are used as they are stored
-change under a running server when the file is written over.
+The library maps everything. Pages of a map stay in this process's memory until the file is closed, though a cast or a
+GPU needs them for a moment only, and a GPU cannot fetch them by itself.
 """
 
 from __future__ import annotations
@@ -58,6 +57,8 @@ class TensorFile:
             self._file.close()
             raise
         self._begin = self._file.tell()
+        self._size = path.stat().st_size
+        self._map: Tensor | None = None  # uint8, the whole file
 
     @property
     def names(self) -> list[str]:
@@ -69,14 +70,23 @@ class TensorFile:
         self._file.close()
 
     def read(self, name: str, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor on a device, in a dtype; None: as it is stored. Nothing else of its size is held on the way.
+        """A tensor on a device. Nothing else of its size is held on the way.
+
+        Args:
+            name: of the tensor.
+            device: where it goes.
+            dtype: of the result. If a CPU has it as it is stored, the result is the file's own memory: its pages are
+                read when they are used, and processes share them. None: as it is stored, in memory of its own.
 
         Raises:
             UnsupportedModelError: the file lacks it, or its bytes, or has them in a dtype that is not known.
         """
         place, stored = self._checked(name)
+        offset = self._begin + place.data_offsets[0]
+        if device.type == "cpu" and dtype == stored and offset % stored.itemsize == 0:
+            return self._mapped()[offset : self._begin + place.data_offsets[1]].view(stored).view(place.shape)
         tensor = torch.empty(place.shape, dtype=dtype or stored, device=device)
-        flat, offset = tensor.view(-1), self._begin + place.data_offsets[0]
+        flat = tensor.view(-1)
         if device.type == "cpu" and tensor.dtype == stored:
             self._fill(flat, offset)
             return tensor
@@ -98,7 +108,16 @@ class TensorFile:
         dtype, (first, last) = _DTYPES[place.dtype], place.data_offsets
         if min([first, *place.shape]) < 0 or last - first != prod(place.shape) * dtype.itemsize:
             raise UnsupportedModelError(f"{name!r} in {self._path} has {last - first} bytes for shape {place.shape}")
+        if self._begin + last > self._size:
+            file, folder = self._path.name, self._path.parent
+            raise UnsupportedModelError(f"{folder} cannot be loaded: {file} is cut short, it ends at byte {self._size}")
         return place, dtype
+
+    def _mapped(self) -> Tensor:
+        if self._map is None:
+            storage = torch.UntypedStorage.from_file(str(self._path), shared=False, nbytes=self._size)
+            self._map = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+        return self._map
 
     def _fill(self, flat: Tensor, offset: int) -> None:
         """Fill a contiguous tensor of the CPU with the file's bytes from ``offset`` on."""
@@ -106,6 +125,5 @@ class TensorFile:
         while rest:
             n = os.preadv(self._file.fileno(), [rest], offset)
             if n == 0:
-                name, folder = self._path.name, self._path.parent
-                raise UnsupportedModelError(f"{folder} cannot be loaded: {name} is cut short, it ends at byte {offset}")
+                raise UnsupportedModelError(f"{self._path} was cut short while it was read")
             rest, offset = rest[n:], offset + n

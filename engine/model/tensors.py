@@ -36,7 +36,7 @@ class CheckpointTensors:
             single = TensorFile(path / SINGLE)
             self._open[path / SINGLE] = single
             self._files = dict.fromkeys(single.names, path / SINGLE)
-        self._opening, self._quantizing = threading.Lock(), threading.Lock()
+        self._opening = threading.Lock()
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint lists the tensor."""
@@ -51,7 +51,7 @@ class CheckpointTensors:
         return self._file(name).read(name, self._device, dtype)
 
     def int8(self, name: str) -> tuple[Tensor, Tensor]:
-        """A matrix as int8 with its scales, on the device: as they are stored, or quantised now, one at a time.
+        """A matrix as int8 with its scales, on the device: as they are stored, or quantised now.
 
         Raises:
             UnsupportedModelError: as ``read``.
@@ -59,8 +59,7 @@ class CheckpointTensors:
         scales = name.removesuffix("weight") + SCALES
         if scales in self:
             return self.read(name, torch.int8), self.read(scales, torch.float32)
-        with self._quantizing:  # which needs the whole matrix
-            return quantize(self._file(name).read(name, CPU), self._device)
+        return quantize(self._file(name).read(name, CPU), self._device)
 
     def close(self) -> None:
         """Close the files."""
