@@ -94,7 +94,7 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         config.default_max_tokens,
         int(config.max_body_mib * 2**20),
         logs,
-        config.max_nodes,
+        config.draft_nodes,
         config.retrieval_namespace,
         access_options(config),
         trace_options(config),

@@ -20,6 +20,7 @@ from app.inputs.libraries import LibraryAt
 from app.inputs.models import model_path
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
+from app.offline.flags import draft_nodes
 from app.offline.setup import load_target, sampling, speculator_options
 from app.reporting.progress import bar
 from app.version import VERSION
@@ -108,7 +109,7 @@ def _plan(arguments: argparse.Namespace, questions: list[Question], target: Loca
         params=sampling(first, target),
         repeats=arguments.repeats,
         batch_size=arguments.batch_size,
-        max_nodes=arguments.max_nodes,
+        max_nodes=draft_nodes(arguments),
         raw=arguments.raw,
         warm_passes=arguments.warm_passes,
     )

@@ -19,6 +19,7 @@ from app.inputs.prompts import first_of_each
 from app.inputs.recordings import encode, read_logs, split
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
+from app.offline.flags import draft_nodes
 from app.reporting.progress import bar
 from app.version import VERSION
 from engine.errors import ConfigError
@@ -53,7 +54,7 @@ def _replay(arguments: argparse.Namespace, out: Path) -> tuple[list[Record], dic
         settings=[Setting(warm=state == WARM) for state in arguments.states],
         history=encode(tokenizer, history, "--history") if history else [],
         test=encode(tokenizer, test, "--replay"),
-        max_nodes=arguments.max_nodes,
+        max_nodes=draft_nodes(arguments),
         history_passes=arguments.warm_passes,
     )
     pool = SpeculatorPool(_options(arguments, tokenizer, history))

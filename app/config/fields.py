@@ -120,8 +120,10 @@ class SpeculationFields(FieldGroup):
         description="methods that requests may name, alone or joined, comma-separated; all by default; that of "
         "method always",
     )
-    max_nodes: Annotated[int, Field(ge=0, le=4096)] = Field(
-        64, description="drafted nodes per step of a request that names no number"
+    max_nodes: Annotated[int, Field(ge=0, le=4096)] | None = Field(
+        None,
+        description="drafted nodes per step of a request that names no number; 64 by default, on cuda 63, which with "
+        "the root are a tile of 64 rows",
     )
     heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
     draft_model: str | None = Field(None, description="directory or hub id of draft-model's small model; 'demo' works")

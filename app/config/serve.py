@@ -15,6 +15,7 @@ from app.config.checks import check_access_fields, check_split_fields, check_unu
 from app.config.fields import AllFields, MethodFields
 from app.demo.paths import DEMO
 from engine.errors import ConfigError, UnknownMethodError
+from engine.target.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace
 from speculators.methods import method_names, normalised
 
@@ -78,6 +79,11 @@ class ServeConfig(AllFields):
     def served_name(self) -> str:
         """What clients write as ``model``."""
         return self.name or (DEMO if self.model == DEMO else Path(self.model).name)
+
+    @property
+    def draft_nodes(self) -> int:
+        """Drafted nodes per step of a request that names no number."""
+        return default_nodes(self.device) if self.max_nodes is None else self.max_nodes
 
     @property
     def drafter_settings(self) -> dict[str, Any]:

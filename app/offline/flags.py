@@ -11,6 +11,7 @@ from app.inputs.devices import has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError
+from engine.target.options import default_nodes
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.methods import method_names
 
@@ -44,7 +45,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:
     """Flags of methods that need something beside the target."""
-    parser.add_argument("--max-nodes", type=int, default=64, metavar="N", help="drafted nodes per step (default: 64)")
+    parser.add_argument("--max-nodes", type=int, metavar="N", help="drafted nodes per step (default: 64; 63 on cuda)")
     parser.add_argument(
         "--heads",
         type=Path,
@@ -85,6 +86,12 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def draft_nodes(arguments: argparse.Namespace) -> int:
+    """Drafted nodes per step: of the flags, or the device's default."""
+    given: int | None = arguments.max_nodes
+    return default_nodes(arguments.device) if given is None else given
+
+
 def check_flags(arguments: argparse.Namespace, temperature: float, *methods: str) -> None:
     """Raises SpectraError if a value is out of range, or a method or model cannot exist; the message names it."""
     is_cuda = arguments.device.partition(":")[0] == "cuda"
@@ -100,7 +107,7 @@ def check_flags(arguments: argparse.Namespace, temperature: float, *methods: str
         "--top-p": (0 < arguments.top_p <= 1, arguments.top_p, "above 0, at most 1"),
         "--top-k": (arguments.top_k >= 0, arguments.top_k, "0 (no limit) or more"),
         "--batch-size": (arguments.batch_size >= 1, arguments.batch_size, "at least 1"),
-        "--max-nodes": (arguments.max_nodes >= 0, arguments.max_nodes, "0 or more"),
+        "--max-nodes": (draft_nodes(arguments) >= 0, arguments.max_nodes, "0 or more"),
     }
     for flag, (is_right, value, right) in checks.items():
         if not is_right:

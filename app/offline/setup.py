@@ -12,6 +12,7 @@ from app.inputs.cache import cache_folder
 from app.inputs.libraries import library_at
 from app.inputs.models import model_path
 from app.inputs.tokenizers import load_tokenizer
+from app.offline.flags import draft_nodes
 from app.offline.generator import Generator
 from app.speculation.drafter import offline_drafter
 from app.speculation.heads import offline_heads, with_model
@@ -99,4 +100,4 @@ def generator(arguments: argparse.Namespace, method: str) -> Generator:
     size = max(64, arguments.batch_size)
     engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
     tokenizer = load_tokenizer(path)
-    return Generator(engine, tokenizer, sampling(arguments, target), method, arguments.max_nodes, arguments.raw)
+    return Generator(engine, tokenizer, sampling(arguments, target), method, draft_nodes(arguments), arguments.raw)

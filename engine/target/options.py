@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from engine.simulated.profile import Simulation
 
 GIB = 1 << 30
+_NODES, _GPU_NODES = 64, 63  # drafted nodes of a step; GPUs multiply by tiles of 64 rows, and the root is one of them
+
+
+def default_nodes(device: str) -> int:
+    """Drafted nodes of a step, for requests that name no number, on a device as in ``TargetOptions``."""
+    return _GPU_NODES if device.partition(":")[0] == "cuda" else _NODES
 
 
 @dataclass(frozen=True, slots=True)
