@@ -1,7 +1,7 @@
 """Checks for a machine with a GPU that is at hand briefly.
 
 A bare checkout is enough, nothing is downloaded: models are random weights of Llama 8B and 70B geometry, made on the
-GPU. Needed are torch 2.11 or later, transformers, accelerate, numpy, numba and msgspec, Python 3.11 or later.
+GPU. Needed are torch 2.11 or later, transformers, numpy, numba and msgspec, Python 3.11 or later.
 
     python3 -m benchmarks.gpu all --out out --budget 9      # and again, until all are done: it resumes
     python3 -m benchmarks.gpu probe invariance --out out    # two of them
