@@ -23,7 +23,8 @@ def run(setting: Setting) -> Report:
                 rows.append(_row(setting, name, n_sequences, n_nodes, temperature, 0))
         rows.append(_row(setting, f"{n_sequences} x 64 rows of a prompt, greedy", n_sequences, 0, 0.0, 64))
     where = "a pretended device" if setting.device.type == "cpu" else "the device"
-    return Report("Operators, host tensors and waits of a step", COLUMNS, rows, (f"Counted on {where}.",))
+    document = {"rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows], "counted_on": where}
+    return Report("Operators, host tensors and waits of a step", COLUMNS, rows, (f"Counted on {where}.",), document)
 
 
 def _row(
