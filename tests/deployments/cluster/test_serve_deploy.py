@@ -183,7 +183,7 @@ def test_a_text_ends_with_the_model_that_began_it(site: Site, wanted: list[list[
     streams = [Stream(site, **job(number)) for number in range(8)]
     for stream in streams:
         stream.until(5)
-    site.config = site.changed({}, model=str(tiny_checkpoint), name="demo")
+    site.config = site.changed({"Ingress": {"num_replicas": 1}}, model=str(tiny_checkpoint), name="demo")
     site.head.deploy(site.config)
     site.until(lambda found: is_running(found) and site.model_hash != served)
     for stream, ids in zip(streams, wanted, strict=True):
