@@ -165,7 +165,11 @@ class DraftPool(Protocol):
         """A request was admitted; ``request.method`` says which speculator drafts for it."""
 
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
-        """Learn from outcomes, then draft for every request in ``budgets``."""
+        """Learn from outcomes, then draft for every request in ``budgets``.
+
+        A request without an entry in the answer rests: its speculator drafts nothing, and will learn nothing from what
+        the target would say behind the nodes of its next step.
+        """
 
     def end(self, request_id: int) -> None:
         """Drop a request; harmless when it is not live."""

@@ -74,7 +74,8 @@ class SpeculatorPool:
             budgets: request id -> most nodes of its next tree; several parts of one method share it.
 
         Returns:
-            request id -> branches in priority order, for ``engine.composer.compose``.
+            request id -> branches in priority order, for ``engine.composer.compose``; a request that rests has no
+            entry (``engine.protocol.DraftPool``).
         """
         for request_id, outcome in outcomes:
             live = self._live.get(request_id)
@@ -127,5 +128,7 @@ class SpeculatorPool:
         drafts: dict[int, list[Branch]] = {}
         for speculator, views in groups.items():
             proposed = speculator.propose_batch(views, [budgets[view.request_id] for view in views])
-            drafts.update(zip((view.request_id for view in views), proposed, strict=True))
+            for view, branches in zip(views, proposed, strict=True):
+                if branches or not speculator.rests(view):
+                    drafts[view.request_id] = branches
         return drafts

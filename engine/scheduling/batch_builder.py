@@ -178,4 +178,5 @@ def _tree_work(sequence: Sequence, blocks: list[int], moved: list[int] | None) -
         told,
         max_new=sequence.max_new,
         moved=moved is not None,
+        reads_back=sequence.reads_back,
     )

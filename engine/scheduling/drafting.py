@@ -50,7 +50,8 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
 
 
 def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
-    """Compose the drafts into trees; a sequence without a draft decodes without one."""
+    """Compose the drafts into trees; a sequence without a draft decodes without one, and without read-backs."""
     for sequence in draft_round.drafting:
-        tree = compose(drafts.get(sequence.seq, ()), draft_round.budgets[sequence.seq])
-        scheduler.set_tree(sequence, tree)
+        branches = drafts.get(sequence.seq)
+        tree = compose(branches or (), draft_round.budgets[sequence.seq])
+        scheduler.set_tree(sequence, tree, reads_back=branches is not None)

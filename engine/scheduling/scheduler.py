@@ -179,8 +179,14 @@ class Scheduler:
             self._finish(sequence)
         return commit
 
-    def set_tree(self, sequence: Sequence, tree: TokenTree) -> None:
-        """The speculator's draft is there: the sequence may join a step."""
+    def set_tree(self, sequence: Sequence, tree: TokenTree, reads_back: bool = True) -> None:
+        """The speculator's draft is there: the sequence may join a step.
+
+        Args:
+            sequence: of the draft.
+            tree: it may be empty.
+            reads_back: whether the speculator will learn what the target says behind the nodes.
+        """
         if sequence.state is State.DRAFTING:
-            sequence.tree = tree
+            sequence.tree, sequence.reads_back = tree, reads_back
             sequence.state = State.READY

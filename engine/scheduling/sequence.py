@@ -39,6 +39,7 @@ class Sequence:
     n_sent: int = 0  # tokens that chunks have been sent of, while it is prefilled
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
     tree: TokenTree = EMPTY_TREE
+    reads_back: bool = True  # what the target says behind the nodes of ``tree``
     in_flight: int = 0  # unanswered steps that it is in: chunks of its text, or one tree
     cancelled: bool = False
     known: bool = False  # the target holds state of this sequence
@@ -54,11 +55,13 @@ class Sequence:
         Args:
             seq: its number, unique among the sequences of one scheduler.
             request: with the server's defaults filled in.
-            needs: what its speculator wants read back; None: nothing.
+            needs: what its speculator wants read back; None: nothing. A request that may have no nodes never drafts,
+                and nothing is read back for it.
         """
         assert request.max_nodes is not None, "the server's defaults have not been filled in"
         tokens = [*request.prompt, *request.emitted]
-        return cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, needs or Needs())
+        wanted = needs if needs is not None and request.max_nodes else Needs()
+        return cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, wanted)
 
     @property
     def request_so_far(self) -> Request:

@@ -9,12 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device import Array
+from engine.device import Array, is_host
 from engine.protocol import Needs
 from engine.step import Work
 from engine.top_ids import NO_TOP_IDS, TopIds
 from engine.tree import ROOT, FloatArray, IntArray
 from engine.upload import Upload, Uploaded
+
+_PIECE = 1 << 20  # logits handled at once on a CPU: what is made of them takes no new memory every time
+_LONG, _BLOCK = 1 << 14, 64  # ids of a row from which on blocks of it are looked at first, and of a block
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
             return LogitRows(list(range(n)), n, needs.prompt_top_k)
         return LogitRows([n - 1] if work.draw else [], int(work.draw))
     tree = work.tree
+    if not work.reads_back:
+        needs = Needs()
     n_walk = 1 + max((node + 1 for node, probe in enumerate(tree.probe) if not probe), default=0)
     nodes = list(range(ROOT, n_walk - 1))
     if needs.node_top_k:
@@ -149,7 +154,34 @@ def _places(work: Work, needs: Needs, rows: LogitRows) -> Sequence[int]:
 
 def _top(logits: Tensor, k: int, with_logprobs: bool) -> list[Tensor]:
     """The ``k`` best ids of every row, best first, int32, and their log-probabilities if wanted, fp32."""
-    values, ids = torch.topk(logits, min(k, logits.shape[-1]), dim=-1)
+    k = min(k, logits.shape[-1])
+    if not is_host(logits.device):
+        return _top_of(logits, torch.topk(logits, k, dim=-1), with_logprobs)
+    pieces = logits.split(max(1, _PIECE // logits.shape[-1]))
+    found = [_top_of(piece, _best(piece, k), with_logprobs) for piece in pieces]
+    return found[0] if len(found) == 1 else [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+def _top_of(logits: Tensor, best: tuple[Tensor, Tensor], with_logprobs: bool) -> list[Tensor]:
+    values, ids = best
     if not with_logprobs:
         return [ids.int()]
     return [ids.int(), values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)]
+
+
+def _best(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """``torch.topk``, on a CPU two to four times faster where rows are long; equal logits may come in another order.
+
+    The best ``k`` lie in the ``k`` blocks with the largest maxima.
+    """
+    n, vocab = logits.shape
+    n_blocks = vocab // _BLOCK
+    if vocab < _LONG or k > n_blocks:
+        values, ids = torch.topk(logits, k, dim=-1)
+        return values, ids
+    end = n_blocks * _BLOCK
+    blocks = logits[:, :end].view(n, n_blocks, _BLOCK).amax(dim=-1).topk(k, dim=-1, sorted=False).indices
+    inside = blocks.sort(dim=-1).values[:, :, None] * _BLOCK + torch.arange(_BLOCK)
+    candidates = torch.cat((inside.view(n, -1), torch.arange(end, vocab).expand(n, -1)), dim=-1)
+    values, places = logits.gather(-1, candidates).topk(k, dim=-1)
+    return values, candidates.gather(-1, places)

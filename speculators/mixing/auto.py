@@ -158,6 +158,11 @@ class Auto:
             if not (rests and part.catches_up):
                 part.observe(view, outcome)
 
+    def rests(self, view: RequestView) -> bool:
+        """Whether the next outcome of a request will be skipped by all sources that want to be told of nodes."""
+        told = (part for part in self._parts if part.needs.node_top_k or part.needs.probe_top_k)
+        return self._statistics[view.request_id].pause > 0 and all(part.catches_up for part in told)
+
     def end(self, view: RequestView) -> None:
         """Forwarded to all sources."""
         self._statistics.pop(view.request_id, None)

@@ -59,6 +59,21 @@ def test_what_a_device_answers_in_one_go_is_what_a_cpu_answers() -> None:
     assert len(kinds) > 4, "tokens, log-probabilities, probes and attention were answered"
 
 
+def test_a_step_that_teaches_nobody_reads_nothing_back_behind_nodes() -> None:
+    needs = Needs(node_top_k=4, top_logprobs=True, hidden_layer=1)
+    told = []
+    for reads_back in (True, False):
+        target = make_target("llama", n_blocks=16, block_size=4)
+        start = SequenceStart(0, SamplingParams(), len(PROMPT), needs)
+        target.step(Step(0, [Work(0, 0, PROMPT, new_blocks=[0, 1, 2, 3, 4])], [start]))
+        told += target.step(Step(1, [Work(0, len(PROMPT), [9], TREE, max_new=40, reads_back=reads_back)])).results
+    asked, rested = told
+    assert (asked.tokens, asked.accepted) == (rested.tokens, rested.accepted)
+    assert len(asked.top_ids) == len(TREE) + 1
+    assert len(rested.top_ids) == 0
+    assert np.array_equal(asked.hidden, rested.hidden), "states are a sequence: none may be missing"  # type: ignore[arg-type]
+
+
 def test_a_step_is_fetched_once(monkeypatch: Any) -> None:
     """Whatever it reads back; the rejection rule alone decides level by level."""
     from engine.stage import answer

@@ -218,6 +218,32 @@ def test_a_part_that_fails_hurts_no_other_and_its_state_goes_as_well(fails_in):
     assert all(part._failed == set() for part in auto._parts)
 
 
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up):
+    heard = []
+
+    class Told(Source):
+        needs = Needs(node_top_k=4)
+
+        def observe(self, view, outcome):
+            heard.append(outcome)
+
+    Told.catches_up = catches_up
+    auto = Auto([Told(claim=0.3, accuracy=0.0)], line(0.5))  # never pays: pauses grow
+    request, rested = make_request(), 0
+    auto.begin(request)
+    for _ in range(40):
+        tree = compose(auto.propose(request, 32), 32)
+        rests, before = auto.rests(request), len(heard)
+        assert not (rests and len(tree))
+        outcome = TARGET.score(request.context.view.tolist(), tree)
+        request.context.extend(outcome.tokens)
+        auto.observe(request, outcome)
+        assert len(heard) == before + (not rests)
+        rested += rests
+    assert (rested > 10) == catches_up
+
+
 def test_requests_begin_anew_after_their_end():
     source = Source(claim=0.3, accuracy=0.0)
     auto = Auto([source], line(0.5))
