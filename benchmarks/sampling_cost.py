@@ -1,4 +1,4 @@
-"""What a step pays behind its logits: processing rows, drawing and walking, reading ids back (processor time, a thread).
+"""What a step pays behind its logits, in processor time: processing rows, drawing and walking, reading ids back.
 
 Random logits of a vocabulary of 128,256; a prompt of 1,000 tokens and 500 of output for penalties. Walks are down a
 tree of 64 nodes that the target hardly ever follows, level by level and with all rows drawn at once: the second is the
@@ -107,9 +107,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rng, vocab = random.Random(0), arguments.vocabulary
     logits = torch.randn(N_NODES + 1, vocab, generator=torch.Generator().manual_seed(0)) * 4.0
-    tree = TokenTree(
-        [rng.randrange(vocab) for _ in range(N_NODES)], [(node - 1) // 2 if node else -1 for node in range(N_NODES)]
-    )
+    parents = [(node - 1) // 2 if node else -1 for node in range(N_NODES)]
+    tree = TokenTree([rng.randrange(vocab) for _ in parents], parents)
     document: dict[str, Any] = {"vocabulary": vocab, "ms": {}}
     print(heading(("request", "65 rows, ms", "by level, ms", "at once, ms")), flush=True)
     for kind, params in kinds(vocab, rng).items():
