@@ -157,7 +157,7 @@ def _top(logits: Tensor, k: int, with_logprobs: bool) -> list[Tensor]:
     k = min(k, logits.shape[-1])
     if not is_host(logits.device):
         return _top_of(logits, torch.topk(logits, k, dim=-1), with_logprobs)
-    pieces = logits.split(max(1, _PIECE // logits.shape[-1]))
+    pieces = torch.split(logits, max(1, _PIECE // logits.shape[-1]))
     found = [_top_of(piece, _best(piece, k), with_logprobs) for piece in pieces]
     return found[0] if len(found) == 1 else [torch.cat(parts) for parts in zip(*found, strict=True)]
 
