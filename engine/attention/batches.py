@@ -7,10 +7,10 @@ The number of launches does not grow with the number of sequences. Neighbours of
 * **Trees**: one such call without a mask over what every query of a sequence sees, its committed prefix. This step's
   own rows (and, behind a sliding window, the edge of the prefix that some queries no longer see) are scored in fp32
   under a mask, padded to the longest tree, and normalised together with the prefix, which enters the softmax as one
-  more key whose score is its log-sum-exp.
+  more key whose score is its log-sum-exp. Long drafts that do not branch are chains here too, and trees that
+  padding would make large are several batches.
 
-Sequences in contiguous blocks are read in place, others gathered. Everything that the device has to know is in the
-step's upload, so nothing here makes the host wait.
+Sequences in contiguous blocks are read in place, others gathered. What the device has to know is in the step's upload.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from engine.attention.ragged import Lengths, ragged
 from engine.kv.arena import BlockTable, KVLayer
 from engine.tree import BoolArray
 from engine.upload import Upload, Uploaded
+
+PADDED = 1 << 18  # scores of a head under the masks of a batch, its trees padded: 1 MB a head in fp32, several times
+LONG_CHAIN = 64  # rows above which a chain among trees is worth a batch of its own
 
 
 @dataclass(slots=True, frozen=True)
@@ -171,10 +174,31 @@ def make_batches(shares: Sequence[Share], windows: Iterable[int | None], upload:
         upload: of the step; batches are of use when it is sent.
     """
     are_chains = all(share.visible is None for share in shares)
+
+    def kind(share: Share) -> tuple[bool, bool]:
+        is_long = share.visible is None and len(share.depths) > LONG_CHAIN
+        return are_chains or share.is_chunk or is_long, share.table.base is not None
+
     batches: list[Batch] = []
-    for (is_chain, _), run in groupby(shares, lambda s: (are_chains or s.is_chunk, s.table.base is not None)):
-        batches.append((Chains if is_chain else Trees)([*run], windows, upload))
+    for (is_chain, _), run in groupby(shares, kind):
+        if is_chain:
+            batches.append(Chains([*run], windows, upload))
+        else:
+            batches += [Trees(trees, windows, upload) for trees in _cut([*run])]
     return batches
+
+
+def _cut(shares: Sequence[Share]) -> list[list[Share]]:
+    """Trees in pieces of at most ``PADDED`` scores, and at least one tree."""
+    pieces, longest = list[list[Share]](), 0
+    for share in shares:
+        n = len(share.depths)
+        longest = max(longest, n)
+        if not pieces or (len(pieces[-1]) + 1) * longest**2 > PADDED:
+            pieces.append([])
+            longest = n
+        pieces[-1].append(share)
+    return pieces
 
 
 def attend_batches(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.attention import batches as attention_batches
 from engine.attention.batches import Chains, Share, Trees, attend_batches, make_batches
 from engine.kv.arena import BlockTable, KVArena
 from engine.tree import EMPTY_TREE, TokenTree
@@ -45,32 +46,58 @@ def together(cases: list[Case], chunks: list[bool], dtype: torch.dtype = torch.f
     return [*torch.split(out, [len(case.depths) for case in cases], dim=1)]
 
 
-@given(st.lists(st.tuples(CASES, st.booleans()), min_size=1, max_size=5))
+@given(st.lists(st.tuples(CASES, st.booleans()), min_size=1, max_size=5), st.sampled_from([1, 60, 1 << 18]))
 @settings(max_examples=80, deadline=None)
-def test_sequences_together_equal_the_definition(drawn: list[tuple[Case, bool]]) -> None:
+def test_sequences_together_equal_the_definition(drawn: list[tuple[Case, bool]], padded: int) -> None:
+    """However trees are cut into batches."""
     first = drawn[0][0]
     shape = {"groups": first.groups, "n_kv_heads": first.n_kv_heads, "window": first.window}
     cases = [replace(case, **shape) for case, _ in drawn]
-    for case, out in zip(cases, together(cases, [is_chunk for _, is_chunk in drawn]), strict=True):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_batches, "PADDED", padded)
+        patch.setattr(attention_batches, "LONG_CHAIN", padded // 20)
+        outs = together(cases, [is_chunk for _, is_chunk in drawn])
+    for case, out in zip(cases, outs, strict=True):
         assert torch.allclose(out.double(), case.by_hand(), atol=1e-5)
 
 
-def test_neighbours_of_a_kind_share_their_launches() -> None:
-    def share(tree: TokenTree, is_chunk: bool, blocks: list[int]) -> Share:
-        table = BlockTable(BLOCK)
-        table.extend(blocks)
-        return Share(3, [0, *tree.depths], None if tree.is_chain else tree.ancestor_mask(), is_chunk, table)
+def share(tree: TokenTree, is_chunk: bool, blocks: list[int]) -> Share:
+    table = BlockTable(BLOCK)
+    table.extend(blocks)
+    return Share(3, [0, *tree.depths], None if tree.is_chain else tree.ancestor_mask(), is_chunk, table)
 
+
+def kinds(shares: list[Share]) -> list[tuple[type, int]]:
+    """Kinds and rows of the batches."""
+    return [(type(batch), batch.n_rows) for batch in make_batches(shares, [None], Upload(CPU))]
+
+
+def test_neighbours_of_a_kind_share_their_launches() -> None:
     fork, chain = TokenTree([5, 6], [-1, -1]), TokenTree([5, 6], [-1, 0])
     decoding = [share(EMPTY_TREE, False, [0, 1]), share(chain, False, [2, 3]), share(fork, False, [4, 5])]
     chunk, scattered = share(chain, True, [6, 7]), share(fork, False, [9, 8])
 
-    def kinds(shares: list[Share]) -> list[tuple[type, int]]:
-        return [(type(batch), batch.n_rows) for batch in make_batches(shares, [None], Upload(CPU))]
-
     assert kinds([*decoding, chunk]) == [(Trees, 7), (Chains, 3)]
     assert kinds([*decoding[:2], chunk]) == [(Chains, 7)]
     assert kinds([*decoding, scattered, chunk]) == [(Trees, 7), (Trees, 3), (Chains, 3)]
+
+
+def test_one_long_draft_does_not_pad_all_others_to_its_length() -> None:
+    def star(n: int) -> Share:
+        return share(TokenTree([5] * n, [-1] * n), False, [*range(n // BLOCK + 2)])
+
+    def chain(n: int) -> Share:
+        return share(TokenTree([5] * n, [*range(-1, n - 1)]), False, [*range(n // BLOCK + 2)])
+
+    assert kinds([star(7)] * 32) == [(Trees, 256)]
+    assert kinds([star(63)] * 65) == [(Trees, 64 * 64), (Trees, 64)]
+    assert kinds([star(1023), *[star(7)] * 63]) == [(Trees, 1024), (Trees, 63 * 8)]
+    assert kinds([star(7), chain(1023), star(7)]) == [(Trees, 8), (Chains, 1024), (Trees, 8)]
+    assert kinds([star(7), chain(63), star(7)]) == [(Trees, 80)]
+    lengths = [8, 255, 3, 600, 600, 8, 8, 255, 8]
+    for n, (_, rows) in zip([3, 1, 1, 4], kinds([star(length) for length in lengths]), strict=True):
+        mine, lengths = lengths[:n], lengths[n:]
+        assert rows == sum(mine) + n
 
 
 def test_a_tree_in_bf16_is_as_near_to_the_truth_as_a_plain_step() -> None:
