@@ -1,13 +1,15 @@
 """Walks for a device: a token is drawn at every row that a walk could pass, then the host walks along them.
 
-Rows that no walk passes are drawn in vain. On a GPU they cost a few passes over memory, and a synchronisation per
-level of the trees costs more; noise is the same at all nodes of one depth and is made once.
+Rows that no walk passes are drawn in vain. On a GPU each costs a few passes over memory, and a sort where top-k, top-p
+or min-p truncate it; a synchronisation per level of the trees costs more. Noise is the same at all nodes of one depth
+and is made once. Each row is computed by itself, so many rows are drawn in pieces, and memory is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,10 @@ from engine.tree import ROOT
 from engine.upload import Upload
 from engine.verify.walk import Pair, WalkItem, follow
 
+CELLS = 1 << 25  # logits that are drawn from together; sorting and summing them takes up to 49 bytes each, 1.6 GB
+
+_T = TypeVar("_T")
+
 
 @dataclass(slots=True, frozen=True)
 class _Row:
@@ -30,6 +36,22 @@ class _Row:
     number: int  # in the logits
     key: NoiseKey | None
     path: list[int]  # tokens below the root, where the item's history counts
+
+
+class _Piece:
+    """Rows that are drawn together."""
+
+    def __init__(self, rows: Sequence[_Row], vocab: int, upload: Upload) -> None:
+        self._rows = upload.add([row.number for row in rows])
+        params, histories = [row.item.params for row in rows], [row.item.history for row in rows]
+        self._processing = Processing(params, histories, vocab, upload, [row.path for row in rows])
+        self._draw = DeviceDraw([row.key for row in rows], upload)
+
+    def draw(self, logits: Tensor, tokens: Tensor) -> None:
+        """Put the tokens of the rows in their places."""
+        rows = self._rows.tensor
+        scores = self._processing.apply(logits.index_select(0, rows).float(), owned=True)
+        tokens.index_copy_(0, rows, self._draw.apply(scores))
 
 
 class DrawnAtOnce:
@@ -46,12 +68,9 @@ class DrawnAtOnce:
         items = [item for item, _ in pairs]
         drawn = [row for item in items if not item.is_plain for row in _rows(item)]
         self._any_plain = any(item.is_plain for item in items)
-        self._drawn = upload.add([row.number for row in drawn]) if drawn else None
-        params, histories = [row.item.params for row in drawn], [row.item.history for row in drawn]
-        self._processing = Processing(params, histories, vocab, upload, [row.path for row in drawn])
-        self._draw = DeviceDraw([row.key for row in drawn], upload)
-        told = [row.number for item in items if item.params.logprobs is not None for row in _rows(item)]
-        self._told = upload.add(told) if told else None
+        self._drawn = [_Piece(rows, vocab, upload) for rows in _pieces(drawn, vocab)]
+        self._told = [row.number for item in items if item.params.logprobs is not None for row in _rows(item)]
+        self._told_pieces = [upload.add(rows) for rows in _pieces(self._told, vocab)]
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Draw from ``logits`` ``[rows, vocab]``, any float dtype; returns what is to be fetched."""
@@ -59,30 +78,35 @@ class DrawnAtOnce:
             tokens = logits.argmax(dim=-1).int()
         else:
             tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-        if self._drawn is not None:
-            rows = self._drawn.tensor
-            scores = self._processing.apply(logits.index_select(0, rows).float(), owned=True)
-            tokens.index_copy_(0, rows, self._draw.apply(scores))
-        if self._told is None:
+        for piece in self._drawn:
+            piece.draw(logits, tokens)
+        if not self._told:
             return [tokens]
-        rows = self._told.tensor
         most = max(item.params.logprobs or 0 for item, _ in self._pairs)
-        return [tokens, *logprob_tensors(logits.index_select(0, rows), tokens.index_select(0, rows), most)]
+        rows = [piece.tensor for piece in self._told_pieces]
+        told = [logprob_tensors(logits.index_select(0, its), tokens.index_select(0, its), most) for its in rows]
+        return [tokens, *(told[0] if len(told) == 1 else map(torch.cat, zip(*told, strict=True)))]
 
     def finish(self, arrays: Iterator[Array]) -> None:
         """Walk along what ``begin`` returned, now on the host; what follows it is left in ``arrays``."""
         tokens = next(arrays).tolist()
         for item, walk in self._pairs:
             follow(item, walk, tokens.__getitem__)
-        if self._told is None:
+        if not self._told:
             return
-        places = {row: place for place, row in enumerate(self._told.array.tolist())}
+        places = {row: place for place, row in enumerate(self._told)}
         told = [next(arrays) for _ in range(3)]
         for item, walk in self._pairs:
             if item.params.logprobs is not None:
                 passed = [places[row] for row in walk.rows(item)]
                 ks = [item.params.logprobs] * len(passed)
                 walk.logprobs = as_logprobs(walk.tokens, ks, *(array[passed] for array in told))
+
+
+def _pieces(rows: Sequence[_T], vocab: int) -> list[Sequence[_T]]:
+    """The rows in pieces of at most ``CELLS`` logits, and at least one row."""
+    size = max(1, CELLS // vocab)
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def _rows(item: WalkItem) -> list[_Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,6 @@ from engine.sampling.processors import process
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 from engine.verify.batch import Walk, WalkItem, verify
 from engine.verify.rules import Decision, decide_rejection
-from tests.support.pretended_device import pretended_device
 from tests.support.reference_walks import walk, walk_coupled, walk_greedy
 
 VOCAB = 7
@@ -175,30 +173,6 @@ def check_shape(case: Case, result: Walk) -> None:
 @given(st.lists(cases(), min_size=2, max_size=6))
 def test_neighbours_in_the_batch_change_nothing(batch: list[Case]) -> None:
     assert run(batch) == [run([case])[0] for case in batch]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(cases(), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_rows_drawn_all_at_once_give_the_walks_of_level_by_level(batch: list[Case], dtype: torch.dtype) -> None:
-    by_level = run(batch, dtype)
-    with pretended_device():
-        assert run(batch, dtype) == by_level
-
-
-def test_histories_are_the_same_whichever_way_rows_are_drawn() -> None:
-    params = SamplingParams(frequency_penalty=0.4, temperature=0.7, seed=5, min_tokens=2, stop_ids=(1,))
-    planted = autoregressive(Case(EMPTY_TREE, params, 3), 4)
-    tree = TokenTree(planted, [i - 1 for i in range(len(planted))])
-    drawn = []
-    for context in (nullcontext(), pretended_device()):
-        case = Case(tree, params, 3)
-        item = WalkItem(tree, 0, params, case.history(), len(PROMPT))
-        with context:
-            (result,) = verify(case.rows(), [item])
-        assert item.history is not None
-        assert result.tokens[: len(planted)] == planted
-        drawn.append((result, item.history.n_output, item.history.drawn.tolist(), item.history.times.tolist()))
-    assert drawn[0] == drawn[1]
 
 
 @settings(max_examples=60, deadline=None)
