@@ -111,8 +111,9 @@ class Stage:
     @torch.inference_mode()
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage: logits where they are needed, one walk over all trees, read-backs."""
-        assert self._running.answer is not None, "verify follows forward, on the last stage"
-        return self._running.answer.results(activations, self._shard.logits)
+        answer, self._running.answer = self._running.answer, None  # logits are not for keeping through the next forward
+        assert answer is not None, "verify follows forward, on the last stage"
+        return answer.results(activations, self._shard.logits)
 
     @torch.inference_mode()
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
@@ -149,7 +150,7 @@ class Stage:
         for seq in step.ends:
             self._tables.pop(seq, None)
             self._sequences.pop(seq, None)
-        self._move(step.work)  # may lack a device's memory; then nothing below was done, and all can be done again
+        self._move(step.work)  # where a device fails here, nothing below was done, and all can be done again
         self._admitted = step
         for start in step.starts:
             self._tables[start.seq] = BlockTable(self._arena.block_size)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import TokenTree
+from engine.verify.batch import Verification
 from tests.support.engines import make_target
 from tests.support.pretended_device import pretended_device
 
@@ -89,6 +92,21 @@ def test_a_step_is_fetched_once(monkeypatch: Any) -> None:
         answers()
     assert len(fetched) == 4
     assert min(fetched) > 1
+
+
+def test_logits_do_not_live_until_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    holders: list[weakref.ref[Verification]] = []
+
+    def begin(self: Verification, logits: torch.Tensor) -> list[torch.Tensor]:
+        holders.append(weakref.ref(self))
+        return original(self, logits)
+
+    original = Verification.begin
+    monkeypatch.setattr(Verification, "begin", begin)
+    target = make_target("llama", n_blocks=16, block_size=4)
+    start = SequenceStart(0, SamplingParams(temperature=0.5, verification="rejection"), len(PROMPT), Needs())
+    target.step(Step(0, [Work(0, 0, PROMPT, new_blocks=[0, 1, 2, 3, 4])], [start]))
+    assert [holder() for holder in holders] == [None]
 
 
 def _plain(result: WorkResult) -> tuple[Any, ...]:
