@@ -44,7 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def bias(self) -> tuple[npt.NDArray[np.int64], FloatArray]:
-        """``logit_bias`` as arrays, made once: ids ``[n]`` and what is added to their logits ``[n]``, read only."""
+        """``logit_bias`` as arrays made once: ids ``[n]`` and what their logits gain ``[n]``; not to be changed."""
         n = len(self.logit_bias)
         return np.fromiter(self.logit_bias, np.int64, n), np.fromiter(self.logit_bias.values(), np.float32, n)
 
