@@ -48,7 +48,7 @@ def fetch(tensors: Sequence[Tensor]) -> list[Array]:
     host.copy_(flat, non_blocking=True)
     if flat.is_cuda:
         torch.cuda.current_stream(flat.device).synchronize()
-    fetched = host.numpy().copy()  # small, and pinned memory is not for keeping
+    fetched = host.numpy().copy()  # pinned memory is not for keeping
     arrays: list[Array] = []
     first = 0
     for tensor in tensors:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.hook import PackedStep
-from engine.device import Array, fetch
+from engine.device import Array, fetch, is_host
 from engine.kv.arena import BlockTable
 from engine.model.ranges import LayerRange
 from engine.protocol import Needs
@@ -27,6 +27,7 @@ from engine.upload import Upload
 from engine.verify.walk import Walk
 
 AttentionRows = dict[tuple[int, int], FloatArray]  # (sequence, place in its needs.heads) -> [n_positions]
+LITTLE = 1 << 20  # states that are fetched before it is known which count: 4 MB, faster than to wait twice
 _SEED = 3  # any; the same everywhere, so that all states of a sequence are projected alike
 
 
@@ -130,26 +131,43 @@ class StatesReadBack:
 
     def __init__(self, works: Sequence[Work], needs: Sequence[Needs], spans: Sequence[Span]) -> None:
         self._works, self._needs, self._spans = works, needs, spans
-        self._is_asked = False
+        self._tapped: Tensor | None = None  # [n_rows, d], if any work asks
+        self._is_fetched = False
 
     def begin(self, tapped: Tensor | None) -> list[Tensor]:
-        """What is to be fetched: the states of all rows, since only the walks tell which ones count."""
-        self._is_asked = tapped is not None and any(need.hidden_layer is not None for need in self._needs)
-        return [tapped[0].float()] if tapped is not None and self._is_asked else []
+        """What is to be fetched: the states of all rows where that is little, since only the walks tell which count."""
+        if tapped is not None and any(need.hidden_layer is not None for need in self._needs):
+            self._tapped = tapped[0]
+            self._is_fetched = is_host(tapped.device) or self._tapped.numel() <= LITTLE
+        return [self._tapped.float()] if self._tapped is not None and self._is_fetched else []
 
     def finish(self, arrays: Iterator[Array], walks: Sequence[Walk]) -> list[FloatArray | None]:
-        """Every work's states, fp32 ``[n_new_positions, d]``, where its needs ask for them."""
-        if not self._is_asked:
-            return [None] * len(self._works)
-        states = next(arrays)
-        told: list[FloatArray | None] = []
-        for work, need, span, walk in zip(self._works, self._needs, self._spans, walks, strict=True):
-            if need.hidden_layer is None:
-                told.append(None)
-                continue
-            its = states[[span.first + row for row in _kept(work, walk.accepted)]]
-            told.append(project(torch.from_numpy(its), need.hidden_dims).numpy())
+        """Every work's states, fp32 ``[n_new_positions, d]``, where its needs ask for them.
+
+        Waits for the device where ``begin`` left states there.
+        """
+        told: list[FloatArray | None] = [None] * len(self._works)
+        if self._tapped is None:
+            return told
+        asked = [i for i, need in enumerate(self._needs) if need.hidden_layer is not None]
+        kept = [[self._spans[i].first + row for row in _kept(self._works[i], walks[i].accepted)] for i in asked]
+        if self._is_fetched:
+            states = next(arrays)
+        else:
+            states = _fetch_rows(self._tapped, [row for rows in kept for row in rows])
+            ends = np.cumsum([len(rows) for rows in kept]).tolist()
+            kept = [list(range(end - len(rows), end)) for rows, end in zip(kept, ends, strict=True)]
+        for i, rows in zip(asked, kept, strict=True):
+            told[i] = project(torch.from_numpy(states[rows]), self._needs[i].hidden_dims).numpy()
         return told
+
+
+def _fetch_rows(states: Tensor, rows: list[int]) -> FloatArray:
+    """fp32 ``[len(rows), d]``."""
+    upload = Upload(states.device)
+    index = upload.add(rows)
+    upload.send()
+    return fetch([states.index_select(0, index.tensor).float()])[0]
 
 
 def project(states: Tensor, dims: int) -> Tensor:

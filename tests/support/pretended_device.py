@@ -9,7 +9,7 @@ import pytest
 
 from engine import device
 from engine.sampling import noise, processors
-from engine.stage import logit_readback
+from engine.stage import artefacts, logit_readback
 from engine.verify import batch
 
 
@@ -17,6 +17,6 @@ from engine.verify import batch
 def pretended_device() -> Iterator[None]:
     """Inside, everything is drawn, read back and fetched as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (device, noise, processors, batch, logit_readback):
+        for module in (device, noise, processors, batch, artefacts, logit_readback):
             patch.setattr(module, "is_host", lambda _: False)
         yield

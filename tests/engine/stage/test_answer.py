@@ -12,6 +12,7 @@ import torch
 
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
+from engine.stage import artefacts
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import TokenTree
 from engine.verify.batch import Verification
@@ -60,6 +61,23 @@ def test_what_a_device_answers_in_one_go_is_what_a_cpu_answers() -> None:
     assert told[0] == told[1]
     kinds = [kind for kind in told[0][len(ASKED) * 2 + 3] if kind]
     assert len(kinds) > 4, "tokens, log-probabilities, probes and attention were answered"
+
+
+def test_many_states_are_fetched_when_it_is_known_which_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[int] = []
+
+    def fetch_rows(states: torch.Tensor, rows: list[int]) -> Any:
+        fetched.append(len(rows))
+        return original(states, rows)
+
+    wanted = [[_plain(result) for result in results] for results in answers()]
+    original = artefacts._fetch_rows
+    monkeypatch.setattr(artefacts, "LITTLE", 0)
+    monkeypatch.setattr(artefacts, "_fetch_rows", fetch_rows)
+    with pretended_device():
+        assert [[_plain(result) for result in results] for results in answers()] == wanted
+    (listening,) = (i for i, (_, needs) in enumerate(ASKED) if needs.hidden_layer is not None)
+    assert fetched == [len(results[listening][-2]) for results in wanted]
 
 
 def test_a_step_that_teaches_nobody_reads_nothing_back_behind_nodes() -> None:
