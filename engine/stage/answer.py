@@ -92,7 +92,8 @@ class StepAnswer:
         hidden = activations.hidden[0]
         logits = head(hidden if self._picked is None else hidden.index_select(0, self._picked.tensor))
         begun = [*self._verification.begin(logits), *self._read_back.begin(logits)]
-        arrays = iter(fetch([*begun, *self._states.begin(activations.tapped)]))  # the only time that the host waits
+        # Here the host waits; later only for levels of the rejection rule, and for states that walks choose from.
+        arrays = iter(fetch([*begun, *self._states.begin(activations.tapped)]))
         drawn = iter(self._verification.finish(arrays))
         walks = [next(drawn) if work.draw else Walk() for work in self._works]
         tops, states = self._read_back.finish(arrays), self._states.finish(arrays, walks)
