@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 _BUILDING = threading.Lock()
@@ -23,5 +25,22 @@ def empty_model(config: Any, dtype: torch.dtype | None = None) -> Any:
         config: Hugging Face config.
         dtype: of the parameters; the config's without one.
     """
-    with _BUILDING, init_empty_weights(include_buffers=False):
+    with _BUILDING, _shapes_only():
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+@contextmanager
+def _shapes_only() -> Iterator[None]:
+    """Parameters that this thread's modules register lose their memory before it is used."""
+    register, builder = nn.Module.register_parameter, threading.get_ident()
+
+    def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and threading.get_ident() == builder:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
