@@ -75,7 +75,8 @@ def load_shard(
         quantization: "int8" for the decoder layers' matrices; a checkpoint that has int8 ones keeps them anyway.
 
     Raises:
-        UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint.
+        UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint, or has
+            another shape there than the config says.
         ConfigError: ``quantization`` is unknown, or its package is not installed.
     """
     spec = load_spec(path)
@@ -90,7 +91,8 @@ def load_shard(
 
         def read(name: str) -> tuple[Tensor, Tensor | None]:
             source = EMBED if name == HEAD and tied and name not in tensors else name
-            return tensors.int8(source) if name in matrices else (tensors.read(source, dtype), None)
+            shape = model.get_parameter(name).shape
+            return tensors.int8(source, shape) if name in matrices else (tensors.read(source, dtype, shape), None)
 
         about = f"layers {layers.first} to {layers.last - 1}"
         found = zip(wanted, threads.map(read, wanted), strict=True)

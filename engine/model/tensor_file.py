@@ -65,6 +65,14 @@ class TensorFile:
         """Of its tensors."""
         return [*self._places]
 
+    def shape(self, name: str) -> list[int]:
+        """Of a tensor.
+
+        Raises:
+            UnsupportedModelError: as ``read``.
+        """
+        return self._checked(name)[0].shape
+
     def close(self) -> None:
         """Close it; tensors that were read stay."""
         self._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from engine.model.tensor_file import TensorFile
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 CPU = torch.device("cpu")
+Shape = Sequence[int]
 
 
 class CheckpointTensors:
@@ -42,15 +44,16 @@ class CheckpointTensors:
         """Whether the checkpoint lists the tensor."""
         return name in self._files
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype, shape: Shape) -> Tensor:
         """A tensor on the device.
 
         Raises:
-            UnsupportedModelError: the checkpoint lacks it, or the file that holds it, or that is damaged.
+            UnsupportedModelError: the checkpoint lacks it, or the file that holds it, or that is damaged, or it has
+                another shape.
         """
-        return self._file(name).read(name, self._device, dtype)
+        return self._file(name, shape).read(name, self._device, dtype)
 
-    def int8(self, name: str) -> tuple[Tensor, Tensor]:
+    def int8(self, name: str, shape: Shape) -> tuple[Tensor, Tensor]:
         """A matrix as int8 with its scales, on the device: as they are stored, or quantised now.
 
         Raises:
@@ -58,15 +61,26 @@ class CheckpointTensors:
         """
         scales = name.removesuffix("weight") + SCALES
         if scales in self:
-            return self.read(name, torch.int8), self.read(scales, torch.float32)
-        return quantize(self._file(name).read(name, CPU), self._device)
+            return self.read(name, torch.int8, shape), self.read(scales, torch.float32, shape[:1])
+        return quantize(self._file(name, shape).read(name, CPU), self._device)
 
     def close(self) -> None:
         """Close the files."""
         for file in self._open.values():
             file.close()
 
-    def _file(self, name: str) -> TensorFile:
+    def _file(self, name: str, shape: Shape) -> TensorFile:
+        """The open file that holds a tensor; of the right shape, or its values would go to the wrong places."""
+        file = self._opened(name)
+        found = file.shape(name)
+        if found != [*shape]:
+            raise UnsupportedModelError(
+                f"{name!r} in {self._path} has the shape {found}, but the model that config.json describes needs "
+                f"{[*shape]}"
+            )
+        return file
+
+    def _opened(self, name: str) -> TensorFile:
         if name not in self._files:
             raise UnsupportedModelError(f"{self._path} lacks the tensor {name!r}")
         path = self._files[name]
