@@ -101,7 +101,9 @@ class ModelShard:
 
 
 def _window(attention: Any) -> int | None:
-    """The sliding window that an attention module passes on: its own where layers differ, else the config's."""
-    if hasattr(attention, "sliding_window"):
-        return attention.sliding_window  # type: ignore[no-any-return]
-    return getattr(attention.config, "sliding_window", None)
+    """The sliding window that an attention module passes on: its own where layers differ, Mistral's the config's.
+
+    A config may name a window that its family has no use for.
+    """
+    owner = attention.config if attention.config.model_type == "mistral" else attention
+    return getattr(owner, "sliding_window", None)
