@@ -27,7 +27,7 @@ def set_precision(device: torch.device) -> None:
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = False
     matmul.allow_fp16_reduced_precision_reduction = False
-    matmul.fp32_precision = "ieee"  # no TF32
+    torch.set_float32_matmul_precision("highest")  # no TF32; of torch's three switches, the one that sets all of them
 
 
 def is_host(device: torch.device) -> bool:

@@ -16,12 +16,30 @@ NAMES = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision
 @pytest.fixture
 def loose() -> Iterator[None]:
     """Settings as inexact as they can be, until the test is over."""
-    before = {name: getattr(MATMUL, name) for name in NAMES}
+    before, precision = {name: getattr(MATMUL, name) for name in NAMES}, torch.get_float32_matmul_precision()
     for name, value in zip(NAMES, (True, True, "tf32"), strict=True):
         setattr(MATMUL, name, value)
     yield
+    torch.set_float32_matmul_precision(precision)
     for name, value in before.items():
         setattr(MATMUL, name, value)
+
+
+@pytest.mark.usefixtures("loose")
+@pytest.mark.parametrize("switch", ["fp32_precision", "set_float32_matmul_precision", "allow_tf32"])
+def test_no_product_is_made_in_tf32_and_torch_can_tell_so(switch: str) -> None:
+    """torch refuses to tell when its switches disagree, which its own kernels ask."""
+    set_precision(torch.device("cuda"))
+    if switch == "fp32_precision":
+        MATMUL.fp32_precision = "tf32"
+    elif switch == "allow_tf32":
+        MATMUL.allow_tf32 = True
+    else:
+        torch.set_float32_matmul_precision("high")
+    set_precision(torch.device("cuda"))
+    assert MATMUL.fp32_precision == "ieee"
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not MATMUL.allow_tf32
 
 
 @pytest.mark.usefixtures("loose")
