@@ -119,6 +119,7 @@ class Outcome:
     prompt_top_ids: IntArray | None = None  # [chunk, k]
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
     prompt_start: int = 0  # position of the chunk's first token
+    n_read: int = 0  # tokens of the chunk without what the cache held of it
     artefacts: Artefacts | None = None
 
     def top_ids_after(self, tokens: Sequence[int]) -> Sequence[int]:

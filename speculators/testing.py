@@ -125,6 +125,7 @@ class HashTarget:
             prompt_top_ids=np.array(ids, np.int32).reshape(-1, self._top_k),
             prompt_top_logprobs=self._logprobs(len(ids)),
             prompt_start=start,
+            n_read=len(prompt) - start,
         )
 
     def score(self, context: Sequence[int], tree: TokenTree) -> Outcome:

@@ -74,6 +74,7 @@ def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcom
         prompt_top_ids=ids,
         prompt_top_logprobs=logprobs,
         prompt_start=first,
+        n_read=len(work.tokens),
         artefacts=_artefacts(answer, max(0, first - work.n_cached)),
     )
 

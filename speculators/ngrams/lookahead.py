@@ -23,7 +23,7 @@ from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.ngrams.dictionaries import ForwardDictionary, Tokens
 from speculators.ngrams.lookahead_window import LookaheadWindow
 from speculators.node_counter import NodeCounter
-from speculators.pieces import PIECE
+from speculators.pieces import PIECE, piece_beside
 
 _DOUBT_FIRST = 1.0  # a single sequence behind the last token begins right about every second time
 _DOUBT_DEEPER = 0.25  # a single sequence that began right goes on right four times out of five
@@ -96,7 +96,7 @@ class Lookahead:
         state = self._states[view.request_id] = _State(self._config, view)
         if self._config.learn_from_prompt:
             state.n_learnt -= min(state.n_learnt, self._config.prompt_window)
-            self._learn_text(state, view)
+            self._learn_text(state, view, PIECE)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Guesses, most recent first, then the columns of the window."""
@@ -120,7 +120,7 @@ class Lookahead:
         for ngram in state.window.advance(outcome):
             state.pool.add(ngram[0], ngram[1:])
         if self._config.learn_from_output or state.is_behind:
-            self._learn_text(state, view)
+            self._learn_text(state, view, piece_beside(outcome))
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state."""
@@ -152,12 +152,12 @@ class Lookahead:
                 break
         return branches
 
-    def _learn_text(self, state: _State, view: RequestView) -> None:
-        """Learn the n-grams that the tokens committed since the last call complete, a piece at most."""
+    def _learn_text(self, state: _State, view: RequestView, n: int) -> None:
+        """Learn the n-grams that the tokens committed since the last call complete, ``n`` at most."""
         behind = self._config.level - 1
         first = max(state.n_learnt - behind, 0)
         end = len(view.context) if self._config.learn_from_output else state.n_begin
-        text: Tokens = tuple(view.context.view[first : min(end, state.n_learnt + PIECE)].tolist())
+        text: Tokens = tuple(view.context.view[first : min(end, state.n_learnt + n)].tolist())
         for key in range(len(text) - behind):
             state.pool.add(text[key], text[key + 1 : key + 1 + behind])
         state.n_learnt = first + len(text)

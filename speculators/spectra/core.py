@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from speculators.ngrams.dictionaries import BackwardDictionary, ForwardDictionary, Tokens
 from speculators.node_counter import NodeCounter
-from speculators.pieces import PIECE
+from speculators.pieces import PIECE, piece_beside
 from speculators.spectra.candidate_pool import CandidatePool
 
 FORWARD, BACKWARD = "spectra-core.forward", "spectra-core.backward"  # what each dictionary's guesses may be labelled
@@ -118,7 +118,7 @@ class SpectraCore:
         state = self._states[view.request_id] = _State(self._config, view)
         if self._config.learn_from_prompt:
             state.n_learnt -= min(state.n_learnt, self._config.prompt_window)
-            self._learn_text(state, view)
+            self._learn_text(state, view, PIECE)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Guesses, best first, then probes of the pool rows whose turn it is."""
@@ -164,7 +164,7 @@ class SpectraCore:
         for ngram in state.pool.advance(outcome, state.forward):
             self._learn_ngram(state, ngram)
         if self._config.learn_from_output or state.is_behind:
-            self._learn_text(state, view)
+            self._learn_text(state, view, piece_beside(outcome))
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state."""
@@ -181,8 +181,8 @@ class SpectraCore:
             for j in range(1 if config.use_sub_ngrams else last, last + 1):
                 state.backward.add(ngram[:j], ngram[j])
 
-    def _learn_text(self, state: _State, view: RequestView) -> None:
-        """Learn the n-grams that the tokens committed since the last call complete, a piece at most; O(N) per token.
+    def _learn_text(self, state: _State, view: RequestView, n: int) -> None:
+        """Learn the n-grams that the tokens committed since the last call complete, ``n`` at most; O(N) per token.
 
         Keys of ``S_bwd`` end right before a new token. ``S_fwd`` learns the ``N - 1`` tokens behind a key once they are
         there: the shorter sequences of the pool's rule would all be prefixes of these and add no node to a tree.
@@ -191,7 +191,7 @@ class SpectraCore:
         longest = config.ngram - 1
         first = max(state.n_learnt - longest, 0)
         end = len(view.context) if config.learn_from_output else state.n_begin
-        text = tuple(view.context.view[first : min(end, state.n_learnt + PIECE)].tolist())
+        text = tuple(view.context.view[first : min(end, state.n_learnt + n)].tolist())
         n_known = state.n_learnt - first
         if config.use_backward:
             state.backward.learn(text, n_known, 1 if config.use_sub_ngrams else longest, longest)

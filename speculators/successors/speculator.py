@@ -25,7 +25,7 @@ from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, FloatArray, IntArray
 from retrieval_store.index.memory import MemoryIndex
-from speculators.pieces import PIECE
+from speculators.pieces import PIECE, piece_beside
 from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
 from speculators.successors.mix import MAX_CANDIDATES, Model, Sampling
@@ -188,7 +188,7 @@ class Successors:
         state, config, context = self._states[view.request_id], self._config, view.context.view
         model = state.model
         # Trusts learn from committed tokens: the tables must know the prompt before.
-        end = state.n_begin if outcome.tokens else state.n_learnt + PIECE
+        end = state.n_begin if outcome.tokens else state.n_learnt + piece_beside(outcome)
         self._learn_until(state, context, min(end, state.n_begin))
         listens = TARGET in self.sources  # what is read back may be there for another part of a combination
         if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:

@@ -28,13 +28,13 @@ def prompt() -> list[int]:
     return text
 
 
-def drafts(method: Speculator, n_chunks: int, n_steps: int = 12) -> list[list[Branch]]:
-    """Of the steps behind a prompt that is observed in so many chunks."""
+def drafts(method: Speculator, n_chunks: int, n_steps: int = 12, n_read: int = 0) -> list[list[Branch]]:
+    """Of the steps behind a prompt that is observed in so many chunks, of ``n_read`` tokens each."""
     view = RequestView.of(0, Request(prompt(), SamplingParams(seed=3)), TARGET.vocab_size)
     method.begin(view)
     for _ in range(n_chunks - 1):
-        method.observe(view, Outcome((), EMPTY_TREE))
-    outcome = Outcome((TARGET.next_token(view.context.view.tolist()),), EMPTY_TREE)
+        method.observe(view, Outcome((), EMPTY_TREE, n_read=n_read))
+    outcome = Outcome((TARGET.next_token(view.context.view.tolist()),), EMPTY_TREE, n_read=n_read)
     made = []
     for _ in range(n_steps):
         view.context.extend(outcome.tokens)
@@ -57,6 +57,14 @@ def test_drafts_behind_chunks_are_those_of_a_prompt_learnt_at_once(name: str, mo
     wanted = at_once(name, monkeypatch)
     assert any(wanted)
     assert drafts(create(name, SpeculatorOptions()), 6) == wanted
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_drafts_behind_long_chunks_are_those_of_a_prompt_learnt_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = at_once(name, monkeypatch)
+    assert drafts(create(name, SpeculatorOptions()), 2, n_read=-(-LENGTH // 2)) == wanted
 
 
 def test_counted_successors_are_complete_before_the_first_draft(monkeypatch: pytest.MonkeyPatch) -> None:
