@@ -7,17 +7,20 @@ GPU. Needed are torch 2.11 or later, transformers, numpy, numba and msgspec, Pyt
     python3 -m benchmarks.gpu probe invariance --out out    # two of them
     python3 -m benchmarks.gpu all --tiny                    # before: does everything run? a minute, on a CPU
     python3 -m benchmarks.gpu all --tiny --device cuda --out tiny      # there, first: the same for its branches
+    python3 -m benchmarks.gpu tables --out out              # after: all tables
     python3 -m benchmarks.gpu wheels DIR                    # before: what the machine lacks; wheels --help
 
-Each check prints its table last and leaves OUT/NAME.json (table, figures, machine, commit, arguments); OUT/tables.md
-has all tables. `all` begins with what decides most, gives each check a process and a limit, goes on after a failure,
-and skips what is there already of the same sources and arguments (--again: does not). Exit status 1: one failed, or
-was not begun for want of time.
+Each check prints its table last and leaves OUT/NAME.json (table, figures, machine, commit, arguments), which is
+written after each part, so that a fault leaves the others. `all` begins with what decides most, gives each check a
+process and a limit, goes on after a failure, and skips what is there already of the same sources and arguments
+(--again: does not); a check of which parts came too late runs again. Exit status 1: something failed, or is missing
+for want of time.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +29,7 @@ from pathlib import Path
 from benchmarks.gpu.running import wheels
 from benchmarks.gpu.running.checks import CHECKS
 
-ALL = "all"
+ALL, TABLES = "all", "tables"
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -36,7 +39,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     shown = {"description": __doc__, "epilog": epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser("python3 -m benchmarks.gpu", **shown)  # type: ignore[arg-type]
-    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*CHECKS, ALL], help="a check, or all")
+    names = [*CHECKS, ALL, TABLES]
+    parser.add_argument("names", nargs="+", metavar="NAME", choices=names, help="a check, all, or tables")
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder for the results (default: gpu)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on a CPU unless --device says otherwise")
     parser.add_argument("--device", help="default: cuda; cpu with --tiny")
@@ -53,11 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["wheels"]:
         return wheels.main(arguments[1:])
     asked = parsed(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended, too
     import torch  # here, so that --help needs none
 
+    from benchmarks.gpu.running.results import tables
     from benchmarks.gpu.running.runner import MARGIN, Limits, run_all, run_here
     from benchmarks.gpu.setting import Setting
 
+    if asked.names == [TABLES]:
+        print(tables(asked.out))
+        return 0
     device = torch.device(asked.device or ("cpu" if asked.tiny else "cuda"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu: torch finds no CUDA device; --tiny runs small sizes on a CPU")

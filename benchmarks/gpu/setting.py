@@ -9,12 +9,16 @@ torch comes without. It imports no other check: the runner counts each one's ans
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+
+def _dropped(report: Report) -> None:
+    """Outside a run nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Setting:
     tiny: bool  # small sizes: whether the check runs at all, in seconds
     out: Path  # existing folder for files beside the report
     deadline: float  # ``time.monotonic()``; a check leaves out what it cannot finish by then, and says so in a note
+    keep: Callable[[Report], None] = _dropped  # is given each table as far as it is, after each of its parts
 
     @property
     def left(self) -> float:

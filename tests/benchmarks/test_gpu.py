@@ -7,15 +7,19 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.gpu.__main__ import parsed
+from benchmarks.gpu.measuring.rows import Rows
 from benchmarks.gpu.running.checks import CHECKS, ROOM, Check
-from benchmarks.gpu.running.results import TABLES, sources, stands, table
-from benchmarks.gpu.running.runner import Limits, run_all
+from benchmarks.gpu.running.results import read, sources, stands, table, tables
+from benchmarks.gpu.running.runner import Limits, run_all, run_here
 from benchmarks.gpu.running.wheels import command, pinned
 from benchmarks.gpu.setting import Report, Setting
 
@@ -74,14 +78,18 @@ def test_a_check_answers_with_a_table_and_a_document(check: Check, out: Path) ->
     assert document["found"]
     assert document["table"].startswith("## ")
     assert " failed: " not in document["table"]
-    assert document["table"] in (out / TABLES).read_text()
+    assert document["table"] in tables(out)
     assert check.question.endswith("?")
 
 
-def test_all_resumes_and_goes_on_after_a_failure(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_repeats_what_was_late_and_goes_on_after_a_failure(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
     missing = Check("missing", 0)
     first, *others = CHECKS.values()
-    (out / f"{first.name}.json").unlink()
+    assert run_here(first, replace(setting(out), deadline=0.0)) == 0
+    document = read(out, first)
+    assert document["found"]["late"]
+    assert not document["complete"]
+    assert not stands(setting(out), first)
     flags = ["--tiny", "--out", str(out), "--device", "cpu", "--dtype", "float32"]
     assert run_all([missing, first, *others], setting(out), Limits(5, 5), flags, again=False) == 1
     lines = [line.split("|")[1:3] for line in capfd.readouterr().out.split("\n") if line.startswith("| ")]
@@ -90,6 +98,63 @@ def test_all_resumes_and_goes_on_after_a_failure(out: Path, capfd: pytest.Captur
     assert outcomes[first.name] == "done"
     assert {outcomes[check.name] for check in others} == {"done before"}
     assert not json.loads((out / "missing.json").read_text())["complete"]
+
+
+@dataclass(frozen=True)
+class Given(Check):
+    """A check that measures one part, and then does what a test says."""
+
+    then: Callable[[Rows], None]
+    text = "What becomes of the first part?"
+
+    def run(self, setting: Setting) -> Report:
+        rows = Rows(setting, "t", {"n": "number"})
+        rows.attempt("first", lambda: [{"n": 41}])
+        self.then(rows)
+        return rows.report()
+
+
+def test_a_check_that_fails_after_some_rows_keeps_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fault(rows: Rows) -> None:
+        so_far = read(tmp_path, check)
+        assert (so_far["complete"], so_far["found"]["rows"]) == (False, [{"n": 41}])
+        raise RuntimeError("a fault of the device")
+
+    check = Given("probe", 0, fault)
+    assert run_here(check, setting(tmp_path)) == 1
+    document = read(tmp_path, check)
+    assert document["error"] == "RuntimeError: a fault of the device"
+    assert document["found"]["rows"] == [{"n": 41}]
+    assert not document["complete"]
+    assert not stands(setting(tmp_path), check)
+    shown = tables(tmp_path)
+    assert " 41 |" in shown
+    assert shown.endswith("Not complete: RuntimeError: a fault of the device.")
+
+
+def test_a_part_that_failed_is_said_and_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check = Given("probe", 0, lambda rows: rows.attempt("second", lambda: [{"n": 1 // 0}]))
+    assert run_here(check, setting(tmp_path)) == 0
+    assert stands(setting(tmp_path), check)
+    assert run_all([check], setting(tmp_path), Limits(1, 1), [], again=False) == 1
+    assert "probe: done before; failed parts: 1" in capsys.readouterr().out
+
+
+def test_a_check_that_is_killed_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+        with pytest.raises(KeyboardInterrupt):
+            run_here(check, setting(tmp_path))
+        return real([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], **given)
+
+    def interrupt(rows: Rows) -> None:
+        raise KeyboardInterrupt
+
+    check, real = Given("probe", 0, interrupt), subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", killed)
+    assert run_all([check], setting(tmp_path), Limits(1, 1), [], again=False) == 1
+    document = read(tmp_path, check)
+    assert (document["error"], document["complete"]) == ("ended with exit status -9", False)
+    assert document["found"]["rows"] == [{"n": 41}]
 
 
 def test_an_answer_stands_for_its_own_sources_and_arguments_only(out: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from benchmarks.gpu.running.results import cell
 from benchmarks.gpu.setting import Report, Setting
 
+Found = TypeVar("Found")
 Row = Mapping[str, Any]  # by key of the table's columns; what has no column goes to the document alone
 
 
@@ -33,23 +35,32 @@ class Rows:
     late: list[str] = field(default_factory=list)
 
     def attempt(self, name: str, measure: Callable[[], Sequence[Row]]) -> None:
-        """Add the rows of one measurement; an error becomes a note, and after the deadline none is begun."""
+        """Add the rows of one measurement, which is ``tried``."""
+        self.add(*(self.tried(name, measure) or ()))
+
+    def tried(self, name: str, measure: Callable[[], Found]) -> Found | None:
+        """What ``measure`` returns; None after an error, which becomes a note, and after the deadline: not called."""
         if self.setting.left <= 0:
             self.late.append(name)
-            return
+            return None
+        with suppress(Exception):  # after a fault of the device this fails as well
+            gc.collect()  # the memory of what was measured before must be there again
+            if self.setting.on_cuda:
+                torch.cuda.empty_cache()
         try:
-            found = measure()
+            return measure()
         except Exception as error:  # of any kind, lack of memory above all: the next one may be smaller
             reason = str(error).partition("\n")[0]
             self.failed.append(f"{name} failed: {type(error).__name__}: {reason}")
-            found = []
-        gc.collect()  # a target's memory must be there again for the next one
-        if self.setting.on_cuda:
-            torch.cuda.empty_cache()
+            return None
+
+    def add(self, *found: Row) -> None:
+        """Print rows, and have the table kept as far as it is: a check that is ended loses no more than a part."""
         for row in found:
             shown = (f"{heading} {cell(row.get(key))}" for key, heading in self.columns.items())
-            print("; ".join(shown), flush=True)  # now: a check that is ended keeps what its log has
+            print("; ".join(shown), flush=True)
         self.rows.extend(found)
+        self.setting.keep(self._report((), ()))
 
     @property
     def notes(self) -> list[str]:

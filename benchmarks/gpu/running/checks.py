@@ -52,6 +52,6 @@ CHECKS: dict[str, Check] = {
         Check("step", 5),
         Check("texts", 6),
         Check("seventy", 4),
-        Check("train", 9),
+        Check("train", 8),
     )
 }

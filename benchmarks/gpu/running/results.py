@@ -20,7 +20,6 @@ from benchmarks.gpu.running.checks import CHECKS, ROOM, Check
 from benchmarks.gpu.setting import Report, Setting
 
 ROOT = ROOM.parents[1]
-TABLES = "tables.md"  # of all checks in one file
 PACKAGES = ("torch", "triton", "transformers", "numpy", "numba", "msgspec")
 
 
@@ -88,6 +87,17 @@ def figures(report: Report) -> dict[str, Any]:
     return {**report.document, **{one.title: figures(one) for one in report.further}}
 
 
+def parts(found: Mapping[str, Any], kind: str) -> list[str]:
+    """The parts that ``failed`` or were ``late``, of a report's figures and those of the tables that follow it."""
+    further = [name for one in found.values() if isinstance(one, dict) for name in parts(one, kind)]
+    return [*found.get(kind, ()), *further]
+
+
+def forget(out: Path, check: Check) -> None:
+    """Remove a check's document: an older answer must not pass for the one to come."""
+    (out / f"{check.name}.json").unlink(missing_ok=True)
+
+
 def read(out: Path, check: Check) -> dict[str, Any]:
     """A check's document; {} if there is none, or half of one."""
     try:
@@ -104,17 +114,33 @@ def stands(setting: Setting, check: Check) -> bool:
     return bool(document.get("complete")) and same
 
 
-def write(setting: Setting, check: Check, seconds: float, found: Mapping[str, Any]) -> None:
-    """Keep what a check found, or its ``error``, in the setting's folder, and renew the file of all tables."""
-    document = {
+def write(setting: Setting, check: Check, seconds: float, found: Mapping[str, Any], finished: bool = True) -> None:
+    """Keep what a check found, or its ``error``, or both, in the setting's folder.
+
+    It is complete if it is finished, without an error, and nothing was left out for want of time. A part that failed
+    would fail again.
+    """
+    complete = finished and "error" not in found and not parts(found.get("found", {}), "late")
+    head = {
         "check": check.name,
-        "complete": "error" not in found,
+        "complete": complete,
         "arguments": arguments(setting),
         "sources": sources(check),
         "commit": commit(),
         "seconds": round(seconds, 1),
-        **found,
     }
-    write_document(document, setting.out / f"{check.name}.json")
-    tables = [read(setting.out, one).get("table") for one in CHECKS.values()]
-    (setting.out / TABLES).write_text("\n\n".join(filter(None, tables)) + "\n", encoding="utf-8")
+    whole = setting.out / f"{check.name}.json"
+    unfinished = whole.with_suffix(".part")
+    write_document(head | dict(found) | head, unfinished)  # what was found may be an older document
+    unfinished.replace(whole)
+
+
+def tables(out: Path) -> str:
+    """The tables of all checks that a folder has documents of."""
+    found = []
+    for document in (read(out, check) for check in CHECKS.values()):
+        if document:
+            lacking = document.get("error") or "parts of it came too late, or it was broken off"
+            written = document.get("table") or f"## {document['check']}"
+            found.append(written if document["complete"] else f"{written}\n\nNot complete: {lacking}.")
+    return "\n\n".join(found)
