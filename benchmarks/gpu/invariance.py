@@ -10,27 +10,29 @@ another one. Candidates:
   what 64 rows take; 128 rows a tile above 64. Once more with 16 rows a tile below 16: mma.sync instead of wgmma.
 
 "of copy" is the speed at which all matrices of a step are read, over that of a plain copy. Settings that a process
-reads once are measured in processes of their own.
+reads once are measured in processes of their own, and so is our kernel: a fault there ends no more than its process.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice, product
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.measuring.clock import copy_bandwidth, graphed, queued
-from benchmarks.gpu.measuring.geometry import LLAMA_8B, LLAMA_70B, SPREAD, Geometry, sized
+from benchmarks.gpu.measuring.clock import copy_bandwidth
+from benchmarks.gpu.measuring.geometry import LLAMA_8B, LLAMA_70B, Geometry, sized
+from benchmarks.gpu.measuring.products import Product, most_rows, operands, seconds_of, unequal_rows
 from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Report, Setting
 from engine.device import set_precision
@@ -38,13 +40,10 @@ from engine.device import set_precision
 if TYPE_CHECKING:
     from benchmarks.gpu.measuring.persistent_gemm import Tiling
 
-Product = Callable[[Tensor, Tensor], Tensor]
+Found = TypeVar("Found")
 
-ROWS = (1, 8, 63, 64, 65, 128, 512)
-MOST_ROWS = 2048
-MOVED = 37  # places
 TIMED = (1, 64, 512)
-CACHE = 512 << 20  # bytes of weights that are read in turn, so that none is found in a cache
+SEARCHED_UNTIL = 60  # seconds before the deadline: what is found by then has to be measured
 COLUMNS = {
     "product": "product",
     "equal": "matrices equal",
@@ -63,26 +62,29 @@ class Blas:
     """Settings of cuBLAS; the environment is read at a process's first product."""
 
     name: str
-    pads: tuple[int, ...]  # rows are padded to multiples of these, one candidate each
+    pad: int = 1  # rows are padded to multiples of it
     split_k: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-AS_IT_IS = Blas("cuBLAS as the engine sets it", (1, 64))
+AS_IT_IS = Blas("cuBLAS as the engine sets it")
 WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 ELSEWHERE = (
-    Blas("G1: cuBLASLt, no split-K", (1, 64), False),
-    Blas("G1: the same, vLLM's workspaces", (64,), False, WORKSPACES),
+    Blas("G1: cuBLASLt, no split-K", split_k=False),
+    Blas("G1: the same, rows in 64s", 64, False),
+    Blas("G1: the same, vLLM's workspaces", 64, False, WORKSPACES),
 )
+OURS = {"G2: Triton": 0, "G2, mma.sync below 16 rows": 16}  # rows a tile where there are few
 
 
 def run(setting: Setting) -> Report:
     """All candidates, those that need no kernel of ours first."""
     rows = Rows(setting, "invariance: rows of a product alone and among others", COLUMNS)
     copy = copy_bandwidth(setting)
-    rows.attempt(AS_IT_IS.name, partial(library, setting, AS_IT_IS, copy))
+    for blas in AS_IT_IS, replace(AS_IT_IS, name=f"{AS_IT_IS.name}, rows in 64s", pad=64):
+        rows.attempt(blas.name, partial(library, setting, blas, copy))
     for blas in ELSEWHERE[:1] if setting.tiny else ELSEWHERE:
-        rows.attempt(blas.name, partial(_in_a_process, setting, blas, copy))
+        rows.attempt(blas.name, partial(_in_a_process, library, setting, blas, copy))
     notes = [f"A copy reads and writes {copy / 1e12:.3g} TB/s."]
     if not setting.on_cuda:
         notes.append("On a CPU: torch's own product, for which cuBLAS's settings mean nothing.")
@@ -91,13 +93,15 @@ def run(setting: Setting) -> Report:
     elif not setting.on_cuda:
         notes.append("G2 not run: no CUDA device.")
     else:
-        rows.attempt("G2", partial(ours, setting, copy))
+        tilings = rows.tried("G2: tilings", partial(_in_a_process, chosen, setting))
+        for name, few in OURS.items() if tilings else ():
+            rows.attempt(name, partial(_in_a_process, ours, setting, name, few, tilings, copy))
     return rows.report(*notes)
 
 
-def _in_a_process(setting: Setting, blas: Blas, copy: float) -> list[Row]:
+def _in_a_process(task: Callable[..., Found], *given: Any) -> Found:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(library, setting, blas, copy).result()
+        return pool.submit(task, *given).result()
 
 
 def library(setting: Setting, blas: Blas, copy: float) -> list[Row]:
@@ -109,11 +113,7 @@ def library(setting: Setting, blas: Blas, copy: float) -> list[Row]:
     if setting.on_cuda and not blas.split_k:
         torch.backends.cuda.preferred_blas_library("cublaslt")
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)  # (bf16, split-K)
-    found = []
-    for pad in blas.pads:
-        name = blas.name if pad == 1 else f"{blas.name}, rows in {pad}s"
-        found.append(_row(setting, name, {key: _padded(pad) for key in matrices(setting)}, copy))
-    return found
+    return [_row(setting, blas.name, {key: _padded(blas.pad) for key in matrices(setting)}, copy)]
 
 
 def _padded(multiple: int) -> Product:
@@ -124,48 +124,53 @@ def _padded(multiple: int) -> Product:
     return multiply
 
 
-def ours(setting: Setting, copy: float) -> list[Row]:
-    """The Triton kernel, each matrix with the tiling that is fastest at 64 rows."""
-    chosen = {key: _fastest(setting, shape) for key, shape in matrices(setting).items()}
-    found = [
-        _row(setting, "G2: Triton", {key: _tiled(tiling, 0) for key, tiling in chosen.items()}, copy),
-        _row(setting, "G2, mma.sync below 16 rows", {key: _tiled(tiling, 16) for key, tiling in chosen.items()}, copy),
-    ]
-    return [{**row, "tilings": {key: repr(tiling) for key, tiling in chosen.items()}} for row in found]
+def chosen(setting: Setting) -> dict[str, Tiling]:
+    """For each matrix the tiling that is fastest at 64 rows."""
+    return {key: _fastest(setting, shape) for key, shape in matrices(setting).items()}
+
+
+def ours(setting: Setting, name: str, few: int, tilings: Mapping[str, Tiling], copy: float) -> list[Row]:
+    """The Triton kernel."""
+    row = _row(setting, name, {key: _tiled(tiling, few) for key, tiling in tilings.items()}, copy)
+    return [{**row, "tilings": {key: repr(tiling) for key, tiling in tilings.items()}}]
 
 
 def _tiled(tiling: Tiling, few: int) -> Product:
     """With ``few`` rows a tile where there are no more rows than that, 64 to 64 rows, 128 above."""
-    from benchmarks.gpu.measuring.persistent_gemm import product
+    from benchmarks.gpu.measuring import persistent_gemm
 
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
         fit = replace(tiling, block_m=few) if len(x) <= few else tiling
-        return product(x, weight, replace(tiling, block_m=128, warps=8) if len(x) > 64 else fit)
+        return persistent_gemm.product(x, weight, replace(tiling, block_m=128, warps=8) if len(x) > 64 else fit)
 
     return multiply
 
 
 def _fastest(setting: Setting, shape: tuple[int, int]) -> Tiling:
-    """The best tiling for a matrix; one that the device has no room for is passed over."""
-    from benchmarks.gpu.measuring.persistent_gemm import BLOCK_K, Tiling
-
+    """The best tiling for a matrix; one that the device has no room for, or not for 128 rows, is passed over."""
     best: tuple[float, Tiling] | None = None
-    for block_n in (64, 128):
-        for split in (1, 2, 4, 8):
-            for stages, programs in ((4, 1), (6, 1), (4, 2)):
-                tiling = Tiling(block_n, split, stages=stages, programs=programs)
-                if shape[1] % (BLOCK_K * split):
-                    continue
-                try:
-                    seconds = _seconds(setting, _tiled(tiling, 0), shape, 64)
-                except Exception as error:  # too much shared memory, or what this Triton cannot compile
-                    print(f"{tiling}: {type(error).__name__}", flush=True)
-                    continue
-                if best is None or seconds < best[0]:
-                    best = seconds, tiling
+    for tiling in islice(_tilings(shape[1]), 2 if setting.tiny else None):
+        if best is not None and setting.left < SEARCHED_UNTIL:
+            break
+        try:
+            seconds = seconds_of(setting, _tiled(tiling, 0), shape, 64)
+            if best is None or seconds < best[0]:
+                _tiled(tiling, 0)(*operands(setting, shape, 128))
+                setting.synchronize()
+                best = seconds, tiling
+        except Exception as error:  # too much shared memory, or what this Triton cannot compile
+            print(f"{tiling}: {type(error).__name__}", flush=True)
     if best is None:
         raise RuntimeError(f"no tiling of {shape} runs")
     return best[1]
+
+
+def _tilings(n_in: int) -> Iterator[Tiling]:
+    from benchmarks.gpu.measuring.persistent_gemm import BLOCK_K, Tiling
+
+    for block_n, split, (stages, programs) in product((64, 128), (1, 2, 4, 8), ((4, 1), (6, 1), (4, 2))):
+        if n_in % (BLOCK_K * split) == 0:
+            yield Tiling(block_n, split, stages=stages, programs=programs)
 
 
 def geometries(setting: Setting) -> tuple[Geometry, Geometry]:
@@ -188,9 +193,9 @@ def _row(setting: Setting, name: str, products: Mapping[str, Product], copy: flo
         wrong = {at: n for at, n in unequal_rows(setting, multiply, shape).items() if n}
         if wrong:
             unequal[key] = wrong
-        seconds[key] = {n: _seconds(setting, multiply, shape, n) for n in TIMED}
-        most = _most(setting)
-        taken += _seconds(setting, multiply, shape, most)
+        seconds[key] = {n: seconds_of(setting, multiply, shape, n) for n in TIMED}
+        most = most_rows(setting)
+        taken += seconds_of(setting, multiply, shape, most)
         work += 2.0 * shape[0] * shape[1] * most
     found: dict[str, Any] = {"product": name, "seconds": seconds, "unequal_rows": unequal}
     found["tflops"] = work / taken / 1e12
@@ -206,47 +211,3 @@ def _row(setting: Setting, name: str, products: Mapping[str, Product], copy: flo
             found[f"ms_{label}_{n}"] = step * 1e3
             found[f"copy_{label}_{n}"] = geometry.bytes_read(setting.dtype) / step / copy
     return found
-
-
-def _most(setting: Setting) -> int:
-    return 130 if setting.tiny else MOST_ROWS
-
-
-def _operands(setting: Setting, shape: tuple[int, int], rows: int) -> tuple[Tensor, Tensor]:
-    """``x`` ``[rows, inputs]`` and a weight ``[outputs, inputs]``."""
-    random = torch.Generator(setting.device).manual_seed(rows)
-    x = torch.empty((rows, shape[1]), dtype=setting.dtype, device=setting.device)
-    weight = torch.empty(shape, dtype=setting.dtype, device=setting.device)
-    return x.normal_(generator=random), weight.normal_(0, SPREAD, generator=random)
-
-
-def unequal_rows(setting: Setting, multiply: Product, shape: tuple[int, int]) -> dict[str, int]:
-    """How many rows differ from themselves among the most rows, by the number of rows they are among instead."""
-    most = _most(setting)
-    x, weight = _operands(setting, shape, most)
-    among = multiply(x, weight)
-    counted = {str(n): _differing(multiply(x[:n], weight), among[:n]) for n in ROWS if n < most}
-    moved = multiply(x.roll(MOVED, 0)[: most // 4], weight)
-    return counted | {
-        "moved": _differing(moved, among.roll(MOVED, 0)[: most // 4]),
-        "again": _differing(multiply(x, weight), among),
-    }
-
-
-def _differing(one: Tensor, other: Tensor) -> int:
-    """Rows ``[n, n_out]`` of which any bit differs; a comparison of numbers would take -0 for 0."""
-    return int((one.view(torch.uint8) != other.view(torch.uint8)).any(dim=1).sum())
-
-
-def _seconds(setting: Setting, multiply: Product, shape: tuple[int, int], rows: int) -> float:
-    """Of one product, its weights read from memory; on CUDA from a graph, so that launches do not count."""
-    x, weight = _operands(setting, shape, rows)
-    n = 1 if setting.tiny else max(1, -(-CACHE // (weight.numel() * weight.element_size())))
-    weights = [weight, *(weight.clone() for _ in range(n - 1))]
-
-    def all_of_them() -> None:
-        for one in weights:
-            multiply(x, one)
-
-    call = graphed(all_of_them) if setting.on_cuda else all_of_them
-    return queued(setting, call, 1 if setting.tiny else 10, warmup=1 if setting.tiny else 3) / n
