@@ -42,6 +42,7 @@ def run(setting: Setting) -> Report:
         ("copies", copies),
         ("argmax", ties),
         ("noise", noise),
+        ("a Triton kernel", triton_kernel),  # last: a fault of it would be the others' as well
     ):
         rows.attempt(name, partial(measure, setting))
     return rows.report(*notes(setting))
@@ -56,12 +57,11 @@ def notes(setting: Setting) -> list[str]:
 
 
 def tools(setting: Setting) -> list[Row]:
-    """What kernels are built with; Triton is asked for one, for it needs a compiler and headers at run time."""
+    """What kernels are built with."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     found = {name: shutil.which(name) for name in ("gcc", "nvcc", "ncu", "compute-sanitizer")}
     rows: list[Row] = [_row(name, path or "missing") for name, path in found.items()]
     rows.append(_row("Python headers", str(headers) if headers.exists() else "missing"))
-    rows.append(_row("a Triton kernel", _triton_works(setting)))
     if setting.on_cuda:
         properties = torch.cuda.get_device_properties(setting.device)
         capability = f"{properties.major}.{properties.minor}, {properties.multi_processor_count} multiprocessors"
@@ -80,8 +80,12 @@ def _driver() -> str:
     return subprocess.run(asked, capture_output=True, text=True, timeout=30).stdout.strip()
 
 
+def triton_kernel(setting: Setting) -> list[Row]:
+    """Whether one is compiled, for which Triton needs a compiler and headers at run time, and adds right."""
+    return [_row("a Triton kernel", _triton_works(setting))]
+
+
 def _triton_works(setting: Setting) -> str:
-    """Whether one is compiled and adds right."""
     if find_spec("triton") is None:
         return "not run: no triton"
     if not setting.on_cuda:
@@ -89,7 +93,10 @@ def _triton_works(setting: Setting) -> str:
     from benchmarks.gpu.measuring.persistent_gemm import Tiling, product
 
     x, weight = (torch.eye(64, dtype=setting.dtype, device=setting.device) for _ in range(2))
-    right = torch.equal(product(x, weight, Tiling(block_n=64, split_k=1)), x)
+    try:
+        right = torch.equal(product(x, weight, Tiling(block_n=64, split_k=1)), x)
+    except Exception as error:  # of many kinds
+        return f"FAILED: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return "runs" if right else "runs and is WRONG"
 
 

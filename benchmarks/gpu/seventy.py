@@ -11,13 +11,14 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.gpu.measuring.clock import copy_bandwidth
 from benchmarks.gpu.measuring.geometry import BLOCK, LLAMA_70B, sized
 from benchmarks.gpu.measuring.random_model import random_model
-from benchmarks.gpu.measuring.rows import Row, Rows
+from benchmarks.gpu.measuring.rows import Rows
 from benchmarks.gpu.measuring.steps import Decoding, Shape
 from benchmarks.gpu.setting import Report, Setting
 from engine.model.shard import ModelShard
@@ -71,13 +72,14 @@ def run(setting: Setting) -> Report:
     """Both."""
     rows = Rows(setting, "seventy: a step of Llama 70B geometry", COLUMNS)
     copy = copy_bandwidth(setting)
-    rows.attempt("20 layers", lambda: measured(setting, STAGE_LAYERS, False, copy))
+    measure(rows, STAGE_LAYERS, False, copy)
     context, runs = sizes(setting)
     notes = [f"{context} tokens of context each, medians of {runs} steps.", f"A copy moves {copy / 1e12:.3g} TB/s."]
     if find_spec("bitsandbytes") is None:
         notes.append("int8 not run: no bitsandbytes.")
     else:
-        rows.attempt("80 layers in int8", lambda: measured(setting, LLAMA_70B.n_layers, True, copy))
+        measure(rows, LLAMA_70B.n_layers, True, copy)
+        notes.append("In int8, gate and up are so small that no activation is an outlier; of a trained model few are.")
     return rows.report(*notes)
 
 
@@ -86,19 +88,25 @@ def sizes(setting: Setting) -> tuple[int, int]:
     return (64, 2) if setting.tiny else (CONTEXT, RUNS)
 
 
-def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[Row]:
-    """A row for every size of a step; sizes that no time is left for are missing."""
+def measure(rows: Rows, n_layers: int, int8: bool, copy: float) -> None:
+    """Add a row for every size of a step of one model."""
+    setting = rows.setting
     geometry = sized(setting, replace(LLAMA_70B, n_layers=n_layers))
-    model = random_model(geometry, setting.device, setting.dtype, int8=int8)
+    weights = f"{geometry.n_layers} layers, {'int8' if int8 else setting.dtype_name}"
+    make = partial(random_model, geometry, setting.device, setting.dtype, int8=int8)
+    model = rows.tried(weights, make)
+    if model is None:
+        return
     read = sum(tensor.nbytes for tensor in model.model.layers.state_dict().values())
-    found: list[Row] = []
     for sequences, nodes in STEPS[:2] if setting.tiny else STEPS:
-        if setting.left < 0:
-            break
-        layers, verify = _halves(setting, model, Shape(sequences, nodes, sizes(setting)[0]))
-        found.append(
+        shape = Shape(sequences, nodes, sizes(setting)[0])
+        halves = rows.tried(f"{weights}, {shape.name}", partial(_halves, setting, model, shape))
+        if halves is None:
+            continue
+        layers, verify = halves
+        rows.add(
             {
-                "weights": f"{geometry.n_layers} layers, {'int8' if int8 else setting.dtype_name}",
+                "weights": weights,
                 "sequences": sequences,
                 "nodes": nodes,
                 "rows": sequences * (nodes + 1),
@@ -107,7 +115,6 @@ def measured(setting: Setting, n_layers: int, int8: bool, copy: float) -> list[R
                 "of_copy": read / layers / copy,
             }
         )
-    return found
 
 
 def _halves(setting: Setting, model: Any, shape: Shape) -> tuple[float, float]:

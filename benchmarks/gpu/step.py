@@ -49,32 +49,39 @@ class Bench:
         self._weights = Weights(setting, geometry)
         self._calls = 3 if setting.tiny else 20
 
-    def measure(self, shape: Shape) -> list[Row]:
-        """The row of a shape. One cache at a time is held: they may be large."""
+    def measure(self, shape: Shape, table: Rows) -> list[Row]:
+        """The row of a shape, with None for what fails. One cache at a time is held: they may be large."""
         setting = self._setting
         bare = shape.sequences, shape.nodes + 1, shape.context
-        products = self._graph(Products(setting, self._geometry, self._weights, *bare))
-        layers, eager = self._layers(*bare)
-        step = waited(setting, Decoding(self._model, shape).step, self._calls)
+        seconds = {
+            name: table.tried(f"{name} of {shape.name}", call)
+            for name, call in (
+                ("eager", lambda: self._layers(False, *bare)),
+                ("step", lambda: waited(setting, Decoding(self._model, shape).step, self._calls)),
+                ("layers", lambda: self._layers(True, *bare)),  # graphs last: capturing is what may fail
+                ("products", lambda: self._products(*bare)),
+            )
+        }
+        if not any(seconds.values()):
+            return []
         return [
             {
                 "sequences": shape.sequences,
                 "rows": shape.nodes + 1,
                 "context": shape.context,
                 "limit_ms": limit(self._geometry, setting, shape) * 1e3 if setting.on_cuda else None,
-                "products_ms": products * 1e3,
-                "layers_ms": layers * 1e3,
-                "eager_ms": eager * 1e3,
-                "step_ms": step * 1e3,
-                "ratio": step / layers,
+                **{f"{name}_ms": taken and taken * 1e3 for name, taken in seconds.items()},
+                "ratio": seconds["step"] / seconds["layers"] if seconds["step"] and seconds["layers"] else None,
             }
         ]
 
-    def _layers(self, *bare: int) -> tuple[float, float]:
-        """Seconds in a graph, and without."""
+    def _layers(self, graph: bool, *bare: int) -> float:
         layers = Layers(self._setting, self._geometry, self._model, *bare)
         with bare_attention(self._model):
-            return self._graph(layers), queued(self._setting, layers, self._calls)
+            return self._graph(layers) if graph else queued(self._setting, layers, self._calls)
+
+    def _products(self, *bare: int) -> float:
+        return self._graph(Products(self._setting, self._geometry, self._weights, *bare))
 
     def _graph(self, call: Callable[[], Any]) -> float:
         """Seconds a call, in a graph where there are graphs."""
@@ -87,7 +94,7 @@ def run(setting: Setting) -> Report:
     bench = Bench(setting, geometry)
     table = Rows(setting, f"Step against bare forward, {geometry.name}", COLUMNS)
     for shape in shapes(setting.tiny):
-        table.attempt(shape.name, partial(bench.measure, shape))
+        table.attempt(shape.name, partial(bench.measure, shape, table))
     return table.report(
         "Bare forwards attend without a mask and commit nothing; they are timed back to back, the step one by one.",
     )
