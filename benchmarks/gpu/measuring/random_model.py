@@ -13,6 +13,8 @@ from engine.model.meta_model import empty_model
 from engine.model.quantization import bitsandbytes
 from engine.model.quantized import Int8Linear, is_quantized
 
+GATED = 0.5  # standard deviation of what gate and up give in int8
+
 
 def config(geometry: Geometry, max_positions: int = 131072) -> LlamaConfig:
     """The Hugging Face config of a geometry."""
@@ -39,7 +41,8 @@ def random_model(
     """A Hugging Face causal LM on ``device``, its matrices normal with ``SPREAD`` and its norms 1.
 
     The same seed gives the same weights on the same kind of device. With ``int8`` the decoder layers' matrices are
-    random bytes with one scale per output, never in full precision anywhere.
+    random bytes with one scale per output, never in full precision anywhere; those of gate and up are scaled so that
+    hardly an activation is an outlier, whose column bitsandbytes takes out of int8: ``SPREAD`` would make them 3 %.
 
     Raises:
         ConfigError: ``int8``, and bitsandbytes is not installed.
@@ -51,7 +54,8 @@ def random_model(
     for name, parameter in list(model.named_parameters()):
         owner, _, last = name.rpartition(".")
         if int8 and is_quantized(model, name):
-            model.set_submodule(owner, _random_int8(parameter.shape, device, random))
+            spread = GATED / parameter.shape[1] ** 0.5 if owner.endswith(("gate_proj", "up_proj")) else SPREAD
+            model.set_submodule(owner, _random_int8(parameter.shape, spread, device, random))
             continue
         value = torch.empty(parameter.shape, dtype=dtype, device=device)
         value = value.normal_(0, SPREAD, generator=random) if value.dim() > 1 else value.fill_(1)
@@ -62,8 +66,8 @@ def random_model(
     return model.eval()
 
 
-def _random_int8(shape: torch.Size, device: torch.device, random: torch.Generator) -> Int8Linear:
-    """A layer whose weights have about the size of the others'."""
+def _random_int8(shape: torch.Size, spread: float, device: torch.device, random: torch.Generator) -> Int8Linear:
+    """A layer whose weights have the standard deviation ``spread``."""
     weight: Tensor = torch.randint(-127, 128, shape, dtype=torch.int8, device=device, generator=random)
-    scales = torch.full((shape[0],), SPREAD * 3**0.5, dtype=torch.float32, device=device)
+    scales = torch.full((shape[0],), spread * 3**0.5, dtype=torch.float32, device=device)
     return Int8Linear(weight, scales, None)
