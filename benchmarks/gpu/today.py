@@ -34,7 +34,7 @@ STEPS = {
     "launches": "launches",
     "to_device": "copies to the device",
     "to_host": "copies to the host",
-    "waits": "waits",
+    "waits": "stream waits",
 }
 KERNELS = {"step": "step", "name": "kernel", "times": "times", "ms": "ms", "share": "share of busy time"}
 

@@ -43,13 +43,13 @@ def test_a_trace_of_cuda_is_counted_by_what_the_host_asked_and_what_the_device_d
         return FunctionEvent(0, name, 0, 100, 100 + microseconds, device_type=kind, **further)
 
     asked = ["aten::mm", "cudaLaunchKernel", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch"]
-    asked += ["cudaMemcpyAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize"]
+    asked += ["cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize", "cudaDeviceSynchronize"]
     events = [event(name, host) for name in asked]
     events += [event("gemm", device, 30), event("gemm", device, 50), event("add", device, 2)]
     events += [event("Memcpy HtoD (Pinned -> Device)", device), event("Memcpy DtoH (Device -> Pinned)", device)]
     events.append(event("a range", device, 1000, is_user_annotation=True))
     found = of_cuda(events)
-    assert (found.launches, found.to_device, found.to_host, found.waits) == (4, 1, 1, 1)
+    assert (found.launches, found.to_device, found.to_host, found.waits) == (6, 1, 1, 1)
     assert found.kernels[0] == Kernel("gemm", 2, pytest.approx(80e-6))
     assert found.n_kernels == 5
     assert found.seconds == pytest.approx(84e-6)

@@ -15,9 +15,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.setting import Setting
 
-# One of these in a trace is one kernel, copy or graph that the host asked for.
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
-WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")  # not of the device: the profiler itself does that
+# One of these in a trace is one kernel, copy, fill or graph that the host asked for.
+LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cudaGraphLaunch",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)
+# The latter is not in every version's traces; the profiler itself waits for devices.
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
 TO_DEVICE, TO_HOST = "Memcpy HtoD", "Memcpy DtoH"  # beginnings of names
 
 
