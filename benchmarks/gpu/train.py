@@ -2,8 +2,9 @@
 
 Held-out loss after every epoch, tokens a second, and the same for a drafter that is distilled from the largest model.
 Documented functions of the running Python's standard library are always there; chat and arithmetic are two files that
-must be carried: OUT/corpus/chat_alpacaeval.jsonl and OUT/corpus/math_gsm8k_train.jsonl (tools.demo_model.data says
-which). The tokenizer is the demo target's, so that losses compare with it. Weights are left in OUT/NAME.pt.
+must be carried, in corpus/ of the checkout: chat_alpacaeval.jsonl and math_gsm8k_train.jsonl (tools.demo_model.data
+says which). The tokenizer is the demo target's, so that losses compare with it. Weights are not kept: too large to
+travel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer
@@ -22,6 +24,7 @@ from transformers import LlamaForCausalLM
 
 from app.demo.paths import DEMO_TARGET
 from benchmarks.gpu.measuring.rows import Row, Rows
+from benchmarks.gpu.running.results import ROOT
 from benchmarks.gpu.setting import Report, Setting
 from tools.demo_model.architecture import SHAPES, Shape, build
 from tools.demo_model.data import Document, code, load_documents
@@ -51,17 +54,18 @@ class Plan:
     shape: Shape
     share: float  # of the time that is left when it begins
     teacher: str = ""  # name of the model that it is distilled from
+    compiled: bool = False  # what a small one gains in its minutes, compiling would take
 
 
 def plans(tiny: bool) -> list[Plan]:
     """The present target, a larger one with and without dropout, and a drafter."""
     if tiny:
         small = Shape(layers=1, hidden=64, heads=1, ffn=64)
-        return [Plan("target", small, 1), Plan("drafter", small, 1, teacher="target")]
+        return [Plan("target", small, 1, compiled=True), Plan("drafter", small, 1, teacher="target")]
     return [
         Plan("target 4M", SHAPES["target"], 0.25),
-        Plan("target 14M", Shape(layers=8, hidden=384, heads=6, ffn=1024), 0.45),
-        Plan("target 14M, dropout", Shape(layers=8, hidden=384, heads=6, ffn=1024, dropout=0.1), 0.7),
+        Plan("target 14M", Shape(layers=8, hidden=384, heads=6, ffn=1024), 0.45, compiled=True),
+        Plan("target 14M, dropout", Shape(layers=8, hidden=384, heads=6, ffn=1024, dropout=0.1), 0.7, compiled=True),
         Plan("drafter 2M", Shape(layers=3, hidden=192, heads=3, ffn=512), 0.85, teacher="target 14M"),
     ]
 
@@ -70,7 +74,7 @@ def texts(setting: Setting) -> tuple[Iterable[Document], str]:
     """The documents that are here, and which these are."""
     if setting.tiny:
         return islice(code(), 300), "the first functions of the standard library"
-    folder = setting.out / "corpus"
+    folder = ROOT / "corpus"
     if all((folder / name).is_file() for name in CORPUS):
         return load_documents(folder), "chat, arithmetic, and the standard library's functions"
     return {d.text: d for d in code()}.values(), f"the standard library's functions alone, for want of {folder}"
@@ -95,7 +99,7 @@ class School:
         tokenizer = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
         self._training = encode(tokenizer, [d for d in documents if not d.held_out])
         self._held_out = encode(tokenizer, [d for d in documents if d.held_out])
-        self.compiled = not setting.tiny and can_compile(setting.device)
+        self.compiled = (setting.on_cuda or not setting.tiny) and can_compile(setting.device)
         self._models: dict[str, LlamaForCausalLM] = {}
 
     @property
@@ -103,8 +107,8 @@ class School:
         """Of one epoch."""
         return sum(len(ids) for documents in self._training.values() for ids in documents)
 
-    def train(self, plan: Plan) -> list[Row]:
-        """A row an epoch, and one for the end, which is the only one with the learning rate at zero."""
+    def train(self, plan: Plan, folder: Path, table: Rows) -> list[Row]:
+        """Adds a row an epoch; returns the end's, which is the only one with the learning rate at zero."""
         model = build(plan.shape).to(self._setting.device)
         self._models[plan.name] = model
         if plan.teacher:
@@ -115,20 +119,18 @@ class School:
             model,
             loss,
             PackedStream(self._training, seed=0),
-            Path(self._setting.out, f"{plan.name}.pt".replace(" ", "-")),
+            folder / "model.pt",
             tokens_per_pass=LONG if self._setting.tiny else 8 * LONG,
-            compiled=self.compiled,
+            compiled=self.compiled and plan.compiled,
         )
-        rows: list[Row] = []
         began = time.monotonic()
 
         def after_epoch(epoch: int) -> None:
-            rows.append(self._row(plan, run, model, str(epoch), time.monotonic() - began))
+            table.add(self._row(plan, run, model, str(epoch), time.monotonic() - began))
 
         minutes = 0.003 if self._setting.tiny else plan.share * max(0.0, self._setting.left) / 60
         run.train(minutes, after_epoch)
-        rows.append(self._row(plan, run, model, "end", time.monotonic() - began))
-        return rows
+        return [self._row(plan, run, model, "end", time.monotonic() - began)]
 
     def _row(self, plan: Plan, run: Run, model: LlamaForCausalLM, epoch: str, seconds: float) -> Row:
         model.eval()
@@ -152,8 +154,9 @@ def run(setting: Setting) -> Report:
     torch.manual_seed(0)
     school = School(setting)
     table = Rows(setting, "Demo models by epoch", COLUMNS)
-    for plan in plans(setting.tiny):
-        table.attempt(plan.name, partial(school.train, plan))
+    with TemporaryDirectory() as folder:
+        for plan in plans(setting.tiny):
+            table.attempt(plan.name, partial(school.train, plan, Path(folder), table))
     return table.report(
         f"Text: {school.source}; {school.n_tokens:,} tokens an epoch.",
         "Time counts compiling and measuring. The rate of learning falls to zero at the end of each model's time, so "
