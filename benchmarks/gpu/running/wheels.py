@@ -1,7 +1,8 @@
 """Downloads the wheels that a bare machine lacks: its Python and platform, whatever those of this machine are.
 
 The machine that these checks were written for has Python 3.12 on x86-64 Linux with torch 2.11+cu130, Triton 3.6,
-transformers, accelerate, safetensors and numba; it lacks msgspec. For int8 (`seventy`) it lacks bitsandbytes, 60 MB.
+transformers, accelerate, safetensors and numba; it lacks msgspec. For int8 (`seventy`) it lacks bitsandbytes, 60 MB:
+too large where 64 MiB travel with a command and the checkout takes 15 of them. `seventy` then leaves int8 out.
 There, from the wheels' folder, without a network:
 
     python3 -m pip install --no-index --no-deps --target /tmp/site DIR/*.whl && export PYTHONPATH=/tmp/site
