@@ -128,7 +128,7 @@ def test_a_check_that_fails_after_some_rows_keeps_them(tmp_path: Path, capsys: p
     assert not document["complete"]
     assert not stands(setting(tmp_path), check)
     shown = tables(tmp_path)
-    assert " 41 |" in shown
+    assert "| 41 " in shown
     assert shown.endswith("Not complete: RuntimeError: a fault of the device.")
 
 
@@ -142,6 +142,7 @@ def test_a_part_that_failed_is_said_and_not_repeated(tmp_path: Path, capsys: pyt
 
 def test_a_check_that_is_killed_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+        monkeypatch.undo()
         with pytest.raises(KeyboardInterrupt):
             run_here(check, setting(tmp_path))
         return real([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], **given)
