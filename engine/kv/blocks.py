@@ -9,10 +9,11 @@ could not stay so is *scattered*, until a free run is long enough for all of it 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocksError
 from engine.kv.cached_prefixes import CachedPrefixes
-from engine.kv.free_runs import longest_run, start_of_run
+from engine.kv.free_runs import amid_run, longest_run, start_of_run
 
 
 class BlockAllocator:
@@ -137,17 +138,18 @@ class BlockAllocator:
             after = table[-1] + 1
             if after < self.n_blocks and self._free[after]:
                 return after
-        return self._start(min(n_wanted, longest_run(self._free)))
+        n_wanted = min(n_wanted, longest_run(self._free))
+        return start_of_run(self._free_for(n_wanted), n_wanted)
 
-    def _start(self, n_wanted: int) -> int:
-        """First block of a run of ``n_wanted``, which there is; the oldest cached prefixes give way as needed."""
+    def _free_for(self, n_wanted: int) -> NDArray[np.bool_]:
+        """Free blocks with a run of ``n_wanted``, which there is; the oldest cached prefixes give way as needed."""
         free = self._free
         if self._cached is not None and len(self._cached):
             free = self._free & ~self._cached.mask
             while longest_run(free) < n_wanted:
                 self._cached.drop_oldest()
                 free = self._free & ~self._cached.mask
-        return start_of_run(free, n_wanted)
+        return free
 
     def _start_beside(self, table: list[int]) -> int | None:
         """First block of the run in which the longest piece of a table stays where it is, if all the rest is free."""
@@ -163,7 +165,7 @@ class BlockAllocator:
         if self._longest is not None and n > self._longest:
             return None
         self._longest = longest_run(self._free)
-        return self._start(n) if n <= self._longest else None
+        return amid_run(self._free_for(n), n) if n <= self._longest else None
 
     def check_integrity(self) -> None:
         """Assert that every block is free or owned exactly once; for tests and debugging."""

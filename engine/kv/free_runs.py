@@ -27,8 +27,25 @@ def start_of_run(free: NDArray[np.bool_], n_wanted: int) -> int:
         longest = int(np.argmax(lengths))
         start, end = int(starts[longest]), int(ends[longest])
         return start if start == 0 else max(start, min((start + end) // 2, end - n_wanted))
-    fitting = np.flatnonzero(lengths >= n_wanted)
-    return int(starts[fitting[np.argmin(lengths[fitting])]])
+    return int(starts[_shortest(lengths, n_wanted)])
+
+
+def amid_run(free: NDArray[np.bool_], n: int) -> int:
+    """First block of the place in free blocks that all ``n`` of a sequence move to, at most the longest run's.
+
+    It is the middle of the shortest run that is long enough, and that run's start only where the cache begins: right
+    behind another sequence it would take away the block that this one needs next, and so scatter it in its turn.
+    """
+    starts, ends = _runs(free)
+    shortest = _shortest(ends - starts, n)
+    start, end = int(starts[shortest]), int(ends[shortest])
+    return (start + end - n) // 2 if start else 0
+
+
+def _shortest(lengths: NDArray[np.intp], n: int) -> int:
+    """The shortest run of at least ``n`` blocks."""
+    fitting = np.flatnonzero(lengths >= n)
+    return int(fitting[np.argmin(lengths[fitting])])
 
 
 def _runs(free: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
