@@ -16,9 +16,13 @@ from pydantic_core import ErrorDetails
 
 from app.composition import checked
 from app.config.errors import config_of
+from app.config.serve import ServeConfig
+from app.inputs.models import drafter_path, target_name
 from engine.errors import ConfigError, SpectraError
+from engine.model.resolve import check_model_name
 
-OURS = "app.builder:build_app"  # whose args are ours to judge
+OURS = "app.builder.build_app"  # or with a colon; whose args are ours to judge
+CONFIG = "config.json"  # in every model's directory
 
 
 def check_deploy_file(path: Path) -> list[str]:
@@ -36,17 +40,42 @@ def check_deploy_file(path: Path) -> list[str]:
         return [_sentence(one) for one in error.errors(include_url=False)]
     wrong = []
     for place, application in enumerate(deployed.applications):
-        if application.import_path == OURS:
-            try:
-                checked(config_of(application.args))
-            except SpectraError as error:
-                wrong.append(f"applications[{place}].args: {error}")
+        if application.import_path.replace(":", ".") == OURS:
+            wrong += [f"applications[{place}].args: {sentence}" for sentence in _wrong_args(application.args)]
+    return wrong
+
+
+def _wrong_args(args: dict[str, Any]) -> list[str]:
+    try:
+        config = checked(config_of(args))
+    except SpectraError as error:
+        return [str(error)]
+    return _missing(config)
+
+
+def _missing(config: ServeConfig) -> list[str]:
+    """What is not where ``model``, ``draft_model`` and ``heads`` say; no hub is asked."""
+    wrong = []
+    drafter = None if config.draft_model is None else drafter_path(config.draft_model)
+    for field, name in (("model", target_name(config.model)), ("draft_model", drafter)):
+        if name is None:
+            continue
+        folder = Path(name).expanduser()
+        if folder.is_dir() and not (folder / CONFIG).is_file():
+            wrong.append(f"{field} is {name!r}; that directory holds no {CONFIG}, as a model's does")
+        try:
+            check_model_name(name)
+        except ConfigError as error:
+            wrong.append(f"{field}: {error}")
+    if config.heads is not None and not Path(config.heads).is_file():
+        wrong.append(f"heads is {config.heads!r}; there is no such file")
     return wrong
 
 
 def _serve_config(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        documents = [*yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+        found = next(filter(_is_ours, documents), documents[0] if documents else None)
         if isinstance(found, dict) and found.get("kind") == "RayService":
             found = yaml.safe_load(found["spec"]["serveConfigV2"])
     except (OSError, UnicodeDecodeError) as error:
@@ -58,6 +87,11 @@ def _serve_config(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "applications" not in found:
         raise ConfigError(f"{path} is no Serve config file: it has no applications")
     return found
+
+
+def _is_ours(document: Any) -> bool:
+    """Whether a document, of several in a file of manifests, is one to check."""
+    return isinstance(document, dict) and (document.get("kind") == "RayService" or "applications" in document)
 
 
 def _sentence(error: ErrorDetails) -> str:

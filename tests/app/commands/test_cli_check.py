@@ -21,7 +21,9 @@ Captured = pytest.CaptureFixture[str]
 def test_the_documented_file_is_right_also_as_a_ray_service(tmp_path: Path, capsys: Captured) -> None:
     service = tmp_path / "service.yaml"
     service.write_text(yaml.safe_dump({"kind": "RayService", "spec": {"serveConfigV2": FILE.read_text()}}))
-    for file in (FILE, service):
+    several = tmp_path / "several.yaml"
+    several.write_text(f"kind: ConfigMap\n---\n{service.read_text()}---\nkind: Service\n")
+    for file in (FILE, service, several):
         assert main(["check", str(file)]) == 0
         assert capsys.readouterr().err == ""
 
@@ -51,6 +53,31 @@ def test_what_is_misspelt_is_named(tmp_path: Path, capsys: Captured, place: str,
     assert main(["check", str(file)]) == 1
     assert f"{file}: " in (said := capsys.readouterr().err)
     assert says in said
+
+
+@pytest.mark.parametrize("import_path", ["app.builder:build_app", "app.builder.build_app"])
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"model": "EMPTY"}, "model is 'EMPTY'; that directory holds no config.json"),
+        ({"draft_model": "EMPTY"}, "draft_model is 'EMPTY'; that directory holds no config.json"),
+        ({"draft_model": "EMPTY/none"}, "draft_model: model 'EMPTY/none' is neither a directory nor a hub id"),
+        ({"heads": "EMPTY/heads.json"}, "heads is 'EMPTY/heads.json'; there is no such file"),
+        ({"heads": "EMPTY"}, "heads is 'EMPTY'; there is no such file"),
+    ],
+)
+def test_models_and_files_are_looked_for(
+    tmp_path: Path, capsys: Captured, import_path: str, args: dict[str, str], says: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    config = yaml.safe_load(FILE.read_text())
+    config["applications"][0]["import_path"] = import_path
+    config["applications"][0]["args"] = {key: value.replace("EMPTY", str(empty)) for key, value in args.items()}
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(config))
+    assert main(["check", str(file)]) == 1
+    assert f"{file}: applications[0].args: {says.replace('EMPTY', str(empty))}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
