@@ -68,13 +68,15 @@ def measure(shard: ModelShard, info: TargetInfo, occupancy: float, sharing: bool
     room = -(-(info.max_model_len + 64) // info.block_size)
     empty = _EmptyCache(room)
     held = {one.seq: load.scheduler.blocks.table(one.seq) for one in load.scheduler.running}
+    held_apart = {seq: empty.take(seq, len(table)) for seq, table in held.items()}
+    steps = [(step, empty.step(step)) for step in load.steps(n)]  # all now: they tell how many places there are
     loaded = Stage(shard, info.n_blocks, info.block_size)
-    apart = Stage(shard, 3 * info.n_blocks, info.block_size)
+    apart = Stage(shard, empty.n_places * room, info.block_size)
     _admit(loaded, held)
-    _admit(apart, {seq: empty.take(seq, len(table)) for seq, table in held.items()})
+    _admit(apart, held_apart)
     times = (Times(), Times())
-    for number, step in enumerate(load.steps(n)):
-        both = [(loaded, step, times[0]), (apart, empty.step(step), times[1])]
+    for number, (step, step_apart) in enumerate(steps):
+        both = [(loaded, step, times[0]), (apart, step_apart, times[1])]
         for stage, one, kept in both if number % 2 else both[::-1]:
             began = time.thread_time()
             stage.verify(stage.forward(one, None))
