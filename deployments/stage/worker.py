@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -21,6 +21,7 @@ from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
 from deployments.stage.inbox import Arrived, Inbox, RouterInbox, StageInbox
 from deployments.stage.links.base import Link
 from deployments.stage.links.negotiation import NoCommonLinkError, accept_link, offer_link
+from deployments.stage.progress import Progress
 from deployments.transport.acceptor import Acceptor
 from deployments.transport.channel import Channel
 from deployments.transport.handshake import UnauthenticatedError
@@ -75,7 +76,7 @@ class StageWorker:
         self._closing = False
         self._started = False
         self._is_fed = False  # a router or the stage before this one is connected
-        self._begun: deque[float] = deque()  # ``time.monotonic`` when each step that is not over began, oldest first
+        self._progress = Progress()
         self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
@@ -95,8 +96,7 @@ class StageWorker:
     @property
     def busy_since(self) -> float | None:
         """``time.monotonic`` when the oldest step that is not over yet began; None between steps."""
-        begun = [*self._begun]
-        return begun[0] if begun else None
+        return self._progress.busy_since
 
     @property
     def n_sequences(self) -> int:
@@ -172,10 +172,10 @@ class StageWorker:
                 if upstream.role == STAGE:
                     inbox = StageInbox(accept_link(upstream, self._transport, self._device))
                 self._connect(upstream)
-                self._is_fed, self._begun = True, deque()
+                self._is_fed = True
                 while True:
                     arrived = inbox.take()
-                    self._begun.append(time.monotonic())
+                    self._progress.begin()
                     self._serve(arrived, results)
             except NoCommonLinkError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
                 logger.error("no link to a neighbour: %s", error)
@@ -185,12 +185,22 @@ class StageWorker:
             except Exception:
                 logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the stage is replaced
                 self.close()
-            self._begun, self._is_fed = deque(), False
+            self._is_fed = False
             for connection in (inbox, self._next, results):
                 if connection is not None:
                     connection.close()
             self._next = None
             self._asker.close()
+            self._settle()
+
+    def _settle(self) -> None:
+        """After an upstream is lost. No other is served before the device is done."""
+        try:
+            if not self._closing:
+                self._progress.settle()
+        except Exception:
+            logger.exception("the stage cannot go on")
+            self.close()
 
     def _connect(self, upstream: Channel) -> None:
         """Build the link to the next stage before its first step; given up when the upstream hangs up meanwhile."""
@@ -232,9 +242,10 @@ class StageWorker:
             header, tensors, answers = encode_frame(frame.step, None, error, (), (*frame.seconds, 0.0)), [], []
         seconds = time.perf_counter() - began
         if self._next is not None and computing is not None:
-            self._next.send(header, tensors, partial(self._computed, self._begun, computing, header))
+            ready = partial(self._computed, self._progress.leave_to_device(computing), header)
+            self._next.send(header, tensors, ready)
             return
-        self._begun.pop()
+        self._progress.end()
         if self._next is not None:
             stamp(header, seconds)
             self._next.send(header, tensors)
@@ -243,15 +254,14 @@ class StageWorker:
         else:
             raise EOFError("no peer has connected with the role results")
 
-    def _computed(self, begun: deque[float], computing: Computing, header: bytearray) -> None:
+    def _computed(self, wait: Callable[[], float], header: bytearray) -> None:
         """Called by the link: returns when the device is done with a step, whose ``header`` has its time then."""
         try:
-            stamp(header, computing.wait())
+            stamp(header, wait())
         except torch.AcceleratorError:
             logger.exception("the stage cannot go on")
             self.close()
             raise
-        begun.popleft()
 
     def _note(self, step: Step) -> None:
         """Remember which requests the sequences belong to."""

@@ -30,7 +30,7 @@ class Computing(Protocol):
 
     def wait(self) -> float:
         """Block until the step's activations are true; returns the seconds that the device spent on it. Any thread may
-        call it, one at a time; others run meanwhile. Raises what the device failed with."""
+        call it, several at once too; others run meanwhile. Raises what the device failed with."""
 
 
 class StageLike(Protocol):

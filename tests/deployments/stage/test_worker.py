@@ -218,6 +218,37 @@ async def test_a_device_that_is_not_done_shows_as_a_busy_stage(serving: Any) -> 
         pipeline.close()
 
 
+async def test_a_stage_whose_device_hangs_stays_busy_without_its_router_and_serves_no_other(serving: Any) -> None:
+    go_on = threading.Event()
+
+    class Hangs(Late):
+        def computing(self) -> Computing:
+            class Stuck:
+                def wait(self) -> float:
+                    assert go_on.wait(60)
+                    return 0.0
+
+            return Stuck()
+
+    async with serving(2, [Hangs, Stage]) as served:
+        pipeline = await connected(served)
+        first = served.stages.workers[0]
+        pipeline.send(first_step())
+        await wait_until(lambda: first.busy_since is not None)
+        began = first.busy_since
+        pipeline.close()
+        await wait_until(lambda: first.n_sequences == 0)  # the loop has noticed
+        again = await connected(served)
+        again.send(Step(0, []))
+        answer = asyncio.ensure_future(again.receive())
+        assert not (await asyncio.wait([answer], timeout=0.2))[0]
+        assert first.busy_since == began
+        go_on.set()
+        assert (await answer).step_id == 0
+        await wait_until(lambda: first.busy_since is None)
+        again.close()
+
+
 async def test_a_device_that_fails_ends_its_stage(serving: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
