@@ -72,7 +72,8 @@ def find(
         temperature=TEMPERATURE,
         stop_ids=spec.eos_ids,
     )
-    for _ in engine.run([Request(list(prompt), params, counter.name, 0) for prompt in prompts], batch_size):
+    # The counter drafts nothing; but for a request that may have no nodes, nothing would be read back.
+    for _ in engine.run([Request(list(prompt), params, counter.name, 1) for prompt in prompts], batch_size):
         on_prompt()
     if not counter.n_tokens:
         raise ConfigError(

@@ -46,7 +46,12 @@ def server(tiny_checkpoint: Path, authority: trustme.CA) -> Iterator[Server]:
 
 
 def actors(server: Server, kind: str) -> list[psutil.Process]:
-    return [process for process in server.processes() if f"ray::{kind}" in " ".join(process.cmdline())]
+    found = []
+    for process in server.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            if f"ray::{kind}" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def stages(server: Server) -> list[psutil.Process]:
