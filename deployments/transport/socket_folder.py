@@ -14,9 +14,10 @@ LOCK = "lock"  # file that the process holds locked as long as it lives
 
 
 class SocketFolder:
-    """A private folder in the system's temporary one. The constructor removes the folders of killed processes."""
+    """A private folder in the system's temporary one. Those of killed processes go when one is made or removed."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
+        self._prefix = prefix
         _clear(prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock = _locked(self.path / "new")
@@ -28,6 +29,7 @@ class SocketFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+        _clear(self._prefix)  # a process that was killed while its successor started
 
 
 def _locked(lock: Path) -> int | None:
