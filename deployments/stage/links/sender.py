@@ -48,7 +48,7 @@ class Sender:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Let the thread end after the queued jobs; those fail at once if the connection is closed."""
+        """Let the thread end after the queued jobs: they wait for the device, then fail if the channel is closed."""
         self._jobs.put(None)
 
     def _work(self) -> None:
