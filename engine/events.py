@@ -62,6 +62,7 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     decode_seconds: float = 0.0  # from the first token to the last, with all that a preemption cost
     preemptions: int = 0  # how often the sequence lost its KV blocks and was prefilled again
     cached_tokens: int = 0  # of the prompt, whose rows were in the cache already; whole blocks
+    decisions: dict[str, int] = {}  # drafts by what ``auto`` decided about them, as ``tier:reason``
 
 
 def histogram(values: Iterable[int]) -> list[int]:

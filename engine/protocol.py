@@ -6,9 +6,9 @@ the decode loop receives speculators as instances and imports nothing upward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from engine.request import Request
 from engine.token_buffer import TokenBuffer
@@ -62,6 +62,24 @@ class Branch:
     proposers: Sequence[tuple[str, ...]] | None = None
 
 
+class Decision(NamedTuple):
+    """What a method that weighs gain against cost decided about one step of a request; of few different values."""
+
+    tier: str  # how much is done for a draft
+    reason: str
+    reads_back: bool = True  # whether the ids behind nodes that its needs ask for are read back in that step
+
+
+class Draft(list[Branch]):
+    """Branches of one request, and what was decided about its step by a method that decides."""
+
+    __slots__ = ("decision",)
+
+    def __init__(self, branches: Iterable[Branch] = (), decision: Decision | None = None) -> None:
+        super().__init__(branches)
+        self.decision = decision
+
+
 @dataclass(slots=True, frozen=True)
 class Needs:
     """What a speculator wants read back from the target besides tokens; nothing costs nothing."""
@@ -105,6 +123,15 @@ class Artefacts:
     attention: FloatArray | None = None  # [n_heads, n_positions]: last forwarded position over all cached ones
 
 
+class StepTime(NamedTuple):
+    """How long a step took in which all sequences decoded, and what was in it."""
+
+    seconds: float  # in all stages together
+    n_sequences: int
+    n_rows: int  # roots and nodes
+    context: float  # tokens before a root, on average
+
+
 @dataclass(slots=True, frozen=True)
 class Outcome:
     """What the target made of one step's tree (or of a prompt chunk, then ``tree`` is empty).
@@ -121,6 +148,7 @@ class Outcome:
     prompt_start: int = 0  # position of the chunk's first token
     n_read: int = 0  # tokens of the chunk without what the cache held of it
     artefacts: Artefacts | None = None
+    step: StepTime | None = None  # one object for all outcomes of a step; None where prompts were read
 
     def top_ids_after(self, tokens: Sequence[int]) -> Sequence[int]:
         """The target's best next ids behind the node reached by ``tokens``; empty if it was not scored."""
@@ -168,8 +196,8 @@ class DraftPool(Protocol):
     def advance(self, outcomes: Sequence[tuple[int, Outcome]], budgets: Mapping[int, int]) -> dict[int, list[Branch]]:
         """Learn from outcomes, then draft for every request in ``budgets``.
 
-        A request without an entry in the answer rests: its speculator drafts nothing, and will learn nothing from what
-        the target would say behind the nodes of its next step.
+        A ``Draft`` may say that what the target would say behind the nodes of the next step is not worth reading back.
+        Nor is it for a request without an entry in the answer, which no speculator knows.
         """
 
     def end(self, request_id: int) -> None:

@@ -21,6 +21,12 @@ class TokenBuffer:
         """Number of committed tokens."""
         return self._length
 
+    def before(self, end: int) -> TokenBuffer:
+        """The first ``end`` tokens, without a copy; not to be extended."""
+        first = TokenBuffer.__new__(TokenBuffer)
+        first._array, first._length = self._array, end
+        return first
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens; earlier views stay valid (they may point to the old array, whose values never change)."""
         end = self._length + len(tokens)

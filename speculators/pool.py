@@ -74,8 +74,7 @@ class SpeculatorPool:
             budgets: request id -> most nodes of its next tree; several parts of one method share it.
 
         Returns:
-            request id -> branches in priority order, for ``engine.composer.compose``; a request that rests has no
-            entry (``engine.protocol.DraftPool``).
+            request id -> branches in priority order, for ``engine.composer.compose``.
         """
         for request_id, outcome in outcomes:
             live = self._live.get(request_id)
@@ -129,6 +128,5 @@ class SpeculatorPool:
         for speculator, views in groups.items():
             proposed = speculator.propose_batch(views, [budgets[view.request_id] for view in views])
             for view, branches in zip(views, proposed, strict=True):
-                if branches or not speculator.rests(view):
-                    drafts[view.request_id] = branches
+                drafts[view.request_id] = branches
         return drafts

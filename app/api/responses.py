@@ -6,6 +6,7 @@ are dicts that msgspec encodes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,6 +105,9 @@ def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
         "acceptance_histogram": by_accepted,
         "by_source": {name: counts.named for name, counts in by_source.items()},
     }
+    decisions = sum((Counter(stats.decisions) for stats in every), Counter())
+    if decisions:
+        figures["decisions"] = dict(decisions)
     return {"speculative_decoding": figures}
 
 

@@ -44,6 +44,7 @@ class Answer:
             "step_tokens": stats.step_tokens,
             "max_nodes_used": stats.max_nodes_used,
             "by_source": {name: counts.named for name, counts in stats.by_source.items()},
+            **({"decisions": stats.decisions} if stats.decisions else {}),
         }
 
 

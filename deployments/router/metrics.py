@@ -3,15 +3,18 @@ those of pipelines."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Counter as Metric
 from prometheus_client.registry import Collector
 
 from deployments.metrics.families import MODEL, OURS, REQUEST_S, VLLM, Alias, Families
 from deployments.metrics.requests import EngineMetrics, RequestFamilies
 from deployments.router.lane import Lane
 from engine.kv.blocks import BlockAllocator
+from engine.protocol import Decision
 from engine.step import Step, StepResult
 from engine.target.info import TargetInfo
 
@@ -55,14 +58,14 @@ class RouterMetrics:
         """Metrics that vLLM has no name for: pipelines, their stages, their losses."""
         families, model = Families(self._registry, MODEL), self._model
 
-        def counter(name: str, text: str) -> Counter:
-            made: Counter = families.counter(f"{OURS}:{name}", text).labels(model)
+        def counter(name: str, text: str) -> Metric:
+            made: Metric = families.counter(f"{OURS}:{name}", text).labels(model)
             return made
 
         self._stage_busy = families.counter(
             f"{OURS}:stage_busy_seconds", "Time a stage spent on steps.", "lane", "stage"
         )
-        self._busy: dict[tuple[str, int], Counter] = {}
+        self._busy: dict[tuple[str, int], Metric] = {}
         self._scattered = families.gauge(
             f"{OURS}:kv_sequences_scattered", "Sequences whose KV blocks are no contiguous run.", "lane"
         )
@@ -73,6 +76,10 @@ class RouterMetrics:
             f"{OURS}:kv_blocks_moved", "KV blocks copied so that a sequence's are a contiguous run.", "lane"
         )
         self._moved_until: dict[str, int] = {}  # lane -> blocks that have been counted
+        self._auto_steps = families.counter(
+            f"{OURS}:auto_steps", "Steps of a sequence by what auto decided about them.", "lane", "tier", "reason"
+        )
+        self._auto_until: dict[str, Counter[Decision]] = {}  # lane -> decisions that have been counted
         self._in_flight = families.gauge(f"{OURS}:steps_in_flight", "Steps sent and not answered.").labels(model)
         self._up = families.gauge(f"{OURS}:pipelines_up", "Pipelines that are connected.").labels(model)
         self._lost = counter("pipelines_lost", "Pipelines that broke or hung.")
@@ -91,7 +98,7 @@ class RouterMetrics:
         for stage, seconds in enumerate(result.stage_seconds):
             self._busy_of(lane, stage).inc(seconds)
 
-    def _busy_of(self, lane: str, stage: int) -> Counter:
+    def _busy_of(self, lane: str, stage: int) -> Metric:
         """The stage's counter, cached: looking up labels takes longer than counting."""
         if (lane, stage) not in self._busy:
             self._busy[lane, stage] = self._stage_busy.labels(self._model, lane, str(stage))
@@ -103,6 +110,12 @@ class RouterMetrics:
         moved = blocks.n_moved - self._moved_until.get(lane, 0)
         self._blocks_moved.labels(self._model, lane).inc(moved)
         self._moved_until[lane] = blocks.n_moved
+
+    def _count_decisions(self, lane: str, decisions: Counter[Decision]) -> None:
+        before = self._auto_until.get(lane, Counter())
+        for decision, n in decisions.items():
+            self._auto_steps.labels(self._model, lane, decision.tier, decision.reason).inc(n - before[decision])
+        self._auto_until[lane] = Counter(decisions)
 
     def count_loss(self, n_running: int) -> None:
         """Count a pipeline that was lost with ``n_running`` sequences in its cache."""
@@ -130,6 +143,7 @@ class RouterMetrics:
             self._waiting.labels(*labels).set(lane.n_waiting)
             self._kv_usage.labels(*labels).set(1 - blocks.n_free / blocks.n_blocks)
             self._show_fragmentation(lane.target.name, blocks)
+            self._count_decisions(lane.target.name, lane.scheduler.decisions)
         self._in_flight.set(sum(lane.n_in_flight for lane in lanes))
         self._up.set(sum(lane.is_up for lane in lanes))
         return generate_latest(self._registry).decode()

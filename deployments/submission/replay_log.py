@@ -65,4 +65,5 @@ class ReplayLog:
             prefill_seconds=last.prefill_seconds,
             decode_seconds=last.decode_seconds,
             preemptions=last.preemptions + self._n_routers - 1,
+            decisions=last.decisions,  # those of earlier routers are lost with them, too
         )

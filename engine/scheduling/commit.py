@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.events import LENGTH, STOP, SourceCounts, StepEvent
-from engine.protocol import Artefacts, Outcome
+from engine.protocol import Artefacts, Outcome, StepTime
 from engine.scheduling.sequence import Sequence, State
-from engine.step import Work, WorkResult
+from engine.step import Step, StepResult, Work, WorkResult
 from engine.tree import EMPTY_TREE
 
 
@@ -20,7 +20,19 @@ class Commit:
     outcome: Outcome | None  # for its speculator; None when the speculator has nothing to learn
 
 
-def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Commit:
+def step_time(step: Step, result: StepResult) -> StepTime | None:
+    """How long the target took for a step in which all sequences decode; None for any other."""
+    n = len(step.work)
+    rows, context = n, 0
+    for work in step.work:
+        if work.tree is None:
+            return None
+        rows += len(work.tree)
+        context += work.n_cached
+    return StepTime(sum(result.stage_seconds) or result.seconds, n, rows, context / n) if n else None
+
+
+def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepTime | None = None) -> Commit:
     """Commit one work's answer: tokens, cache position, accepted path, statistics, state."""
     drafts = None
     if work.tree is None:
@@ -33,7 +45,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult) -> Commit:
             sequence.state = State.DRAFTING
             sequence.stats.count_prefilled()
     else:
-        news = _outcome(work, answer)
+        news = _outcome(work, answer, took)
         sequence.n_cached += 1 + len(answer.accepted)
         sequence.n_observed = sequence.n_cached
         sequence.keep = [node + 1 for node in answer.accepted]
@@ -79,7 +91,7 @@ def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcom
     )
 
 
-def _outcome(work: Work, answer: WorkResult) -> Outcome:
+def _outcome(work: Work, answer: WorkResult, took: StepTime | None) -> Outcome:
     """A tree's answer as speculators see it."""
     assert work.tree is not None
     return Outcome(
@@ -88,6 +100,7 @@ def _outcome(work: Work, answer: WorkResult) -> Outcome:
         accepted=answer.accepted,
         top_ids=answer.top_ids,
         artefacts=_artefacts(answer),
+        step=took,
     )
 
 

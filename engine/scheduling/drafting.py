@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from engine.composer import compose
-from engine.protocol import Branch, Outcome
+from engine.protocol import Branch, Draft, Outcome
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
@@ -50,8 +50,10 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
 
 
 def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
-    """Compose the drafts into trees; a sequence without a draft decodes without one, and without read-backs."""
+    """Compose the drafts into trees; a sequence that no speculator knows decodes without one, and read-backs."""
     for sequence in draft_round.drafting:
         branches = drafts.get(sequence.seq)
         tree = compose(branches or (), draft_round.budgets[sequence.seq])
-        scheduler.set_tree(sequence, tree, reads_back=branches is not None)
+        decision = branches.decision if isinstance(branches, Draft) else None
+        heard = branches is not None if decision is None else decision.reads_back
+        scheduler.set_tree(sequence, tree, heard, decision)

@@ -7,13 +7,15 @@ sequence is in one of them at most, or in several with one chunk of its text eac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from engine.errors import OverloadedError
 from engine.kv.blocks import BlockAllocator
 from engine.kv.cached_prefixes import CachedPrefixes
+from engine.protocol import Decision, StepTime
 from engine.scheduling.batch_builder import BatchBuilder
-from engine.scheduling.commit import Commit, apply_answer
+from engine.scheduling.commit import Commit, apply_answer, step_time
 from engine.scheduling.fair_queue import FairQueue, QueueSnapshot
 from engine.scheduling.options import SchedulerOptions
 from engine.scheduling.prefix_matcher import PrefixMatcher
@@ -48,6 +50,7 @@ class Scheduler:
         self._running = RunningSet(self.blocks, PrefixMatcher(self.blocks, cached), self._waiting.push_front)
         self._builder = BatchBuilder(info, self.options, costs, self._waiting, self._running)
         self._live: dict[int, Sequence] = {}
+        self.decisions: Counter[Decision] = Counter()  # of methods that decide about every step, since the start
 
     # -- entering and leaving ------------------------------------------------------------------------------------
 
@@ -163,30 +166,37 @@ class Scheduler:
 
     def commit(self, step: Step, result: StepResult, sequences: Iterable[Sequence]) -> list[Commit]:
         """Apply a step's answer; ``sequences`` are those of ``step.work``, in order."""
+        took = step_time(step, result)
         return [
-            self._commit_one(sequence, work, answer)
+            self._commit_one(sequence, work, answer, took)
             for sequence, work, answer in zip(sequences, step.work, result.results, strict=True)
         ]
 
-    def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult) -> Commit:
+    def _commit_one(self, sequence: Sequence, work: Work, answer: WorkResult, took: StepTime | None) -> Commit:
         sequence.in_flight -= 1
         if sequence.cancelled:
             if not sequence.in_flight:
                 self._finish(sequence)
             return Commit(sequence, None, None)
-        commit = apply_answer(sequence, work, answer)
+        commit = apply_answer(sequence, work, answer, took)
         if commit.event is not None and commit.event.finish_reason is not None:
             self._finish(sequence)
         return commit
 
-    def set_tree(self, sequence: Sequence, tree: TokenTree, reads_back: bool = True) -> None:
+    def set_tree(
+        self, sequence: Sequence, tree: TokenTree, reads_back: bool = True, decision: Decision | None = None
+    ) -> None:
         """The speculator's draft is there: the sequence may join a step.
 
         Args:
             sequence: of the draft.
             tree: it may be empty.
             reads_back: whether the speculator will learn what the target says behind the nodes.
+            decision: of a method that decides about every step; counted.
         """
         if sequence.state is State.DRAFTING:
             sequence.tree, sequence.reads_back = tree, reads_back
             sequence.state = State.READY
+            if decision is not None:
+                self.decisions[decision] += 1
+                sequence.stats.decisions[decision] += 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.events import RequestStats, SourceCounts, histogram
+from engine.protocol import Decision
 from engine.tree import TokenTree
 
 
@@ -24,6 +26,7 @@ class StatsCounter:
     n_accepted: int = 0
     max_nodes: int = 0
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
+    decisions: Counter[Decision] = field(default_factory=Counter)  # of a method that decides: decode forwards by them
     n_preempted: int = 0
     n_cached: int = 0  # tokens of the prompt that were found in the cache
 
@@ -70,6 +73,7 @@ class StatsCounter:
             decode_seconds=now - prefilled,
             preemptions=self.n_preempted,
             cached_tokens=self.n_cached,
+            decisions={f"{decision.tier}:{decision.reason}": n for decision, n in self.decisions.items()},
         )
 
 

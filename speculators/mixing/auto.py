@@ -22,7 +22,7 @@ from functools import reduce
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
+from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator
 from engine.step_cost import StepCosts
 from engine.tree import ROOT
 from speculators.mixing.calibration import DEPTHS, DepthCalibration, claims_and_hits
@@ -35,6 +35,8 @@ SMOOTHING = 0.2  # of the newest measurement of what drafting costs
 FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
 FIRST_DRAFTING = 2e-4  # seconds per request and step, before any was measured
 SURPRISE = 4.0  # times the usual drafting time that count at most: longer ones are pauses of the process, or compiling
+
+REST = Decision("off", "rest", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Auto:
         drafts: list[list[Branch]] = [[] for _ in views]
         asked = [i for i, view in enumerate(views) if budgets[i] > 0 and self._is_due(view)]
         if not asked:
-            return drafts
+            return self._decided(views, drafts)
         every = self._gather([views[i] for i in asked], [self._nodes_to_ask(views[i], budgets[i]) for i in asked])
         ranked: dict[int, _Draft] = {}
         for i, branches in zip(asked, every, strict=True):
@@ -142,7 +144,13 @@ class Auto:
             drafts[i] = self._take(views[i], draft, count, len(views))
         seconds = (time.perf_counter() - began) / len(asked)
         self._drafting += SMOOTHING * (min(seconds, SURPRISE * self._drafting) - self._drafting)
-        return drafts
+        return self._decided(views, drafts)
+
+    def _decided(self, views: Sequence[RequestView], drafts: Sequence[list[Branch]]) -> list[list[Branch]]:
+        return [
+            Draft(branches, REST if not branches and self._rests(view) else None)
+            for view, branches in zip(views, drafts, strict=True)
+        ]
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded to all sources; what was claimed is held against what came true."""
@@ -158,7 +166,7 @@ class Auto:
             if not (rests and part.catches_up):
                 part.observe(view, outcome)
 
-    def rests(self, view: RequestView) -> bool:
+    def _rests(self, view: RequestView) -> bool:
         """Whether the next outcome of a request will be skipped by all sources that want to be told of nodes."""
         told = (part for part in self._parts if part.needs.node_top_k or part.needs.probe_top_k)
         return self._statistics[view.request_id].pause > 0 and all(part.catches_up for part in told)

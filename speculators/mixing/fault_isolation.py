@@ -23,12 +23,7 @@ class FaultIsolated:
         self.name = inner.name
         self.needs = inner.needs
         self.catches_up: bool = getattr(inner, "catches_up", False)  # it may miss outcomes: it reads the context
-        self._rests: Callable[[RequestView], bool] | None = getattr(inner, "rests", None)
         self._failed: set[int] = set()  # request ids
-
-    def rests(self, view: RequestView) -> bool:
-        """Whether the method says that the next outcome of a request will teach it nothing."""
-        return self._rests is not None and view.request_id not in self._failed and self._rests(view)
 
     def begin(self, view: RequestView) -> None:
         """Forwarded; a failure switches the method off for this request."""

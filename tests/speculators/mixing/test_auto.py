@@ -233,8 +233,9 @@ def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up)
     request, rested = make_request(), 0
     auto.begin(request)
     for _ in range(40):
-        tree = compose(auto.propose(request, 32), 32)
-        rests, before = auto.rests(request), len(heard)
+        draft = auto.propose(request, 32)
+        tree = compose(draft, 32)
+        rests, before = draft.decision is not None and not draft.decision.reads_back, len(heard)
         assert not (rests and len(tree))
         outcome = TARGET.score(request.context.view.tolist(), tree)
         request.context.extend(outcome.tokens)
