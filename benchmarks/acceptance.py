@@ -3,12 +3,13 @@
 For each row: all tokens, and pre-loop (a text counts only until it begins to repeat itself). Every output is checked to
 be identical to autoregressive decoding. ``--rows`` chooses:
 
-    all, short   SPECTRA's core and its ablations (Le et al., 2025, Table 2); short leaves the ablations out
+    all, short   SPECTRA's core and what its settings do; short leaves the latter out
+    paper        SPECTRA, its ablations and baselines, as published (Le et al., 2025, tables 2 to 6); --retrieval
     ngrams       pld, anpd, lookahead and spectra-core, and their settings
     mixed        suffix and token-recycling, alone and together
     draft        draft-model with --draft-model
-    retrieval    what texts to look up add (--retrieval), and guesses by source (Le et al., 2025, Figure 3): one folder,
-                 file or snapshot as on the command line, or several files and folders of text as one index
+    retrieval    what texts to look up add (--retrieval), and guesses by source: one folder, file or snapshot as on the
+                 command line, or several files and folders of text as one index
     pld-plus     PLD+ against prompt lookup; --categories summarization,rag is what PLD+ was made for
 
 A row of 36 prompts takes 20 to 60 s with the demo model. The last line of stdout is one JSON document.
@@ -35,7 +36,8 @@ from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
 from benchmarks.acceptance_rows import Row, draft_rows, pld_plus_rows, retrieval_rows, rows
-from benchmarks.support.prompt_sets import questions
+from benchmarks.paper_rows import paper_rows
+from benchmarks.support.prompt_sets import FILES, USUAL, questions
 from benchmarks.support.reporting import heading, row
 from engine.loop import Completion, Engine
 from engine.request import Request
@@ -48,7 +50,7 @@ from retrieval_store.snapshots.corpus import read_documents
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
-ROWS = ("all", "short", "ngrams", "mixed", "draft", "retrieval", "pld-plus")
+ROWS = ("all", "short", "paper", "ngrams", "mixed", "draft", "retrieval", "pld-plus")
 
 
 def library_of(places: Sequence[str], model: str) -> Library:
@@ -127,6 +129,8 @@ def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Ro
         table = {"autoregressive": Row("autoregressive")}
     elif arguments.rows == "retrieval":
         table = retrieval_rows(library_of(arguments.retrieval, str(model)))
+    elif arguments.rows == "paper":
+        table = paper_rows(library_of(arguments.retrieval, str(model)))
     elif arguments.rows == "pld-plus":
         spec = target.info.spec
         table = pld_plus_rows(spec.n_layers, ensure_heads(model, spec, None, lambda: target))
@@ -144,19 +148,25 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=DEMO_TARGET, help="checkpoint directory (default: demo)")
     parser.add_argument("--prompts", type=Path, required=True, help="folder with spec_bench, gsm8k and humaneval")
     parser.add_argument("--categories", default="", help="of Spec-Bench, comma-separated, not chat, math and code")
+    parser.add_argument("--files", default=",".join(USUAL), help=f"kinds of prompts, of {', '.join(FILES)}")
+    parser.add_argument(
+        "--offset", type=int, default=0, help="of the first prompt in its file: other prompts (default: 0)"
+    )
     parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind (default: 12)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of an answer (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     parser.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
     parser.add_argument("--batch-size", type=int, default=12, help="changes the time, not the figures (default: 12)")
     parser.add_argument("--rows", choices=ROWS, default="all", help="which methods and settings (default: all)")
-    parser.add_argument("--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval")
+    parser.add_argument(
+        "--retrieval", nargs="+", metavar="WHERE", help="texts or a snapshot, for --rows retrieval and paper"
+    )
     parser.add_argument("--only", nargs="+", metavar="LABEL", help="these rows alone; autoregressive stays")
     parser.add_argument(
         "--draft-model", type=Path, help="small model: adds rows of draft-model; needed for --rows draft"
     )
     arguments = parser.parse_args()
-    for name, flag in (("retrieval", "retrieval"), ("draft", "draft_model")):
+    for name, flag in (("retrieval", "retrieval"), ("paper", "retrieval"), ("draft", "draft_model")):
         if arguments.rows == name and getattr(arguments, flag) is None:
             parser.error(f"--rows {name} needs --{flag.replace('_', '-')}")
     return arguments
@@ -168,7 +178,9 @@ def main() -> None:
     torch.set_num_threads(1)
     target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
     longest = longest_prompt(target, arguments.max_new_tokens)
-    asked = questions(arguments.prompts, arguments.per_kind, [name for name in arguments.categories.split(",") if name])
+    categories = [name for name in arguments.categories.split(",") if name]
+    files = arguments.files.split(",")
+    asked = questions(arguments.prompts, arguments.per_kind, categories, files, arguments.offset)
     prompts = {kind: encoded(arguments.model, some, longest) for kind, some in asked.items()}
     params = SamplingParams(
         max_tokens=arguments.max_new_tokens,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_store.index.index import Library
-from speculators.corpus.rest import RestConfig
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
@@ -16,7 +15,6 @@ from speculators.pld_plus.induction_heads import Heads
 from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 from speculators.registry import SpeculatorOptions
 from speculators.spectra.core import SpectraCoreConfig
-from speculators.spectra.retrieval import SpectraRetrievalConfig
 from speculators.spectra.speculator import SpectraConfig
 from speculators.successors.token_recycling import TokenRecyclingConfig
 
@@ -50,19 +48,9 @@ def rows(which: str) -> dict[str, Row]:
     if which == "short":
         return short
     published = {
-        "published w/o forward dict": replace(paper, use_forward=False),
-        "published w/o backward dict": replace(paper, use_backward=False),
-        "published w/o sub-n-grams": replace(paper, use_sub_ngrams=False),
         "published, our guess order": replace(paper, guess_order="backward-first"),
         "published + learns prompt": replace(paper, learn_from_prompt=True),
         "published + learns prompt and output": replace(paper, learn_from_prompt=True, learn_from_output=True),
-    }
-    always_best = replace(paper, tau_refine=1.0)
-    published |= {
-        "published, tau_refine 1.0": always_best,
-        "same w/o forward dict": replace(always_best, use_forward=False),
-        "same w/o backward dict": replace(always_best, use_backward=False),
-        "same w/o sub-n-grams": replace(always_best, use_sub_ngrams=False),
     }
     default = {
         "w/o forward dict": replace(ours, use_forward=False),
@@ -71,8 +59,9 @@ def rows(which: str) -> dict[str, Row]:
         "w/o learning the prompt": replace(ours, learn_from_prompt=False),
         "w/o learning the output": replace(ours, learn_from_output=False),
         "paper's guess order": replace(ours, guess_order="paper"),
-        "tau_refine 0.1": replace(ours, tau_refine=0.1),
-        "tau_refine 0.5": replace(ours, tau_refine=0.5),
+        "explore 0.1": replace(ours, explore=0.1),
+        "explore 0.5": replace(ours, explore=0.5),
+        "explore 0.9": replace(ours, explore=0.9),
         "backward_tokens 5": replace(ours, backward_tokens=5),
         "backward_tokens 20": replace(ours, backward_tokens=20),
         "one pool row, no probe share": replace(ours, probe_share=0.0, pool_rows=1),
@@ -144,15 +133,7 @@ def ngram_rows() -> dict[str, Row]:
 def retrieval_rows(library: Library) -> dict[str, Row]:
     """The two parts of SPECTRA, the ways they can share a tree, and rest, with guesses counted by dictionary."""
     labelled = SpectraCoreConfig(label_dictionaries=True)
-    published = replace(SpectraCoreConfig.paper(), label_dictionaries=True)
     ours = SpeculatorOptions(retrieval=lambda: library, spectra_core=labelled)
-    paper = replace(
-        ours,
-        rest=RestConfig.paper(),
-        spectra_core=published,
-        spectra_retrieval=SpectraRetrievalConfig.paper(),
-        spectra=SpectraConfig("paper"),
-    )
 
     def spectra(config: SpectraConfig, max_nodes: int = 64, **core: Any) -> Row:
         options = replace(ours, spectra=config, spectra_core=replace(labelled, **core))
@@ -162,10 +143,6 @@ def retrieval_rows(library: Library) -> dict[str, Row]:
     unreserved = SpectraConfig("priority", reserve=0)
     return {
         "autoregressive": Row("autoregressive"),
-        "spectra-core, as published, 128 nodes": Row("spectra-core", None, 128, paper),
-        "rest, as published": Row("rest", options=paper),
-        "spectra-retrieval, first match alone": Row("spectra-retrieval", options=paper),
-        "spectra, as published, 128 nodes": Row("spectra", None, 128, paper),
         "spectra-core": Row("spectra-core", options=ours),
         "rest": Row("rest", options=ours),
         "spectra-retrieval": Row("spectra-retrieval", options=ours),

@@ -53,6 +53,8 @@ def method_settings(section: str, given: Mapping[str, Any]) -> Any:
         ConfigError: likewise, where the class itself checks the value.
     """
     kind = SECTIONS[section]
+    if section == "spectra_core" and "tau_refine" in given:
+        raise ValueError(_about_tau_refine(given["tau_refine"]))
     known = {field.name for field in fields(kind)}
     unknown = sorted(set(given) - known)
     if unknown:
@@ -61,3 +63,13 @@ def method_settings(section: str, given: Mapping[str, Any]) -> Any:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"{section}: {error}") from None
+
+
+def _about_tau_refine(value: Any) -> str:
+    """What to give instead of a setting that was read the wrong way round."""
+    is_share = isinstance(value, int | float) and 0 <= value <= 1
+    same = f"{round(1 - value, 12):g}" if is_share else "1 - tau_refine"
+    return (
+        f"spectra_core: tau_refine is replaced by explore, the probability of the unseen token: explore {same} is what "
+        f"tau_refine {value} was; the paper's threshold of 0.1 is explore 0.1"
+    )

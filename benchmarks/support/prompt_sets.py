@@ -7,30 +7,44 @@ from pathlib import Path
 
 from app.inputs.prompts import Question, read_questions
 
-FILES = {"chat": "spec_bench.jsonl", "math": "gsm8k.jsonl", "code": "humaneval.jsonl"}
+FILES = {
+    "chat": "spec_bench.jsonl",
+    "math": "gsm8k.jsonl",
+    "code": "humaneval.jsonl",
+    "classes": "classeval.jsonl",
+    "scripts": "mbpp.jsonl",
+}
+USUAL = ("chat", "math", "code")
 CHAT_CATEGORIES = ("writing", "roleplay", "reasoning", "stem", "humanities", "qa")
 
 
-def questions(folder: Path, per_kind: int, categories: Sequence[str] = ()) -> dict[str, list[Question]]:
+def questions(
+    folder: Path, per_kind: int, categories: Sequence[str] = (), files: Sequence[str] = USUAL, offset: int = 0
+) -> dict[str, list[Question]]:
     """Kind -> its questions, first turns only, spread evenly over each file.
 
     Args:
-        folder: with spec_bench.jsonl, gsm8k.jsonl and humaneval.jsonl.
+        folder: with the files of ``FILES`` that are asked for.
         per_kind: questions of each kind, at most.
-        categories: of Spec-Bench, to be the kinds instead of chat, math and code.
+        categories: of Spec-Bench, to be the kinds instead of ``files``.
+        files: kinds, keys of ``FILES``.
+        offset: of the first question in its file; another one gives other questions, as long as files have enough.
 
     Raises:
         ConfigError: a prompt file is missing.
     """
-    found = {kind: read_questions(folder / name) for kind, name in FILES.items() if not categories or kind == "chat"}
-    kinds: dict[str, tuple[str, ...]] = {category: (category,) for category in categories} or {"chat": CHAT_CATEGORIES}
-    asked = {kind: [q for q in found["chat"] if q.category in wanted] for kind, wanted in kinds.items()}
+    found = {kind: read_questions(folder / FILES[kind]) for kind in (("chat",) if categories else files)}
+    chat = found.get("chat", [])
+    kinds: dict[str, tuple[str, ...]] = {category: (category,) for category in categories}
+    if "chat" in files and not categories:
+        kinds = {"chat": CHAT_CATEGORIES}
+    asked = {kind: [q for q in chat if q.category in wanted] for kind, wanted in kinds.items()}
     every = asked if categories else found | asked
-    return {kind: [_first_turn(q, kind) for q in _spread(some, per_kind)] for kind, some in every.items()}
+    return {kind: [_first_turn(q, kind) for q in _spread(some, per_kind, offset)] for kind, some in every.items()}
 
 
-def _spread(every: Sequence[Question], n: int) -> Sequence[Question]:
-    return every[:: max(1, len(every) // n)][:n]
+def _spread(every: Sequence[Question], n: int, offset: int) -> Sequence[Question]:
+    return every[offset :: max(1, len(every) // n)][:n]
 
 
 def _first_turn(question: Question, kind: str) -> Question:

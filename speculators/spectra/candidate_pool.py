@@ -25,15 +25,15 @@ class CandidatePool:
         prompt: the tokens to draw the first rows from, at least one.
         n_rows: ``W``.
         row_length: ``N - 1``.
-        tau_refine: how often the target's best token is taken although it is a key of ``S_fwd`` already.
+        explore: how often a row goes on with the target's best token that is no key of ``S_fwd`` yet.
         rng: the request's own generator; drawn from once per advanced row.
     """
 
-    def __init__(self, prompt: Sequence[int], n_rows: int, row_length: int, tau_refine: float, rng: Random) -> None:
+    def __init__(self, prompt: Sequence[int], n_rows: int, row_length: int, explore: float, rng: Random) -> None:
         drawn = rng.choices(prompt, k=n_rows * row_length)
         self.rows: list[Tokens] = [tuple(drawn[i : i + row_length]) for i in range(0, len(drawn), row_length)]
         self.cursor = 0
-        self._tau_refine = tau_refine
+        self._explore = explore
         self._rng = rng
         self._probed: list[int] = []  # rows of the step under way, filled by choose, emptied by advance
 
@@ -72,8 +72,8 @@ class CandidatePool:
         return ngrams
 
     def _predict(self, best: Sequence[int], is_key: Callable[[int], bool]) -> int:
-        """The target's best token; with probability ``1 - tau_refine`` its best that is no key yet, if there is one."""
-        if self._rng.random() > self._tau_refine:
+        """The target's best token; with probability ``explore`` its best that is no key yet, if there is one."""
+        if self._rng.random() < self._explore:
             for token in best:
                 if not is_key(token):
                     return int(token)

@@ -39,7 +39,7 @@ class SpectraCoreConfig:
     pool_rows: int = 15  # W
     max_guesses: int = 15  # G, chains per step
     per_key: int = 15  # sequences kept per key of S_fwd
-    tau_refine: float = 1.0  # probability of taking the argmax although it is a key of S_fwd; the paper: 0.1
+    explore: float = 0.0  # probability that a pool row takes the target's best token that is no key of S_fwd yet
     seed: int = 0  # combined with the request's seed
     probe_top_k: int = 32  # ids read back per probe
     guess_order: Literal["backward-first", "paper"] = "backward-first"
@@ -64,7 +64,7 @@ class SpectraCoreConfig:
         for field, minimum in least.items():
             if getattr(self, field) < minimum:
                 raise ConfigError(f"spectra-core: {field} must be at least {minimum}, got {getattr(self, field)}")
-        for field in ("tau_refine", "probe_share"):
+        for field in ("explore", "probe_share"):
             if not 0.0 <= getattr(self, field) <= 1.0:
                 raise ConfigError(f"spectra-core: {field} must lie in 0..1, got {getattr(self, field)}")
         if self.guess_order not in ("backward-first", "paper"):
@@ -72,9 +72,13 @@ class SpectraCoreConfig:
 
     @classmethod
     def paper(cls) -> SpectraCoreConfig:
-        """Algorithm 1 as published; to be run with 128 nodes."""
+        """Algorithm 1 as published; to be run with 128 nodes.
+
+        Its refine threshold, 0.1, can be read as how often a row explores or as how often it does not (0.9, which a
+        commentary's ``r > tau`` says). Only the first agrees with the paper's table 2 (docs/methods/spectra-core.md).
+        """
         return cls(
-            tau_refine=0.1,
+            explore=0.1,
             guess_order="paper",
             backward_tokens=0,
             learn_from_prompt=False,
@@ -93,7 +97,7 @@ class _State:
         rng = Random(f"{config.seed}/{view.request.params.seed}")
         self.forward = ForwardDictionary(config.per_key, config.max_forward_keys, config.drop_prefixes)
         self.backward = BackwardDictionary(config.max_backward_keys)
-        self.pool = CandidatePool(prompt, config.pool_rows, config.ngram - 1, config.tau_refine, rng)
+        self.pool = CandidatePool(prompt, config.pool_rows, config.ngram - 1, config.explore, rng)
         self.n_begin = len(view.context)  # tokens of the context when the request began
         self.n_learnt = self.n_begin  # tokens of the context that are learnt
 

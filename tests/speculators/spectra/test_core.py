@@ -27,7 +27,7 @@ CONFIGS = {
     "learns, no sub-n-grams": SpectraCoreConfig(use_sub_ngrams=False),
     "learns output only": SpectraCoreConfig(learn_from_prompt=False),
     "learns the end of the prompt": SpectraCoreConfig(learn_from_output=False, prompt_window=4),
-    "small": SpectraCoreConfig(ngram=3, pool_rows=4, max_guesses=3, per_key=2, tau_refine=0.5, seed=7),
+    "small": SpectraCoreConfig(ngram=3, pool_rows=4, max_guesses=3, per_key=2, explore=0.5, seed=7),
     "reserve": SpectraCoreConfig(max_guesses=4, guess_reserve=3),
     "long backward guess": SpectraCoreConfig(backward_tokens=12),
     "bigrams": SpectraCoreConfig(ngram=2),
@@ -107,7 +107,7 @@ class Oracle:
             if best:
                 r = self.rng.random()
                 unseen = [token for token in best if token not in self.forward]
-                self.pool[i][-1] = unseen[0] if r > self.config.tau_refine and unseen else best[0]
+                self.pool[i][-1] = unseen[0] if r < self.config.explore and unseen else best[0]
                 answered.append(i)
         if self.probed:
             self.turn = ((answered or self.probed[:1])[-1] + 1) % self.config.pool_rows
@@ -316,7 +316,7 @@ def test_end_drops_all_state(decode, new_request):
         {"pool_rows": 0},
         {"max_guesses": 0},
         {"per_key": 0},
-        {"tau_refine": 1.5},
+        {"explore": 1.5},
         {"probe_share": -0.1},
         {"guess_order": "forward"},
         {"max_backward_keys": 3},
