@@ -42,5 +42,18 @@ def _cache_folder(package: Path) -> Path:
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function as machine code; arguments must be arrays, numbers, or named tuples of them."""
+    return _compiled(function, counts=True)
+
+
+def compiled_in_place(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``compiled``, for functions that make no arrays: they write to those they are handed, and return numbers.
+
+    The arrays' references are not counted on the way in and out (Numba's ``_nrt``). For a named tuple of 25 arrays that
+    takes 0.3 us a call: at every node of a tree it was two thirds of the time of drafting.
+    """
+    return _compiled(function, counts=False)
+
+
+def _compiled(function: Callable[_P, _R], counts: bool) -> Callable[_P, _R]:
     numba.config.CACHE_DIR = str(_cache_folder(Path(function.__code__.co_filename).parent))  # read as it is decorated
-    return cast("Callable[_P, _R]", numba.njit(cache=True, nogil=True)(function))
+    return cast("Callable[_P, _R]", numba.njit(cache=True, nogil=True, _nrt=counts)(function))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled
+from retrieval_store.index.jit import compiled_in_place
 from speculators.successors.mix import Model, Sampling, mix_successors, weigh_draws
 from speculators.successors.table import NONE, TAIL, fill_tail
 
@@ -52,30 +52,32 @@ def make_growth(n: int) -> Growth:
     )
 
 
-@compiled
+@compiled_in_place
 def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position: int) -> None:
     """The most probable successors of a row of the tree, at most MAX_CHILDREN, best first."""
     least = WORTHLESS / growth.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
     n = mix_successors(model, growth.tails[row], least)
     weigh_draws(model, n, sampling, position)
-    ids, p, text = growth.child_ids[row], growth.child_p[row], growth.child_text[row]
+    ids, p, text = growth.child_ids, growth.child_p, growth.child_text
     kept = 0
     for i in range(n):
         value = model.p[i]
         if kept == MAX_CHILDREN:
-            if value <= p[kept - 1]:
+            if value <= p[row, kept - 1]:
                 continue
             kept -= 1
         place = kept
-        while place > 0 and p[place - 1] < value:
-            ids[place], p[place], text[place] = ids[place - 1], p[place - 1], text[place - 1]
+        while place > 0 and p[row, place - 1] < value:
+            ids[row, place] = ids[row, place - 1]
+            p[row, place] = p[row, place - 1]
+            text[row, place] = text[row, place - 1]
             place -= 1
-        ids[place], p[place], text[place] = model.ids[i], value, model.from_text[i]
+        ids[row, place], p[row, place], text[row, place] = model.ids[i], value, model.from_text[i]
         kept += 1
     growth.n_children[row] = kept
 
 
-@compiled
+@compiled_in_place
 def grow(model: Model, growth: Growth, context: IntArray, budget: int, least: float, sampling: Sampling) -> int:
     """Up to ``budget`` nodes of path probability at least ``least``, the most probable first; returns their number.
 
@@ -100,7 +102,7 @@ def grow(model: Model, growth: Growth, context: IntArray, budget: int, least: fl
     return node
 
 
-@compiled
+@compiled_in_place
 def _next_row(growth: Growth, n_nodes: int, least: float) -> int:
     """The row whose next child is the most probable node; NONE when none is worth it."""
     best, best_reach = NONE, least
@@ -117,7 +119,7 @@ def _next_row(growth: Growth, n_nodes: int, least: float) -> int:
     return best
 
 
-@compiled
+@compiled_in_place
 def _append(growth: Growth, node: int, above: int) -> None:
     """The next child of row ``above`` becomes node ``node``."""
     taken = growth.n_taken[above]

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled
-from speculators.successors.mix import Model, text_bucket
+from retrieval_store.index.jit import compiled, compiled_in_place
+from speculators.successors.mix import Model, slot_of, text_bucket
 from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail, put_successors
 
 RECENT_WIDTH = 8  # of the best ids behind a context that count as recent
@@ -50,7 +50,7 @@ def learn_prompt(model: Model, context: IntArray, start: int, ids: IntArray, wei
     remember_recent(model, ids[-64:], weights[-64:], decay)
 
 
-@compiled
+@compiled_in_place
 def remember_recent(model: Model, ids: IntArray, weights: FloatArray, decay: float) -> None:
     """The best of all rows, the last rows counting most, into the list of recent tokens."""
     model.mix[0] += 1
@@ -79,15 +79,16 @@ def remember_recent(model: Model, ids: IntArray, weights: FloatArray, decay: flo
         kept += 1
 
 
-@compiled
+@compiled_in_place
 def _add_recent(model: Model, n: int, token: int, weight: float) -> int:
-    if model.mark[token] == model.mix[0]:
-        model.p[model.place[token]] += weight
+    slot = slot_of(model, token)
+    if model.mark[slot] == model.mix[0]:
+        model.p[model.place[slot]] += weight
         return n
     if n == len(model.p):
         return n
-    model.mark[token] = model.mix[0]
-    model.place[token] = n
+    model.mark[slot] = model.mix[0]
+    model.place[slot] = n
     model.ids[n] = token
     model.p[n] = weight
     return n + 1
@@ -116,13 +117,15 @@ def adapt_trust(model: Model, context: IntArray, first: int, rate: float) -> Non
             reached *= 1.0 - p[i]
 
 
-@compiled
+@compiled_in_place
 def _components(
     model: Model, tail: IntArray, token: int, orders: IntArray, kinds: IntArray, p: npt.NDArray[np.float64]
 ) -> int:
     """The rows that ``mix_successors`` would use, in its order, and the probability each gives ``token``."""
     n = 0
     for order in range(TAIL, 0, -1):
+        if not (model.text.has[order] or model.target.has[order]):
+            continue
         key = hash_tail(tail, order)
         if key == 0:
             continue
@@ -148,14 +151,14 @@ def _components(
     return n
 
 
-@compiled
+@compiled_in_place
 def _trust(model: Model, order: int, kind: int) -> float:
     if kind == 0:
         return float(model.target_trust[order])
     return float(model.text_trust[order, (kind - 1) // 2, (kind - 1) % 2])
 
 
-@compiled
+@compiled_in_place
 def _set_trust(model: Model, order: int, kind: int, value: float) -> None:
     if kind == 0:
         model.target_trust[order] = value

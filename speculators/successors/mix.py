@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled
+from retrieval_store.index.jit import compiled_in_place
 from speculators.successors.table import NONE, TAIL, Table, find, hash_tail
 
 MAX_CANDIDATES = 512
+SLOTS = 2 * MAX_CANDIDATES  # of the index of candidates by token; a power of two, never full
 OUTSIDE = 128.0  # tokens that share what the candidates leave ...
 GREEDY = 1.0  # temperature that stands for the argmax of probabilities that are only estimated
 UNSEEN = 0.3  # ... and of which so much really goes to none of them (fitted at temperatures 0.6 to 1)
@@ -36,8 +37,8 @@ class Model(NamedTuple):
     recent_ids: IntArray  # [n_recent], NONE where there is no more
     recent_weights: FloatArray  # [n_recent], sum at most 1
     recent_trust: FloatArray  # [1]
-    mark: IntArray  # [vocab]: the mix in which a token was last a candidate
-    place: IntArray  # [vocab]: its place there
+    mark: IntArray  # [SLOTS]: the mix in which a slot was last taken
+    place: IntArray  # [SLOTS]: the place of its candidate there
     mix: IntArray  # [1]: number of the current mix
     ids: IntArray  # [MAX_CANDIDATES]: the current mix's candidates
     p: FloatArray  # [MAX_CANDIDATES]
@@ -51,25 +52,38 @@ class Sampling(NamedTuple):
     noise_key: Any  # uint64: of (seed, choice), before the position
 
 
-@compiled
+@compiled_in_place
+def slot_of(model: Model, token: int) -> int:
+    """The slot of ``token`` in the index of candidates; free (``mark`` is another mix's) if it is none.
+
+    Not an array over the vocabulary: most of its lines would be far from the processor at every step.
+    """
+    slot = int(np.uint32(np.uint32(token) * _GOLDEN32) >> np.uint32(16)) & (SLOTS - 1)
+    while model.mark[slot] == model.mix[0] and model.ids[model.place[slot]] != token:
+        slot = (slot + 1) & (SLOTS - 1)
+    return slot
+
+
+@compiled_in_place
 def add_candidate(model: Model, n: int, token: int, p: float, from_text: float) -> int:
     """Give ``token`` the probability ``p``; returns the number of candidates."""
-    if model.mark[token] == model.mix[0]:
-        place = model.place[token]
+    slot = slot_of(model, token)
+    if model.mark[slot] == model.mix[0]:
+        place = model.place[slot]
         model.p[place] += p
         model.from_text[place] += from_text
         return n
     if n == MAX_CANDIDATES:
         return n
-    model.mark[token] = model.mix[0]
-    model.place[token] = n
+    model.mark[slot] = model.mix[0]
+    model.place[slot] = n
     model.ids[n] = token
     model.p[n] = p
     model.from_text[n] = from_text
     return n + 1
 
 
-@compiled
+@compiled_in_place
 def text_bucket(table: Table, row: int) -> Any:
     """(sum of counts, index of it, whether all are one token's) of a row of counts."""
     total = 0.0
@@ -82,7 +96,7 @@ def text_bucket(table: Table, row: int) -> Any:
     return total, min(int(total), 3) - 1, 1 if n == 1 else 0
 
 
-@compiled
+@compiled_in_place
 def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
     """Candidates behind ``tail`` ``[TAIL]`` into ``model.ids``, ``p`` and ``from_text``; returns their number.
 
@@ -92,6 +106,8 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
     n = 0
     left = 1.0
     for order in range(TAIL, 0, -1):
+        if not (model.text.has[order] or model.target.has[order]):
+            continue
         key = hash_tail(tail, order)
         if key == 0:
             continue
@@ -127,7 +143,7 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
     return n
 
 
-@compiled
+@compiled_in_place
 def mix64(x: Any) -> Any:
     """``engine.sampling.keys.mix64``."""
     x = x + _GOLDEN64
@@ -136,7 +152,7 @@ def mix64(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@compiled
+@compiled_in_place
 def exponential(key: Any, token: int) -> float:
     """``exp(-gumbel)`` of a token under a position's key: the same bits as ``engine.sampling.noise.gumbel``."""
     x = np.uint32(np.uint32(token) * _GOLDEN32) + np.uint32(key & np.uint64(0xFFFFFFFF))
@@ -149,7 +165,7 @@ def exponential(key: Any, token: int) -> float:
     return -log((x + 0.5) * 2.0**-32)
 
 
-@compiled
+@compiled_in_place
 def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None:
     """``model.p`` of ``n`` candidates becomes the probability that the target draws them at ``position``.
 
@@ -172,7 +188,9 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
     rest = UNSEEN * OUTSIDE * (outside / top) ** inverse
     total = rest
     for i in range(n):
-        scaled = (model.p[i] / top) ** inverse
+        scaled = model.p[i] / top
+        if inverse != 1.0:
+            scaled **= inverse
         model.from_text[i] *= scaled / max(model.p[i], 1e-30)
         model.p[i] = scaled
         total += scaled

@@ -28,7 +28,7 @@ from retrieval_store.index.memory import MemoryIndex
 from speculators.pieces import PIECE, piece_beside
 from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
-from speculators.successors.mix import MAX_CANDIDATES, Model, Sampling
+from speculators.successors.mix import MAX_CANDIDATES, SLOTS, Model, Sampling
 from speculators.successors.table import NONE, TAIL, learn_text, make_table
 from speculators.tenant_state import TenantState
 
@@ -139,7 +139,14 @@ class Successors:
         self._states: dict[int, _State] = {}
         self._shared: TenantState[Model] = TenantState()
         self._growth = make_growth(64)
-        self._scratch: tuple[IntArray, ...] = ()
+        self._scratch = (
+            np.zeros(SLOTS, np.int32),
+            np.zeros(SLOTS, np.int32),
+            np.zeros(1, np.int32),
+            np.zeros(MAX_CANDIDATES, np.int32),
+            np.zeros(MAX_CANDIDATES, np.float32),
+            np.zeros(MAX_CANDIDATES, np.float32),
+        )
 
     catches_up = True  # an outcome it missed costs knowledge, not correctness: it reads the tokens from the context
 
@@ -235,19 +242,17 @@ class Successors:
     def _model(self, view: RequestView) -> Model:
         """The request's own model, or its scope's."""
         if not self._config.shared:
-            return self._new_model(view.vocab_size, len(view.context) + view.request.params.max_tokens)
+            return self._new_model(len(view.context) + view.request.params.max_tokens)
         rows = self._config.target_rows
-        return self._shared.of(view.request.scope, lambda: self._new_model(view.vocab_size, rows))
+        return self._shared.of(view.request.scope, lambda: self._new_model(rows))
 
-    def _new_model(self, vocab_size: int, n_tokens: int) -> Model:
+    def _new_model(self, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""
         config = self._config
-        if len(self._scratch) == 0 or len(self._scratch[0]) < vocab_size:
-            self._scratch = (np.zeros(vocab_size, np.int32), np.zeros(vocab_size, np.int32), np.zeros(1, np.int32))
         text_orders = config.text_orders if TEXT in self.sources else ()
         target_orders = config.target_orders if TARGET in self.sources else ()
         text_trust, target_trust = first_trusts()
-        mark, place, mix = self._scratch
+        mark, place, mix, ids, p, from_text = self._scratch
         return Model(
             text=make_table(min(config.text_rows, 2 * n_tokens * len(text_orders)), config.text_width, text_orders),
             target=make_table(min(config.target_rows, 64 * n_tokens * len(target_orders)), config.top_k, target_orders),
@@ -259,7 +264,7 @@ class Successors:
             mark=mark,
             place=place,
             mix=mix,
-            ids=np.zeros(MAX_CANDIDATES, np.int32),
-            p=np.zeros(MAX_CANDIDATES, np.float32),
-            from_text=np.zeros(MAX_CANDIDATES, np.float32),
+            ids=ids,
+            p=p,
+            from_text=from_text,
         )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled
+from retrieval_store.index.jit import compiled, compiled_in_place
 
 TAIL = 8  # tokens of a context that a key can hold; the longest order
 WAYS = 4
@@ -28,7 +28,7 @@ class Table(NamedTuple):
 
     keys: UIntArray  # [size]; 0 is an empty row
     stamps: IntArray  # [size]; when the row was written last
-    ids: IntArray  # [size, width]; NONE where there is no more
+    ids: IntArray  # [size, width]; the first NONE of a row is its end
     weights: FloatArray  # [size, width]; probabilities, or counts
     orders: IntArray  # [n_orders], ascending
     has: IntArray  # [TAIL + 1]: 1 for those orders
@@ -51,7 +51,7 @@ def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
     )
 
 
-@compiled
+@compiled_in_place
 def hash_tail(tail: IntArray, order: int) -> Any:
     """Key of the last ``order`` tokens of ``tail`` ``[TAIL]``; 0 if it has fewer."""
     if tail[TAIL - order] == NONE:
@@ -64,7 +64,7 @@ def hash_tail(tail: IntArray, order: int) -> Any:
     return (h ^ (h >> np.uint64(31))) | np.uint64(1)
 
 
-@compiled
+@compiled_in_place
 def find(table: Table, key: Any) -> int:
     """Row of ``key``, or NONE."""
     first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
@@ -74,7 +74,7 @@ def find(table: Table, key: Any) -> int:
     return NONE
 
 
-@compiled
+@compiled_in_place
 def claim(table: Table, key: Any) -> int:
     """Row of ``key``; a new, empty one if it has none."""
     first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
@@ -90,11 +90,11 @@ def claim(table: Table, key: Any) -> int:
             oldest = slot
     table.keys[oldest] = key
     table.stamps[oldest] = table.clock[0]
-    table.ids[oldest, :] = NONE
+    table.ids[oldest, 0] = NONE
     return oldest
 
 
-@compiled
+@compiled_in_place
 def fill_tail(tail: IntArray, context: IntArray, end: int) -> None:
     """``tail`` ``[TAIL]`` becomes the last tokens of ``context[:end]``, padded with NONE in front."""
     for i in range(TAIL):
@@ -116,7 +116,7 @@ def learn_text(table: Table, context: IntArray, first: int) -> None:
             count_successor(table, claim(table, key), context[end])
 
 
-@compiled
+@compiled_in_place
 def count_successor(table: Table, row: int, token: int) -> None:
     """One more ``token`` in a row of counts; the rarest gives way when the row is full."""
     rarest = 0
@@ -127,6 +127,8 @@ def count_successor(table: Table, row: int, token: int) -> None:
         if table.ids[row, i] == NONE:
             table.ids[row, i] = token
             table.weights[row, i] = 1.0
+            if i + 1 < table.ids.shape[1]:
+                table.ids[row, i + 1] = NONE
             return
         if table.weights[row, i] < table.weights[row, rarest]:
             rarest = i
@@ -134,7 +136,7 @@ def count_successor(table: Table, row: int, token: int) -> None:
     table.weights[row, rarest] = 1.0
 
 
-@compiled
+@compiled_in_place
 def put_successors(table: Table, tail: IntArray, ids: IntArray, weights: FloatArray) -> None:
     """The target's ``ids`` and their ``weights`` ``[k]`` behind a context replace what all its orders knew.
 

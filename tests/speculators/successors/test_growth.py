@@ -33,7 +33,7 @@ def tail_of(tokens):
 
 def new_model(text, seed, config=CONFIG):
     """A model that knows a text's counts and made-up probabilities of the target behind some of its contexts."""
-    model = Successors(config)._new_model(VOCAB, 1000)
+    model = Successors(config)._new_model(1000)
     rng = np.random.default_rng(seed)
     learn_text(model.text, array(text), 0)
     for end in rng.integers(1, len(text) + 1, 10):
@@ -125,7 +125,7 @@ def test_the_most_probable_come_first(text, seed, budget, how):
 @FAST
 @given(st.lists(st.floats(1e-3, 1.0), max_size=60))
 def test_a_row_keeps_its_best_successors_in_order(weights):
-    model = Successors(SuccessorConfig(top_k=60))._new_model(VOCAB, 100)
+    model = Successors(SuccessorConfig(top_k=60))._new_model(100)
     put_successors(model.target, tail_of([1]), np.arange(len(weights), dtype=np.int32), np.array(weights, np.float32))
     growth = make_growth(2)
     growth.tails[0] = tail_of([1])
@@ -161,7 +161,7 @@ def test_a_tree_teaches_what_the_target_said_behind_each_of_its_nodes(text, data
     rng = np.random.default_rng(n)
     ids = np.array([rng.choice(VOCAB, 4, replace=False) for _ in nodes], np.int32)
     weights = rng.uniform(0.0, 0.25, ids.shape).astype(np.float32)
-    model = Successors(CONFIG)._new_model(VOCAB, 1000)
+    model = Successors(CONFIG)._new_model(1000)
     learn_tree(model, array(text), n_before, array(tokens), array(parents), array(nodes), ids, weights, 0.9)
     wanted = {}
     for node, row, weight in zip(nodes, ids.tolist(), weights.tolist(), strict=True):
@@ -183,7 +183,7 @@ def test_a_prompt_teaches_the_same_in_chunks_of_any_size(text, chunk, seed):
     rng = np.random.default_rng(seed)
     ids = np.array([rng.choice(VOCAB, 4, replace=False) for _ in text], np.int32)
     weights = rng.uniform(0.0, 0.25, ids.shape).astype(np.float32)
-    whole, parts = (Successors(CONFIG)._new_model(VOCAB, 1000) for _ in range(2))
+    whole, parts = (Successors(CONFIG)._new_model(1000) for _ in range(2))
     learn_prompt(whole, array(text), 0, ids, weights, 0.9)
     for start in range(0, len(text), chunk):
         end = start + chunk
@@ -204,7 +204,7 @@ STEPS = st.lists(
 @FAST
 @given(STEPS, st.sampled_from([0.5, 0.9, 0.98]))
 def test_recent_tokens_are_the_heaviest_of_a_fading_sum(steps, decay):
-    model = Successors(SuccessorConfig(recent=40))._new_model(VOCAB, 100)
+    model = Successors(SuccessorConfig(recent=40))._new_model(100)
     literal = {}
     for number, step in enumerate(steps):
         ids = np.array(step, np.int32)
@@ -225,7 +225,7 @@ def test_recent_tokens_are_the_heaviest_of_a_fading_sum(steps, decay):
 
 def test_a_short_list_keeps_the_heaviest_recent_tokens_of_many():
     """More different tokens in one step than there is scratch room for: what is newest must not be what is lost."""
-    model = Successors(SuccessorConfig(recent=16))._new_model(2000, 100)
+    model = Successors(SuccessorConfig(recent=16))._new_model(100)
     ids = np.arange(1000, dtype=np.int32).reshape(125, 8)
     remember_recent(model, ids, np.full(ids.shape, 0.125, np.float32), 0.98)
     assert set(model.recent_ids.tolist()) == set(range(1000 - 16, 1000))
@@ -288,7 +288,7 @@ def test_trusts_follow_online_em_and_stay_within_bounds(known, text, seed, rate)
 @pytest.mark.parametrize("right", ["text", "target"])
 def test_trust_moves_to_the_half_that_is_right(right):
     config = SuccessorConfig(text_orders=(2,), target_orders=(2,), top_k=1)
-    model = Successors(config)._new_model(VOCAB, 1000)
+    model = Successors(config)._new_model(1000)
     text = [1, 2, 3] * 40
     said = {(1, 2): 3, (2, 3): 1, (3, 1): 2}
     for pair, token in said.items():

@@ -35,7 +35,7 @@ def tail_of(tokens):
 
 def build(text, puts, recent, trusts_seed):
     """A model, and the same as dictionaries: (counts, target, recent)."""
-    model = Successors(CONFIG)._new_model(VOCAB, 1000)
+    model = Successors(CONFIG)._new_model(1000)
     rng = np.random.default_rng(trusts_seed)
     model.text_trust[:] = rng.uniform(0.02, 0.98, model.text_trust.shape)
     model.target_trust[:] = rng.uniform(0.02, 0.98, model.target_trust.shape)
@@ -122,7 +122,7 @@ def test_what_contributes_little_may_be_left_out(text, puts, trusts_seed, least)
 
 
 def test_the_number_of_candidates_is_bounded():
-    model = Successors(SuccessorConfig(top_k=300))._new_model(4000, 1000)
+    model = Successors(SuccessorConfig(top_k=300))._new_model(1000)
     for order, context in enumerate(([4], [3, 4], [2, 3, 4], [1, 2, 3, 4, 5, 4])):
         ids = np.arange(order * 300, order * 300 + 300, dtype=np.int32)
         put_successors(model.target, tail_of(context), ids, np.full(300, 1 / 300, np.float32))
@@ -173,7 +173,7 @@ WEIGHTS = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=12)
 @FAST
 @given(WEIGHTS, st.floats(0.2, 1.0), st.floats(0.01, 2.0), U64, st.integers(0, 9999), st.floats(0.0, 1.0))
 def test_weights_stay_probabilities_and_text_stays_a_part_of_them(weights, mass, temperature, key, position, share):
-    model = Successors(CONFIG)._new_model(VOCAB, 10)
+    model = Successors(CONFIG)._new_model(10)
     p = distribution(weights) * np.float32(mass)
     for noise_key in (0, key):
         candidates(model, p, p * np.float32(share))
@@ -188,7 +188,7 @@ def test_weights_stay_probabilities_and_text_stays_a_part_of_them(weights, mass,
 @FAST
 @given(WEIGHTS, st.floats(0.2, 1.0), U64, st.integers(0, 9999))
 def test_greedy_candidates_share_most_of_what_is_left_and_know_no_noise(weights, mass, key, position):
-    model = Successors(CONFIG)._new_model(VOCAB, 10)
+    model = Successors(CONFIG)._new_model(10)
     p = distribution(weights) * np.float32(mass)
     candidates(model, p, p)
     weigh_draws(model, len(p), Sampling(0.0, np.uint64(key)), position)
@@ -204,7 +204,7 @@ def test_greedy_candidates_share_most_of_what_is_left_and_know_no_noise(weights,
 def test_where_the_whole_distribution_is_known_the_best_candidate_is_what_the_target_draws(
     weights, temperature, seed, choice, position
 ):
-    model = Successors(CONFIG)._new_model(VOCAB, 10)
+    model = Successors(CONFIG)._new_model(10)
     p = distribution(weights)
     candidates(model, p, p)
     weigh_draws(model, len(p), Sampling(temperature, np.uint64(request_key(seed, choice))), position)
@@ -219,7 +219,7 @@ def test_where_the_whole_distribution_is_known_the_best_candidate_is_what_the_ta
 @given(WEIGHTS, st.floats(0.3, 1.0), st.floats(0.02, 0.5))
 def test_a_low_temperature_makes_the_best_candidate_surer(weights, mass, temperature):
     """Towards temperature 0 the target follows its argmax, and that is the best candidate if the model is right."""
-    model = Successors(CONFIG)._new_model(VOCAB, 10)
+    model = Successors(CONFIG)._new_model(10)
     p = distribution([*weights, 2.0 * max(weights)]) * np.float32(mass)
     candidates(model, p, p)
     weigh_draws(model, len(p), Sampling(temperature, np.uint64(0)), 0)

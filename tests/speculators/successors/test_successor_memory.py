@@ -34,10 +34,10 @@ def arrays(model):
 
 def test_memory_is_bounded_as_documented():
     speculator = Successors(SuccessorConfig(), BOTH)
-    model = speculator._new_model(1000, 1_000_000)
+    model = speculator._new_model(1_000_000)
     assert sum(array.nbytes for array in model.target) < 1.01 * 32768 * 140
     assert sum(array.nbytes for array in model.text) < 1.01 * 32768 * 44
-    short = speculator._new_model(1000, 50)
+    short = speculator._new_model(50)
     assert sum(array.nbytes for array in short.text) < 0.1 * sum(array.nbytes for array in model.text)
     assert sum(array.nbytes for array in short.target) < 0.6 * sum(array.nbytes for array in model.target)
 
