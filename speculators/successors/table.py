@@ -28,7 +28,7 @@ class Table(NamedTuple):
 
     keys: UIntArray  # [size]; 0 is an empty row
     stamps: IntArray  # [size]; when the row was written last
-    ids: IntArray  # [size, width]; the first NONE of a row is its end
+    ids: IntArray  # [size, width]; NONE where there is no more
     weights: FloatArray  # [size, width]; probabilities, or counts
     orders: IntArray  # [n_orders], ascending
     has: IntArray  # [TAIL + 1]: 1 for those orders
@@ -90,7 +90,8 @@ def claim(table: Table, key: Any) -> int:
             oldest = slot
     table.keys[oldest] = key
     table.stamps[oldest] = table.clock[0]
-    table.ids[oldest, 0] = NONE
+    for i in range(table.ids.shape[1]):
+        table.ids[oldest, i] = NONE
     return oldest
 
 
@@ -127,8 +128,6 @@ def count_successor(table: Table, row: int, token: int) -> None:
         if table.ids[row, i] == NONE:
             table.ids[row, i] = token
             table.weights[row, i] = 1.0
-            if i + 1 < table.ids.shape[1]:
-                table.ids[row, i + 1] = NONE
             return
         if table.weights[row, i] < table.weights[row, rarest]:
             rarest = i
