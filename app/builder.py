@@ -8,20 +8,11 @@ from ray import serve
 from ray.serve import Application
 
 from app.api.edge import EdgeOptions, make_edge
-from app.composition import (
-    access_options,
-    check_served_drafter,
-    checked,
-    log_options,
-    pinned,
-    pipeline_options,
-    placement,
-    retrieval_options,
-    router_options,
-    served_speculators,
-    target_options,
-    trace_options,
-)
+from app.composition.checks import checked, pinned
+from app.composition.operation import access_options, log_options, trace_options
+from app.composition.pipeline import pipeline_options, router_options, target_options
+from app.composition.retrieval import retrieval_options
+from app.composition.speculation import check_served_drafter, placement, served_speculators
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
 from app.inputs.models import target_name

@@ -83,7 +83,7 @@ def config_from(arguments: argparse.Namespace) -> ServeConfig:
     config = config_of(given | objects, flag)
     method_names(config.method)
     check_model(config.model)
-    from app.composition import checked  # loads the methods, for which a wrong value does not wait
+    from app.composition.checks import checked  # loads the methods, for which a wrong value does not wait
 
     return checked(config)
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from app.composition import checked
+from app.composition.checks import checked
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
 from app.inputs.models import drafter_path, target_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 
-from app.composition import watched_store
+from app.composition.retrieval import watched_store
 from app.config.serve import ServeConfig
 from app.inputs.libraries import FLAG
 from app.inputs.stores import open_store_at
@@ -25,7 +25,9 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
         ConfigError: the model, its drafter or what it looks up cannot be used together, or is not there.
         UnsupportedModelError: the model or its tokenizer cannot be loaded.
     """
-    from app.composition import check_served_drafter, library, served_speculators, target_options
+    from app.composition.pipeline import target_options
+    from app.composition.retrieval import library
+    from app.composition.speculation import check_served_drafter, served_speculators
     from app.inputs.libraries import prepare
     from app.inputs.tokenizers import load_tokenizer
     from app.offline.setup import check_stages

@@ -18,7 +18,8 @@ from typing import Any
 
 import httpx
 
-from app.composition import log_options, watched_store
+from app.composition.operation import log_options
+from app.composition.retrieval import watched_store
 from app.config.serve import ServeConfig
 from app.inputs.devices import has_cuda_device
 from app.serving.certificates import CertificateFiles, CertificateWatch, client_context

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.composition import pipeline_options, placement, router_options, speculator_options, target_options
+from app.composition.pipeline import pipeline_options, router_options, target_options
+from app.composition.speculation import placement, speculator_options
 from app.config.serve import ServeConfig
 from deployments.pipeline.endpoints import Endpoints
 from engine.target.loading import describe_target
@@ -51,7 +52,10 @@ assert deployments.target.deployment.replica_placement(pipeline, target.stages, 
 """
 
 CONFIG = """
-from app.composition import checked, library, placement, router_options, speculator_options, target_options
+from app.composition.checks import checked
+from app.composition.pipeline import router_options, target_options
+from app.composition.retrieval import library
+from app.composition.speculation import placement, speculator_options
 from app.config.serve import ServeConfig
 
 config = ServeConfig(model="demo", stages=2, layer_split="2,2", draft_model="demo", retrieval="builtin")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from app.cli import main
 from app.commands.heads import draw
-from app.composition import served_speculators
+from app.composition.speculation import served_speculators
 from app.config.serve import ServeConfig
 from app.inputs.cache import cache_folder
 from app.serving.preflight import check_model

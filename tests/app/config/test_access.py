@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.commands.serve import config_from
-from app.composition import access_options
+from app.composition.operation import access_options
 from engine.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from app.composition import router_options
+from app.composition.pipeline import router_options
 from app.config.serve import ServeConfig
 from app.offline.flags import add_model, add_speculation, draft_nodes
 

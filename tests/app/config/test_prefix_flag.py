@@ -6,7 +6,7 @@ import pytest
 
 from app.cli import parser
 from app.commands.serve import config_from
-from app.composition import router_options
+from app.composition.pipeline import router_options
 from app.config.serve import ServeConfig
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.composition import checked
+from app.composition.checks import checked
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 from engine.model.resolve import resolve, revision_of
@@ -24,7 +24,8 @@ PROGRAM = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 from app.builder import build_app
-from app.composition import model_path, pinned
+from app.inputs.models import model_path
+from app.composition.checks import pinned
 from app.config.serve import ServeConfig
 from engine.errors import ConfigError
 from engine.model.resolve import resolve

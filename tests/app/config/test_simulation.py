@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from app.commands.serve import config_from
-from app.composition import router_options, speculator_options, target_options
+from app.composition.pipeline import router_options, target_options
+from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.inputs.prompts import encode_chat

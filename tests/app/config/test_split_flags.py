@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from app.composition import target_options
+from app.composition.pipeline import target_options
 from app.config.serve import ServeConfig
 from app.speculation.step_costs import way
 from engine.target.options import GIB

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from app.cli import main
 from app.commands.serve import config_from
-from app.composition import check_served_drafter, placement, speculator_options
+from app.composition.speculation import check_served_drafter, placement, speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_DRAFTER, DEMO_TARGET
 from deployments.options import SpeculatorPlacement

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from app.cli import main, parser
 from app.commands.serve import config_from
-from app.composition import router_options, speculator_options
+from app.composition.pipeline import router_options
+from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.speculation import step_costs

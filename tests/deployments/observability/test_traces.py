@@ -11,7 +11,7 @@ import pytest
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import Settings
-from app.composition import trace_options
+from app.composition.operation import trace_options
 from app.config.serve import ServeConfig
 from deployments.observability import traces
 from deployments.observability.request_spans import RequestSpans

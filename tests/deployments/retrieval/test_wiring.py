@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 
-from app.composition import retrieval_options, speculator_options
+from app.composition.retrieval import retrieval_options
+from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from deployments.retrieval.metrics import RetrievalMetrics
 from deployments.router.draft_client import InlineDraftClient

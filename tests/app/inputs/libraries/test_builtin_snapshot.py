@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.composition import library, speculator_options
+from app.composition.retrieval import library
+from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.inputs import builtin_corpus

@@ -18,7 +18,7 @@ import pytest
 
 from app.cli import main
 from app.commands.serve import config_from
-from app.composition import speculator_options
+from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.inputs import libraries

@@ -1,0 +1,96 @@
+"""From a configuration to the options of stages and router."""
+
+from __future__ import annotations
+
+import hashlib
+
+from app.composition.operation import log_options, trace_options
+from app.config.checks import stage_memory
+from app.config.serve import ServeConfig
+from app.inputs.cache import cache_folder
+from app.inputs.models import model_path, target_name
+from app.inputs.simulation import profile_at, simulation_of
+from app.version import SOFTWARE
+from deployments.options import PipelineOptions, RouterOptions
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.target.options import GIB, TargetOptions
+from speculators.methods import normalised
+
+
+def target_options(config: ServeConfig) -> TargetOptions:
+    """How to load and run the target; recorded answers of a simulated one are tokenised now.
+
+    Raises:
+        ConfigError: the profile or the recorded answers of a simulated target cannot be used.
+    """
+    simulation = None
+    if config.simulate is not None:
+        simulation = simulation_of(config.simulate, config.simulate_answers, target_name(config.model), config.revision)
+    return TargetOptions(
+        model=target_name(config.model),
+        stages=config.stages,
+        dtype=config.dtype,
+        device=config.device,
+        kv_bytes=int(config.kv_gib * GIB),
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        quantization=config.quantization,
+        split=config.layer_split,
+        stage_memory=stage_memory(config.stage_memory_gib),
+        cost_folder=str(cache_folder() / "layer-costs"),
+        simulation=simulation,
+        revision=config.revision,
+    )
+
+
+def pipeline_options(config: ServeConfig) -> PipelineOptions:
+    """What a stage gets from the cluster."""
+    return PipelineOptions(
+        config.stage_cpus,
+        config.stage_gpus,
+        config.threads,
+        config.transport,
+        placement=config.stage_placement,
+        stage_timeout=config.stage_timeout,
+        replace_timeout=config.replace_timeout,
+        logs=log_options(config),
+        grace=config.grace,
+    )
+
+
+def router_options(config: ServeConfig) -> RouterOptions:
+    """Defaults and limits of the router, and where the step times of this server's target are kept."""
+    from app.speculation.step_costs import costs_file, way
+
+    place = "served"
+    if config.simulate is not None:  # another profile has other times
+        place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
+    numbers, path = way(config.dtype, config.quantization), model_path(config.model, config.revision)
+    file = costs_file(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
+    return RouterOptions(
+        model=config.served_name,
+        method=normalised(config.method),
+        methods=config.allowed_methods,
+        max_nodes=config.draft_nodes,
+        limit_nodes=max(config.draft_nodes, 256),
+        cost_file=str(file),
+        shared_namespace=config.retrieval_namespace,
+        max_wait=config.max_wait,
+        affinity=config.affinity,
+        affinity_slack=config.affinity_slack,
+        failover=config.failover,
+        step_deadline=config.step_deadline,
+        software=SOFTWARE,
+        logs=log_options(config),
+        grace=config.grace,
+        traces=trace_options(config),
+        scheduler=SchedulerOptions(
+            config.max_sequences,
+            config.max_waiting,
+            config.max_step_rows,
+            config.prefill_chunk,
+            config.stages,
+            config.max_stall,
+            config.prefix_cache,
+        ),
+    )

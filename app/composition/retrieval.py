@@ -1,0 +1,77 @@
+"""From a configuration to what requests look up, and to the retrieval service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from app.composition.operation import log_options
+from app.config.serve import ServeConfig
+from app.demo.paths import DEMO
+from app.inputs.cache import cache_folder
+from app.inputs.libraries import FLAG, LibraryAt, builtin_library, checked_place, hash_of, library_at
+from app.inputs.models import model_path, target_name
+from app.inputs.stores import is_store, open_store_at
+from deployments.options import RetrievalOptions
+from retrieval_store.index.index import FixedLibrary, Library
+from retrieval_store.service.compaction import Target
+from retrieval_store.service.learner import LiveOptions
+
+
+def library(config: ServeConfig) -> LibraryAt | None:
+    """What requests look up; the demo model has the built-in snapshot unless told otherwise.
+
+    Raises:
+        ConfigError: there is nothing where ``retrieval`` points.
+    """
+    if config.retrieval is None and config.model == DEMO:
+        return builtin_library(target_name(config.model))
+    return library_at(config.retrieval, target_name(config.model), revision=config.revision)
+
+
+def watched_store(config: ServeConfig) -> str | None:
+    """URL or folder of the store that the retrieval service watches; "": one in memory; None: no service.
+
+    Raises:
+        ConfigError: the URL of the store is none.
+    """
+    if config.retrieval is not None and is_store(config.retrieval):
+        return checked_place(config.retrieval)
+    return "" if config.live_namespaces else None
+
+
+def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
+    """Options of the retrieval service; None without a store to watch and a namespace that learns. Reads the model.
+
+    Raises:
+        ConfigError: the store's URL is none.
+        UnsupportedModelError: the model's directory has no ``tokenizer.json``, by which snapshots know a tokenizer.
+    """
+    store = watched_store(config)
+    if store is None:
+        return None
+    from engine.model.loader import load_spec
+
+    if store:
+        open_store_at(store, config.retrieval_namespace, FLAG).close()  # connects to nothing, but looks at the URL
+    path = model_path(config.model, config.revision)
+    cache = cache_folder() / "served-snapshots" if config.retrieval_cache is None else Path(config.retrieval_cache)
+    return RetrievalOptions(
+        store=store,
+        cache=str(cache.expanduser().resolve()),
+        target=Target(hash_of(path), load_spec(path).vocab_size),
+        namespace=config.retrieval_namespace,
+        poll=config.retrieval_poll,
+        grace=config.retrieval_grace,
+        live=config.live_namespaces,
+        learning=LiveOptions(config.live_tokens, config.live_interval, config.live_compact_tokens),
+        logs=log_options(config),
+    )
+
+
+def lookup(config: ServeConfig) -> Callable[[], Library] | None:
+    """What is looked up besides what the retrieval service has; where there is a service, at least nothing."""
+    store = watched_store(config)
+    if store:
+        return FixedLibrary
+    return library(config) or (FixedLibrary if store is not None else None)

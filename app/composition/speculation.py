@@ -1,0 +1,85 @@
+"""From a configuration to the settings of the methods, and where they run. Functions that read the model load torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.composition.operation import log_options
+from app.composition.pipeline import target_options
+from app.composition.retrieval import lookup
+from app.config.method_settings import SECTIONS, method_settings
+from app.config.serve import ServeConfig
+from app.inputs.models import drafter_path, model_path
+from deployments.options import SpeculatorPlacement
+from speculators.registry import SpeculatorOptions
+
+
+def placement(config: ServeConfig) -> SpeculatorPlacement:
+    """Where speculators run."""
+    return SpeculatorPlacement(
+        config.speculator_actors, config.draft_timeout, config.speculator_gpus, log_options(config)
+    )
+
+
+def speculator_options(config: ServeConfig) -> SpeculatorOptions:
+    """Settings of the methods, without the layers and heads of the model, which ``served_speculators`` adds.
+
+    Raises:
+        ConfigError: there is nothing where ``retrieval`` points.
+    """
+    given: dict[str, dict[str, Any]] = {name: getattr(config, name) for name in SECTIONS}
+    path = None if config.draft_model is None else drafter_path(config.draft_model)
+    draft_model = config.drafter_settings | {"path": path}
+    # The built-in texts are there to be tried, and know little of what is asked: auto loses time over them.
+    auto = {"retrieval": config.retrieval is not None} | given["auto"]
+    del given["drafter"]
+    return SpeculatorOptions(
+        retrieval=lookup(config),
+        draft_model=method_settings("drafter", draft_model),
+        **{name: method_settings(name, settings) for name, settings in (given | {"auto": auto}).items()},
+    )
+
+
+def served_speculators(config: ServeConfig) -> SpeculatorOptions:
+    """Settings of the methods of a server, the model's part included; looks for heads if its own method needs them.
+
+    Reads the model.
+
+    Raises:
+        ConfigError: the heads file is broken or of another model, or no heads can be found.
+        UnsupportedModelError: the model cannot be run.
+    """
+    from app.speculation.heads import ensure_heads, known_heads, names_method, with_model
+    from engine.model.loader import load_spec
+    from engine.target.local import LocalTarget
+
+    options = speculator_options(config)
+    path = model_path(config.model, config.revision)
+    spec = load_spec(path)
+    file = None if config.heads is None else Path(config.heads)
+    if options.pld_plus.heads:
+        return with_model(options, spec, ())
+    if names_method(config.method):
+        # One process and no pipeline: before the deployment there is nothing else.
+        target = replace(target_options(config), stages=1)
+        heads = ensure_heads(path, spec, file, lambda: LocalTarget.load(target, path))
+    else:
+        heads = known_heads(path, spec, file)
+    return with_model(options, spec, heads)
+
+
+def check_served_drafter(config: ServeConfig) -> None:
+    """Refuse a drafter that cannot draft for the target. Reads both models.
+
+    Raises:
+        ConfigError: there is no such model, or it has another tokenizer than the target.
+        UnsupportedModelError: a model cannot be run.
+    """
+    if config.draft_model is not None:
+        from app.speculation.drafter import check_drafter
+        from engine.model.loader import load_spec
+
+        path = model_path(config.model, config.revision)
+        check_drafter(speculator_options(config).draft_model, path, load_spec(path))
