@@ -1,4 +1,4 @@
-"""The loop of a stage: receive a step, run the layers, pass it on; the last stage answers the router.
+"""The loop of a stage and its connections; ``deployments.stage.step_server`` serves what arrives.
 
 Does not use Ray: an actor (``deployments.stage.actor``) or a test runs it in a thread.
 """
@@ -8,26 +8,20 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable
-from functools import partial
 
-import msgspec
 import torch
-from torch import Tensor
 
-from deployments.pipeline.frames import encode_frame, stamp, tensors_of
-from deployments.stage.attention_rows import PeerLostError, RowAsker, RowKeeper
-from deployments.stage.inbox import Arrived, Inbox, RouterInbox, StageInbox
+from deployments.stage.attention_rows import RowAsker, RowKeeper
+from deployments.stage.inbox import Inbox, RouterInbox, StageInbox
 from deployments.stage.links.base import Link
 from deployments.stage.links.negotiation import NoCommonLinkError, accept_link, offer_link
 from deployments.stage.progress import Progress
+from deployments.stage.step_server import StepServer
 from deployments.transport.acceptor import Acceptor
 from deployments.transport.channel import Channel
 from deployments.transport.handshake import UnauthenticatedError
 from deployments.transport.roles import RESULTS, ROWS, STAGE, STAGE_ROLES
-from engine.stage.base import Computing, StageLike
-from engine.step import Step, StepResult, WorkResult, decode_step, encode
+from engine.stage.base import StageLike
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +74,7 @@ class StageWorker:
         self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
-        self._request_ids: dict[int, str] = {}  # of live sequences, for log lines
+        self._steps = StepServer(stage, self._keeper, self._asker, self._progress, self.close)
         self._askers: set[Channel] = set()  # peers that request attention rows; under the lock
 
     @property
@@ -164,19 +158,18 @@ class StageWorker:
             upstream, results = connected
             if upstream is not self._upstream:  # replaced while it waited in the queue, and closed
                 continue
-            self._stage.reset()
-            self._keeper.clear()
-            self._request_ids.clear()
+            self._steps.reset()
             inbox: Inbox = RouterInbox(upstream)
             try:
                 if upstream.role == STAGE:
                     inbox = StageInbox(accept_link(upstream, self._transport, self._device))
                 self._connect(upstream)
+                self._steps.attach(self._next, results, self._rows_address)
                 self._is_fed = True
                 while True:
                     arrived = inbox.take()
                     self._progress.begin()
-                    self._serve(arrived, results)
+                    self._steps.serve(arrived)
             except NoCommonLinkError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
                 logger.error("no link to a neighbour: %s", error)
                 self.fault = str(error)
@@ -212,85 +205,3 @@ class StageWorker:
         except BaseException:
             channel.close()
             raise
-
-    def _serve(self, arrived: Arrived, results: Channel | None) -> None:
-        """Serve one frame. A malformed one ends the connection; a step that fails is answered with its error."""
-        began = time.perf_counter()
-        frame = arrived.frame
-        try:
-            step = decode_step(frame.step)
-        except (msgspec.DecodeError, ValueError) as wrong:  # ValueError: from the bytes of an array
-            raise EOFError(f"malformed step: {wrong}") from wrong
-        self._note(step)
-        error, header, tensors = frame.error, bytearray(), list[Tensor]()
-        answers: list[WorkResult] = []
-        computing: Computing | None = None
-        if not error:
-            try:
-                if self._next is None:
-                    answers = self._answers(step, arrived)
-                else:
-                    header, tensors, computing = self._pass_on(step, arrived)
-            except (torch.AcceleratorError, PeerLostError):
-                raise  # neither the device nor the pipeline can serve the next step
-            except Exception as failure:  # of any kind: only the sequences of this step fail
-                extra = {"requests": [self._request_ids.get(work.seq, "") for work in step.work]}
-                logger.exception("step %d failed", step.step_id, extra=extra)
-                error = f"{type(failure).__name__}: {failure}"
-        if error:
-            self._stage.admit(step)  # the stages after a failed one too must drop what has ended
-            header, tensors, answers = encode_frame(frame.step, None, error, (), (*frame.seconds, 0.0)), [], []
-        seconds = time.perf_counter() - began
-        if self._next is not None and computing is not None:
-            ready = partial(self._computed, self._progress.leave_to_device(computing), header)
-            self._next.send(header, tensors, ready)
-            return
-        self._progress.end()
-        if self._next is not None:
-            stamp(header, seconds)
-            self._next.send(header, tensors)
-        elif results is not None:
-            results.send(encode(StepResult(step.step_id, answers, seconds, error, (*frame.seconds, seconds))))
-        else:
-            raise EOFError("no peer has connected with the role results")
-
-    def _computed(self, wait: Callable[[], float], header: bytearray) -> None:
-        """Called by the link: returns when the device is done with a step, whose ``header`` has its time then."""
-        try:
-            stamp(header, wait())
-        except torch.AcceleratorError:
-            logger.exception("the stage cannot go on")
-            self.close()
-            raise
-
-    def _note(self, step: Step) -> None:
-        """Remember which requests the sequences belong to."""
-        for seq in step.ends:
-            self._request_ids.pop(seq, None)
-        for start in step.starts:
-            self._request_ids[start.seq] = start.request_id
-            logger.debug("sequence %d begins", start.seq, extra={"request_id": start.request_id})
-
-    def _pass_on(self, step: Step, arrived: Arrived) -> tuple[bytearray, list[Tensor], Computing | None]:
-        """This stage's part of a step; returns a frame for the next stage, and what the device still does for it."""
-        activations, rows_at, computing = None, arrived.frame.rows_at, None
-        if not step.work:
-            self._stage.admit(step)
-        else:
-            activations = self._stage.forward(step, arrived.activations)
-            computing = self._stage.computing()
-            captured = self._stage.captured() if any(work.draw for work in step.work) else None
-            if captured is not None:
-                self._keeper.keep(step.step_id, captured)
-                rows_at = (*rows_at, self._rows_address)
-        seconds = (*arrived.frame.seconds, 0.0)  # ``stamp`` overwrites the last one
-        header = encode_frame(arrived.frame.step, activations, "", rows_at, seconds)
-        return header, tensors_of(activations), computing
-
-    def _answers(self, step: Step, arrived: Arrived) -> list[WorkResult]:
-        """The last stage's part of a step."""
-        if not step.work:
-            self._stage.admit(step)
-            return []
-        answers = self._stage.verify(self._stage.forward(step, arrived.activations))
-        return self._asker.attach(step.step_id, answers, self._stage.attention(answers), arrived.frame.rows_at)
