@@ -70,6 +70,6 @@ def _about_tau_refine(value: Any) -> str:
     is_share = isinstance(value, int | float) and 0 <= value <= 1
     same = f"{round(1 - value, 12):g}" if is_share else "1 - tau_refine"
     return (
-        f"spectra_core: tau_refine is replaced by explore, the probability of the unseen token: explore {same} is what "
-        f"tau_refine {value} was; the paper's threshold of 0.1 is explore 0.1"
+        "spectra_core has no setting 'tau_refine' any more; explore, the probability of the unseen token, replaces it: "
+        f"explore {same} is what tau_refine {value} was, and the paper's threshold of 0.1 is explore 0.1"
     )
