@@ -1,4 +1,8 @@
-"""Prompt top ids: the target's best next ids behind every token of a prompt. They grow chunk by chunk."""
+"""Prompt top ids: the target's best next ids behind every token of a prompt. They grow chunk by chunk.
+
+They go on step by step behind the prompt, as long as every step reads back what the target says behind its nodes: a
+text that was written is as good a prefix as one that was read.
+"""
 
 from __future__ import annotations
 

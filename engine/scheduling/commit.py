@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.events import LENGTH, STOP, SourceCounts, StepEvent
 from engine.protocol import Artefacts, Outcome, StepTime
 from engine.scheduling.sequence import Sequence, State
@@ -46,6 +48,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
             sequence.stats.count_prefilled()
     else:
         news = _outcome(work, answer, took)
+        _keep_top_ids(sequence, answer)
         sequence.n_cached += 1 + len(answer.accepted)
         sequence.n_observed = sequence.n_cached
         sequence.keep = [node + 1 for node in answer.accepted]
@@ -53,6 +56,23 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
     sequence.tokens.extend(answer.tokens)
     return Commit(sequence, _event(sequence, answer, drafts) if answer.tokens else None, news)
+
+
+def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
+    """What was read back behind the root and the accepted nodes goes on where the prompt's top ids end.
+
+    So the text is as good a prefix as its prompt: of a later turn, and of the sequence itself when it is preempted. A
+    step whose speculator rested reads nothing back, and the top ids end before it.
+    """
+    kept, needs, top = sequence.prompt_top_ids, sequence.needs, answer.top_ids
+    if not needs.prompt_top_k or kept.n != sequence.n_cached or not len(top) or top.ids.shape[1] < needs.prompt_top_k:
+        return
+    rows = np.array([0, *(node + 1 for node in answer.accepted)])
+    if len(top) <= rows[-1] or top.nodes[rows[-1]] != rows[-1] - 1:
+        return  # probes alone were read back
+    k = needs.prompt_top_k
+    logprobs = top.logprobs[rows, :k] if needs.top_logprobs and top.logprobs is not None else None
+    kept.append(top.ids[rows, :k], logprobs)
 
 
 def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:

@@ -326,6 +326,59 @@ def test_a_preempted_sequence_finds_its_own_text_while_its_blocks_are_free() -> 
     assert request.stats.n_cached == 0  # its prompt had to be read once
 
 
+def told_of(made: Driver, index: int) -> tuple[IntArray, list[int]]:
+    """What a request's speculator was told of the text behind which it began, and tokens of each of its steps."""
+    made.finish(random.Random(0))
+    return made.rows_of(index), list(made.requests[index].stats.freeze().step_tokens)
+
+
+@pytest.mark.parametrize("style", STYLES[:2])
+@pytest.mark.parametrize("method", ["token-recycling", "suffix+token-recycling"])
+def test_what_was_written_teaches_a_later_turn_as_if_it_were_read(method: str, style: dict[str, Any]) -> None:
+    """A later turn finds its beginning with what the target said behind it; it drafts as if it had read all of it."""
+    text, params = TEXTS[0] * 2, SamplingParams(max_tokens=24, **style)
+    cached, cold = (
+        Driver(make_engine(make_target(FAMILY, block_size=BLOCK), None, options), 2)
+        for options in (SchedulerOptions(), PLAIN)
+    )
+    cached.submit(Request(text, params, method, 16))
+    cached.finish(random.Random(0))
+    answer = cached.requests[0].tokens[len(text) :]
+    later = Request([*text, *answer, 5, 6, 7], params, method, 16)
+    for made in (cached, cold):
+        made.submit(later)
+    rows, steps = told_of(cached, 1)
+    wanted, its_steps = told_of(cold, 0)
+    # The last step's bonus token was drawn, never read; what its tree accepted was never moved into place.
+    assert cached.requests[1].stats.n_cached >= whole_blocks(len(text) + 24 - 1 - 17)
+    assert cached.requests[1].stats.n_cached > len(text)
+    assert np.array_equal(rows, wanted)
+    assert steps == its_steps
+    check_idle(cached.engine)
+
+
+def test_what_a_resting_speculator_did_not_have_read_back_ends_what_is_kept() -> None:
+    made = driver(200, 1, 64)
+    made.submit(Request(TEXTS[0], SamplingParams(max_tokens=N_TOKENS), "token-recycling", 4))
+    request = running(made)
+    assert request.prompt_top_ids.n == request.n_cached == len(TEXTS[0])
+    assert made.send()
+    assert made.receive()
+    n = request.n_cached
+    assert request.prompt_top_ids.n == n > len(TEXTS[0])
+    running(made).reads_back = False
+    assert made.send()
+    assert made.receive()
+    assert request.prompt_top_ids.n == n < request.n_cached
+    assert made.draft()
+    request.reads_back = True
+    assert made.send()
+    assert made.receive()
+    assert request.prompt_top_ids.n == n  # no row is kept behind a gap
+    made.finish(random.Random(0))
+    check_idle(made.engine)
+
+
 def test_needs_say_what_is_found(made: Engine, texts: list[list[int]]) -> None:
     """Fewer ids are cut out of more; more than were kept are not there."""
     complete_one(made, job(texts[0], "token-recycling"))
