@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 
@@ -128,7 +127,7 @@ def _engine(method: str, batch: int, n_context: int, n_steps: int, budget: int) 
     max_tokens = 2 * (WARM_UP + n_steps) * (1 if method == "autoregressive" else 8)
     target = InstantTarget(batch * (n_context + max_tokens + 256) // 64 + batch)
     costs = {"auto-rests": DEAR, "auto-drafts": FREE}.get(method)
-    options = replace(SpeculatorOptions(), step_costs=costs)
+    options = SpeculatorOptions(step_costs=costs)
     pool = SpeculatorPool(options, {"nothing": lambda _: Autoregressive()})
     scheduling = SchedulerOptions(max_sequences=batch, max_step_rows=batch * 129, prefill_chunk=4096)
     engine = Engine(target, pool, scheduling)

@@ -14,11 +14,11 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
+from msgspec.structs import replace
 
 from engine.composer import compose
 from engine.protocol import Artefacts, Needs, Outcome, RequestView

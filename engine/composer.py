@@ -26,18 +26,35 @@ from engine.tree import EMPTY_TREE, ROOT, FloatArray, TokenTree
 _RULE = -1  # proposer of everything that was not drawn from a distribution
 
 
+class _Numbers:
+    """Numbers of sources, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self._groups: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def of(self, group: tuple[str, ...]) -> tuple[int, int]:
+        """The first of some sources, and all of them as a bit set."""
+        known = self._groups.get(group)
+        if known is None:
+            numbers = [self.names.setdefault(name, len(self.names)) for name in group]
+            known = self._groups[group] = numbers[0], sum(1 << number for number in set(numbers))
+        return known
+
+
 class _Builder:
     """Growing arrays of one tree."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, draws: bool = False) -> None:
         self.budget = budget
+        self.draws = draws  # whether any branch was drawn from a distribution
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.sources: list[int] = []
         self.probe: list[bool] = []
         self.index: dict[tuple[int, int], int] = {}  # (parent, token) -> first such node, as TokenTree.find goes
         self.acceptable: dict[tuple[int, int], int] = {}  # the same without probes
-        self.names: dict[str, int] = {}
+        self.numbers = _Numbers()
         self.q: dict[int, FloatArray] = {}
         self.probe_ends: set[int] = set()
         self.proposers: list[int] = []  # bit set of the sources that proposed a node to be accepted
@@ -47,31 +64,28 @@ class _Builder:
         """Add one branch; nodes beyond the budget are left out, and all below them."""
         if branch.probe and self._missing(branch) > self.budget - len(self.tokens):
             return
-        source = self._source(branch.source) if branch.proposers is None else 0
+        source, bits = self.numbers.of((branch.source,)) if branch.proposers is None else (0, 0)
         nodes: list[int | None] = []
         for i, (token, above) in enumerate(zip(branch.tokens, _parents(branch), strict=True)):
             parent = ROOT if above == ROOT else nodes[above]
             if branch.proposers is not None:
-                source = self._source(branch.proposers[i][0])
+                source, bits = self.numbers.of(branch.proposers[i])
             if parent is None:
                 nodes.append(None)
             elif branch.probe:
                 nodes.append(self._merge(int(token), parent, source, probe=True))
             elif branch.q is None:
-                self.drawers.setdefault(parent, set()).add(_RULE)
+                if self.draws:
+                    self.drawers.setdefault(parent, set()).add(_RULE)
                 nodes.append(self._merge(int(token), parent, source, probe=False))
             else:
                 self.drawers.setdefault(parent, set()).add(source)
                 nodes.append(self._draw(int(token), parent, source, branch.q[i]))
             placed = nodes[-1]
             if placed is not None and not branch.probe:
-                for name in (branch.source,) if branch.proposers is None else branch.proposers[i]:
-                    self.proposers[placed] |= 1 << self._source(name)
+                self.proposers[placed] |= bits
         if branch.probe and nodes and nodes[-1] is not None:
             self.probe_ends.add(nodes[-1])
-
-    def _source(self, name: str) -> int:
-        return self.names.setdefault(name, len(self.names))
 
     def _merge(self, token: int, parent: int, source: int, probe: bool) -> int | None:
         """The node of this token below ``parent``, a new one if need be; ``None`` when there is no room."""
@@ -120,7 +134,7 @@ class _Builder:
 
     def build(self) -> TokenTree:
         """The finished tree."""
-        names = tuple(self.names) or ("draft",)
+        names = tuple(self.numbers.names) or ("draft",)
         q = self._kept_q()
         return TokenTree(self.tokens, self.parents, self.sources, self.probe, names, q, self.probe_ends, self.proposers)
 
@@ -140,6 +154,25 @@ def _parents(branch: Branch) -> Sequence[int]:
     return branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
 
 
+def _alone(branch: Branch, budget: int) -> TokenTree | None:
+    """What ``_Builder`` makes of a single branch, at a fraction of its cost; ``None`` where it is needed.
+
+    Nearly all steps have one branch, whose nodes neither merge nor were drawn.
+    """
+    if branch.probe or branch.q is not None:
+        return None
+    tokens = list(map(int, branch.tokens[:budget]))
+    parents = list(map(int, _parents(branch)[:budget]))
+    if branch.parents is not None and len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        return None
+    if branch.proposers is None:
+        return TokenTree(tokens, parents, source_names=(branch.source,))
+    numbers = _Numbers()
+    found = [numbers.of(group) for group in branch.proposers[: len(tokens)]]
+    owners, bits = [owner for owner, _ in found], [bits for _, bits in found]
+    return TokenTree(tokens, parents, owners, None, tuple(numbers.names), proposers=bits)
+
+
 def compose(branches: Sequence[Branch], budget: int) -> TokenTree:
     """One tree of at most ``budget`` nodes out of branches in priority order.
 
@@ -148,7 +181,10 @@ def compose(branches: Sequence[Branch], budget: int) -> TokenTree:
     """
     if not branches or budget <= 0:
         return EMPTY_TREE
-    builder = _Builder(budget)
+    only = _alone(branches[0], budget) if len(branches) == 1 else None
+    if only is not None:
+        return only
+    builder = _Builder(budget, draws=any(branch.q is not None for branch in branches))
     for branch in branches:
         builder.insert(branch)
     return builder.build()

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
 from engine.request import Request
 from engine.token_buffer import TokenBuffer
 from engine.top_ids import NO_TOP_IDS
@@ -41,8 +43,7 @@ class RequestView:
         return len(self.request.prompt)
 
 
-@dataclass(slots=True, frozen=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True):
     """A drafted continuation of the context: a chain, or a tree when ``parents`` is given.
 
     ``tokens`` ``[n]``; ``parents`` ``[n]`` indices into ``tokens`` (-1 is the root), parents first. A probe is never
@@ -132,8 +133,7 @@ class StepTime(NamedTuple):
     context: float  # tokens before a root, on average
 
 
-@dataclass(slots=True, frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What the target made of one step's tree (or of a prompt chunk, then ``tree`` is empty).
 
     ``tokens`` were committed: the accepted path and the bonus token; empty for a prompt chunk that is not the last.

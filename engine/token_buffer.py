@@ -34,7 +34,10 @@ class TokenBuffer:
             grown = np.empty(2 * end, dtype=np.int32)
             grown[: self._length] = self._array[: self._length]
             self._array = grown
-        self._array[self._length : end] = tokens
+        if len(tokens) == 1:
+            self._array[self._length] = tokens[0]  # most steps: a tenth of the time of a slice
+        else:
+            self._array[self._length : end] = tokens
         self._length = end
 
     @property

@@ -70,10 +70,11 @@ class TokenTree:
                 f"{n} tokens, {len(self.parents)} parents, {len(self.sources)} sources, "
                 f"{len(self.probe)} probe flags: all must be equal"
             )
+        has_probes = True in self.probe
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}; parents must precede their children")
-            if parent != ROOT and self.probe[parent] and not self.probe[node]:
+            if has_probes and parent != ROOT and self.probe[parent] and not self.probe[node]:
                 raise ValueError(f"node {node} can be accepted but hangs below probe {parent}")
 
     def __len__(self) -> int:

@@ -61,7 +61,7 @@ class BatchBuilder:
     def _micro_batch(self) -> int:
         """Sequences that a step should have, of those that decode."""
         decoding = self._running.decoding()
-        rows = sum(1 + len(sequence.tree) for sequence in decoding) / max(1, len(decoding))
+        rows = 1 + sum([len(sequence.tree.tokens) for sequence in decoding]) / max(1, len(decoding))
         return self._batches.size(len(decoding), min(rows, self._options.max_step_rows))
 
     def _add_trees(self, ready: list[Sequence], size: int, work: list[Work], step_id: int) -> int:
@@ -79,7 +79,8 @@ class BatchBuilder:
                 if sequence.last_step == last:
                     sequence.passed_over = step_id
                 continue
-            if sequence.state is not State.READY or (rows and rows + 1 + len(sequence.tree) > limit):
+            n_rows = 1 + len(sequence.tree)
+            if sequence.state is not State.READY or (rows and rows + n_rows > limit):
                 continue  # preempted for an earlier one, or left to the next step
             blocks = self._running.make_room(sequence)
             if blocks is None:

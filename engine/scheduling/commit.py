@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from engine.step import Step, StepResult, Work, WorkResult
 from engine.tree import EMPTY_TREE
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What a step did to one sequence."""
 
     sequence: Sequence
@@ -29,7 +28,7 @@ def step_time(step: Step, result: StepResult) -> StepTime | None:
     for work in step.work:
         if work.tree is None:
             return None
-        rows += len(work.tree)
+        rows += len(work.tree.tokens)
         context += work.n_cached
     return StepTime(sum(result.stage_seconds) or result.seconds, n, rows, context / n) if n else None
 
@@ -51,7 +50,7 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         _keep_top_ids(sequence, answer)
         sequence.n_cached += 1 + len(answer.accepted)
         sequence.n_observed = sequence.n_cached
-        sequence.keep = [node + 1 for node in answer.accepted]
+        sequence.keep = [node + 1 for node in answer.accepted] if answer.accepted else []
         sequence.state = State.DRAFTING
         drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
     sequence.tokens.extend(answer.tokens)
@@ -119,7 +118,7 @@ def _outcome(work: Work, answer: WorkResult, took: StepTime | None) -> Outcome:
         tree=work.tree,
         accepted=answer.accepted,
         top_ids=answer.top_ids,
-        artefacts=_artefacts(answer),
+        artefacts=None if answer.hidden is None and answer.attention is None else _artefacts(answer),
         step=took,
     )
 

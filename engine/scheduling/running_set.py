@@ -64,7 +64,8 @@ class RunningSet:
 
     def reading(self, depth: int) -> list[Sequence]:
         """Those whose next prompt chunk may be sent, when each may have ``depth`` in flight."""
-        return [sequence for sequence in self._all if sequence.is_reading and sequence.in_flight < depth]
+        prefilling = [sequence for sequence in self._all if sequence.state is State.PREFILLING]
+        return [sequence for sequence in prefilling if sequence.is_reading and sequence.in_flight < depth]
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence comes out of the queue."""
@@ -106,7 +107,7 @@ class RunningSet:
         """
         while True:
             try:
-                return self.blocks.grow(sequence.seq, sequence.n_cached + 1 + len(sequence.tree))
+                return self.blocks.grow(sequence.seq, sequence.n_cached + 1 + len(sequence.tree.tokens))
             except OutOfBlocksError:
                 if len(sequence.tree):
                     sequence.tree = EMPTY_TREE

@@ -47,6 +47,12 @@ class Sequence:
     passed_over: int = -1  # the last step that had no room for it, but for a sequence with the same ``last_step``
     n_observed: int = 0  # positions whose outcome its speculator has observed
     prompt_top_ids: PromptTopIds = field(default_factory=PromptTopIds)  # as far as its text is in the cache
+    n_prompt: int = field(init=False)  # tokens of the prompt
+    n_most: int = field(init=False)  # tokens of prompt and output when it ends for its length
+
+    def __post_init__(self) -> None:
+        self.n_prompt = len(self.request.prompt)
+        self.n_most = self.n_prompt + self.request.params.max_tokens
 
     @classmethod
     def of(cls, seq: int, request: Request, needs: Needs | None = None) -> Sequence:
@@ -68,11 +74,6 @@ class Sequence:
         """The request with all output until now as ``emitted``: what a speculator has to know that begins now."""
         output = self.tokens[self.n_prompt :]
         return self.request if output == self.request.emitted else replace(self.request, emitted=output)
-
-    @property
-    def n_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt)
 
     @property
     def n_output(self) -> int:
@@ -101,9 +102,9 @@ class Sequence:
     @property
     def max_new(self) -> int:
         """Tokens it may still emit."""
-        return self.request.params.max_tokens - self.n_output
+        return self.n_most - len(self.tokens)
 
     @property
     def budget(self) -> int:
         """Nodes that its next tree may have; 0 when a single token is left to emit."""
-        return self.max_nodes if self.max_new > 1 else 0
+        return self.max_nodes if self.n_most - len(self.tokens) > 1 else 0

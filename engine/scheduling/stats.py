@@ -44,6 +44,8 @@ class StatsCounter:
         """One decode forward; returns the step's own counts by source."""
         self.step_tokens.append(n_emitted)
         self.step_accepted.append(len(accepted))
+        if not tree.tokens:
+            return {}
         self.max_nodes = max(self.max_nodes, len(tree))
         step = count_sources(tree, accepted)
         for name, counts in step.items():
@@ -79,19 +81,19 @@ class StatsCounter:
 
 def count_sources(tree: TokenTree, accepted: Sequence[int]) -> dict[str, SourceCounts]:
     """What every source did in one tree; sources that proposed nothing to be accepted are left out."""
-    n_sources = len(tree.source_names)
-    counts = [[0] * len(SourceCounts._fields) for _ in range(n_sources)]
-    taken = set(accepted)
-    for node, (owner, proposers) in enumerate(zip(tree.sources, tree.proposers, strict=True)):
-        if tree.probe[node]:
-            continue
-        hit = node in taken
-        counts[owner][0] += 1
-        counts[owner][1] += hit
-        counts[owner][4] += hit and proposers == 1 << owner
-        for source in range(n_sources):
-            if proposers >> source & 1:
-                counts[source][2] += 1
-                counts[source][3] += hit
-    named = zip(tree.source_names, counts, strict=True)
-    return {name: SourceCounts(*values) for name, values in named if values[2]}
+    names = tree.source_names
+    counts = [[0] * len(SourceCounts._fields) for _ in names]
+    kinds = list(zip(tree.sources, tree.proposers, strict=True))
+    if True in tree.probe:
+        kinds = [kind for kind, probe in zip(kinds, tree.probe, strict=True) if not probe]
+    for (owner, proposers), n in Counter(kinds).items():
+        counts[owner][0] += n
+        for source in range(len(names)):
+            counts[source][2] += n * (proposers >> source & 1)
+    for node in accepted:
+        owner, proposers = tree.sources[node], tree.proposers[node]
+        counts[owner][1] += 1
+        counts[owner][4] += proposers == 1 << owner
+        for source in range(len(names)):
+            counts[source][3] += proposers >> source & 1
+    return {name: SourceCounts(*values) for name, values in zip(names, counts, strict=True) if values[2]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from engine.protocol import BatchSpeculator, Branch, Outcome, RequestView, Speculator
 
@@ -27,52 +27,60 @@ class FaultIsolated:
 
     def begin(self, view: RequestView) -> None:
         """Forwarded; a failure switches the method off for this request."""
-        self._isolate(view, lambda: self._inner.begin(view))
+        try:
+            self._inner.begin(view)
+        except Exception:
+            self._give_up(view)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """Forwarded; nothing for a request the method failed on."""
-        return self.propose_batch((view,), (budget,))[0]
+        if budget <= 0 or view.request_id in self._failed:
+            return []
+        try:
+            return [*self._inner.propose(view, budget)]
+        except Exception:
+            self._give_up(view)
+            return []
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
         """Drafts in order, through the inner ``propose_batch`` where there is one."""
-        drafts: list[list[Branch]] = [[] for _ in views]
-        asked = [i for i, view in enumerate(views) if budgets[i] > 0 and view.request_id not in self._failed]
-        together = self._together([views[i] for i in asked], [budgets[i] for i in asked])
-        for position, i in enumerate(asked):
-            drafts[i] = self._alone(views[i], budgets[i]) if together is None else together[position]
-        return drafts
+        together = self._together(views, budgets)
+        return [*map(self.propose, views, budgets)] if together is None else together
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded; nothing for a request the method failed on."""
-        if view.request_id not in self._failed:
-            self._isolate(view, lambda: self._inner.observe(view, outcome))
+        if view.request_id in self._failed:
+            return
+        try:
+            self._inner.observe(view, outcome)
+        except Exception:
+            self._give_up(view)
 
     def end(self, view: RequestView) -> None:
         """Forwarded also after a failure: the state must go."""
-        self._isolate(view, lambda: self._inner.end(view))
+        try:
+            self._inner.end(view)
+        except Exception:
+            self._give_up(view)
         self._failed.discard(view.request_id)
 
     def _together(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]] | None:
         """One batched call; ``None`` when the method has none, or when it failed: then each request is asked alone."""
-        if not views or self._batch is None:
+        if self._batch is None:
             return None
+        asked = [i for i, view in enumerate(views) if budgets[i] > 0 and view.request_id not in self._failed]
+        drafts: list[list[Branch]] = [[] for _ in views]
         try:
-            return self._batch.propose_batch(views, budgets)
+            found = self._batch.propose_batch([views[i] for i in asked], [budgets[i] for i in asked]) if asked else []
         except Exception:
-            logger.exception("%s failed to draft for %d requests together; asking one by one", self.name, len(views))
+            logger.exception("%s failed to draft for %d requests together; asking one by one", self.name, len(asked))
             return None
-
-    def _alone(self, view: RequestView, budget: int) -> list[Branch]:
-        drafts: list[Branch] = []
-        self._isolate(view, lambda: drafts.extend(self._inner.propose(view, budget)))
+        for i, branches in zip(asked, found, strict=True):
+            drafts[i] = branches
         return drafts
 
-    def _isolate(self, view: RequestView, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception:
-            self._failed.add(view.request_id)
-            extra = {"request_id": view.request.request_id}
-            logger.exception(
-                "%s failed; sequence %d goes on without its drafts", self.name, view.request_id, extra=extra
-            )
+    def _give_up(self, view: RequestView) -> None:
+        """Called while an exception is handled."""
+        self._failed.add(view.request_id)
+        extra = {"request_id": view.request.request_id}
+        logger.exception("%s failed; sequence %d goes on without its drafts", self.name, view.request_id, extra=extra)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.composer import compose
+from engine.composer import _Builder, compose
 from engine.protocol import Branch
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 
@@ -193,6 +193,19 @@ def test_all_who_proposed_a_node_for_acceptance_are_kept(proposals: list[Branch]
         if not tree.probe[node]:
             assert tree.source_names[tree.sources[node]] == wanted[0], "the first of the first is the owner"
     assert "merged" not in tree.source_names
+
+
+@given(st.one_of(branches(), made_together()), st.integers(1, 8))
+def test_a_single_branch_becomes_what_the_builder_makes_of_it(branch: Branch, budget: int) -> None:
+    builder = _Builder(budget, draws=True)
+    builder.insert(branch)
+    slow, fast = builder.build(), compose([branch], budget)
+    assert (fast.tokens, fast.parents, fast.probe) == (slow.tokens, slow.parents, slow.probe)
+    assert fast.probe_ends == slow.probe_ends
+    assert (fast.q is None) == (slow.q is None)
+    for node in range(len(slow)):
+        assert fast.source_names[fast.sources[node]] == slow.source_names[slow.sources[node]]
+        assert names_of(fast, node) == names_of(slow, node)
 
 
 @given(BRANCHES, BUDGETS)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -234,10 +235,12 @@ def test_read_only_arrays_are_as_good_and_compile_nothing_new():
     def receive(request, outcome):
         top = TopIds.of(outcome.top_ids)
         if len(top):
-            outcome = replace(outcome, top_ids=TopIds(*map(over_the_wire, (top.nodes, top.ids, top.logprobs))))
+            outcome = msgspec.structs.replace(
+                outcome, top_ids=TopIds(*map(over_the_wire, (top.nodes, top.ids, top.logprobs)))
+            )
         if outcome.prompt_top_ids is not None:
             ids, logprobs = over_the_wire(outcome.prompt_top_ids), over_the_wire(outcome.prompt_top_logprobs)
-            outcome = replace(outcome, prompt_top_ids=ids, prompt_top_logprobs=logprobs)
+            outcome = msgspec.structs.replace(outcome, prompt_top_ids=ids, prompt_top_logprobs=logprobs)
         observe(request, outcome)
 
     there.observe = receive
