@@ -12,6 +12,8 @@ from engine.request import Request
 from engine.scheduling.drafting import AUTOREGRESSIVE, apply_drafts, start_round
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
+from engine.step import Step, StepResult
+from engine.step_cost import StepCosts
 from engine.target.info import Target
 
 MAX_NODES = 64  # nodes of a step's tree, for requests that name no number
@@ -28,12 +30,25 @@ class Completion:
 
 
 class Engine:
-    """Runs requests on a target. Not thread-safe."""
+    """Runs requests on a target. Not thread-safe.
 
-    def __init__(self, target: Target, pool: DraftPool, options: SchedulerOptions | None = None) -> None:
+    Args:
+        target: runs the steps.
+        pool: speculators.
+        options: of the scheduler.
+        costs: of the target, for the scheduler; None: not measured.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        pool: DraftPool,
+        options: SchedulerOptions | None = None,
+        costs: StepCosts | None = None,
+    ) -> None:
         self.target = target
         self.pool = pool
-        self.scheduler = Scheduler(target.info, options)
+        self.scheduler = Scheduler(target.info, options, costs)
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._next_step = 0
@@ -70,12 +85,21 @@ class Engine:
 
     def step(self) -> list[tuple[int, StepEvent]]:
         """One target step: schedule, score, commit, draft. Returns what every sequence emitted."""
-        step = self.scheduler.next_step(self._next_step)
+        step = self.next_step()
         if step is None:
             assert not self.has_work, "sequences are alive, nothing is in flight, and none can go on"
             return []
-        self._next_step += 1
-        result = self.target.step(step)
+        return self.take(step, self.target.step(step))
+
+    def next_step(self, n_in_flight: int = 0) -> Step | None:
+        """What the target should do next, while it has ``n_in_flight`` steps; None: nothing now."""
+        step = self.scheduler.next_step(self._next_step, n_in_flight)
+        if step is not None:
+            self._next_step += 1
+        return step
+
+    def take(self, step: Step, result: StepResult) -> list[tuple[int, StepEvent]]:
+        """Commit a step's answer and draft. Returns what every sequence emitted."""
         sequences = [self._sequences[work.seq] for work in step.work]
         commits = self.scheduler.commit(step, result, sequences)
         draft_round = start_round(commits, self.scheduler)

@@ -17,7 +17,8 @@ class PipelineProfile:
     """Stages of one kind and the links between them.
 
     A stage takes ``base_s`` for a step of up to ``flat_sequences`` decoding sequences whose roots and nodes fill up to
-    ``flat_rows`` rows, and proportionally longer above either; then every node and every row of a prompt adds its own.
+    ``flat_rows`` rows, and proportionally longer above either; then every node, every row of a prompt and every token
+    that attention reads behind a decoding sequence adds its own.
 
     Raises:
         ConfigError: a value is out of range; the message names the field.
@@ -29,6 +30,7 @@ class PipelineProfile:
     flat_rows: int = 1 << 20  # roots and nodes
     node_s: float = 0.0  # seconds per drafted node and stage, from the first on
     prompt_row_s: float = 0.0  # seconds per row of a prompt and stage
+    context_s: float = 0.0  # seconds per token in the cache of a decoding sequence and stage
     verify_s: float = 0.0  # seconds the last stage adds
     link_latency_s: float = 0.0  # seconds of a hop between stages
     link_bytes_per_s: float = 0.0  # 0: no limit
@@ -37,7 +39,8 @@ class PipelineProfile:
     def __post_init__(self) -> None:
         for least, names in (
             (1, ("stages", "flat_sequences", "flat_rows")),
-            (0, ("base_s", "node_s", "prompt_row_s", "verify_s", "link_latency_s", "link_bytes_per_s", "row_bytes")),
+            (0, ("base_s", "node_s", "prompt_row_s", "context_s", "verify_s")),
+            (0, ("link_latency_s", "link_bytes_per_s", "row_bytes")),
         ):
             for name in names:
                 value = getattr(self, name)
@@ -55,10 +58,11 @@ class PipelineProfile:
         return rows * self.row_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0
 
     def work_seconds(self, works: Sequence[Work], is_last: bool) -> float:
-        """``stage_seconds`` of a step's work; ``is_last``: on the last stage."""
+        """``stage_seconds`` of a step's work, and what its contexts add; ``is_last``: on the last stage."""
         trees = [work.tree for work in works if work.tree is not None]
         prompt_rows = sum(len(work.tokens) for work in works if work.tree is None)
-        return self.stage_seconds(len(trees), sum(map(len, trees)), prompt_rows, is_last)
+        context = sum(work.n_cached for work in works if work.tree is not None)
+        return self.stage_seconds(len(trees), sum(map(len, trees)), prompt_rows, is_last) + self.context_s * context
 
 
 SIMULATED = "simulated"  # family of a simulated target's spec
@@ -95,11 +99,35 @@ def _paper_70b(stages: int) -> PipelineProfile:
     )
 
 
+H200_BYTES_PER_S = 4.3e12  # of 4.8e12 on the data sheet: what a copy reached on one
+H200_FLOPS = 790e12  # bf16, dense: what a large product reached on one
+
+
+def _h200_8b() -> PipelineProfile:
+    """A Llama-3-8B in bf16 on one H200, as its memory and arithmetic allow; no run of one has been measured here.
+
+    15 GB of weights are read a step (3.5 ms; embeddings are looked up), and 0.5 ms go to launches and small kernels,
+    which assumes graphs and fused kernels. ``flat_rows`` is where 16 GFLOP a row take as long as that. A token's keys
+    and values are 128 KiB (32 layers, 8 heads of 128). 64 nodes add 0.3 ms of attention and walking: an estimate.
+    """
+    base_s, row_s = 15e9 / H200_BYTES_PER_S + 5e-4, 16e9 / H200_FLOPS
+    return PipelineProfile(
+        base_s=base_s,
+        flat_sequences=1 << 20,
+        flat_rows=round(base_s / row_s),
+        node_s=0.3e-3 / 64,
+        prompt_row_s=row_s,
+        context_s=128 * 1024 / H200_BYTES_PER_S,
+        row_bytes=8192,
+    )
+
+
 PROFILES = MappingProxyType(
     {
         "70b-h100x2": _paper_70b(2),
         "70b-h100x4": _paper_70b(4),
         "70b-h100x8": _paper_70b(8),
+        "8b-h200": _h200_8b(),
         # For scheduling: 10 ms for up to 2 sequences, whatever their trees, so that the ideal is easy to compute.
         "flat10": PipelineProfile(base_s=0.01, stages=4, flat_sequences=2),
     }

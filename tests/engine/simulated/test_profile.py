@@ -46,6 +46,19 @@ def test_a_steps_trees_are_sequences_and_its_chunks_are_prompt_rows() -> None:
     assert profile.work_seconds(works, is_last=False) == pytest.approx(0.020 + 3e-3 + 20e-4)
 
 
+def test_tokens_that_attention_reads_add_their_time_but_those_of_a_prompt_do_not() -> None:
+    profile = PipelineProfile(0.010, flat_sequences=4, context_s=1e-6)
+    works = [Work(0, 900, [1], TokenTree([5], [-1])), Work(1, 100, [1], TokenTree([], [])), Work(2, 512, [3] * 64)]
+    assert profile.work_seconds(works, is_last=True) == pytest.approx(0.010 + 1000e-6)
+
+
+def test_an_8b_on_an_h200_reads_its_weights_until_its_rows_take_longer() -> None:
+    profile = PROFILES["8b-h200"]
+    assert profile.stage_seconds(1, 0) == pytest.approx(4.0e-3, rel=0.01)
+    assert profile.stage_seconds(1, 64) < 1.1 * profile.stage_seconds(1, 0)
+    assert profile.stage_seconds(400, 0) == pytest.approx(400 * 16e9 / 790e12, rel=0.01)
+
+
 def test_a_wire_is_busy_as_long_as_its_bytes_take() -> None:
     profile = PipelineProfile(0.010, link_bytes_per_s=1.25e9, row_bytes=16_384)
     assert profile.wire_seconds(65) == pytest.approx(65 * 16_384 / 1.25e9)

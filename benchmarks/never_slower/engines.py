@@ -1,0 +1,194 @@
+"""Engines that know what time it is: by the clock of this process, or by that of a simulated machine."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from benchmarks.never_slower.machines import Machine, VirtualStages
+from engine.events import StepEvent
+from engine.loop import Engine
+from engine.protocol import DraftPool
+from engine.request import Request
+from engine.scheduling.scheduler import SchedulerOptions
+from engine.step import Step, StepResult, decode_result, decode_step, encode
+from engine.step_cost import StepCosts
+from engine.target.info import Target
+
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"processor": time.process_time, "wall": time.perf_counter}
+
+
+@dataclass(slots=True)
+class Drafted:
+    """Counts over the steps of an engine."""
+
+    trees: int = 0  # sequences that decoded, step by step
+    nodes: int = 0  # of their trees
+
+    def add(self, step: Step) -> None:
+        """Count a step."""
+        for work in step.work:
+            if work.tree is not None:
+                self.trees += 1
+                self.nodes += len(work.tree)
+
+    @property
+    def nodes_per_tree(self) -> float:
+        """Nodes of the mean tree, empty ones included."""
+        return self.nodes / max(1, self.trees)
+
+
+class ClockedEngine(Engine):
+    """An engine whose time is what it takes itself.
+
+    Args:
+        target: runs the steps, in this thread.
+        pool: speculators.
+        options: of the scheduler.
+        costs: of the target.
+        clock: that is read.
+    """
+
+    def __init__(
+        self, target: Target, pool: DraftPool, options: SchedulerOptions, costs: StepCosts, clock: Clock
+    ) -> None:
+        self._timed = _TimedTarget(target, clock)
+        super().__init__(self._timed, pool, options, costs)
+        self._clock = clock
+        self.now = 0.0  # seconds since the engine was made, in which it worked
+        self.drafted = Drafted()
+
+    @property
+    def host_s(self) -> float:
+        """Seconds beside the target."""
+        return self.now - self._timed.seconds
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; the beginning of its speculator takes time."""
+        began = self._clock()
+        seq = super().submit(request)
+        self.now += self._clock() - began
+        return seq
+
+    def step(self) -> list[tuple[int, StepEvent]]:
+        """One step, which takes time."""
+        began = self._clock()
+        events = super().step()
+        self.now += self._clock() - began
+        return events
+
+    def take(self, step: Step, result: StepResult) -> list[tuple[int, StepEvent]]:
+        """Commit a step's answer and draft."""
+        self.drafted.add(step)
+        return super().take(step, result)
+
+
+class _TimedTarget:
+    """A target whose time is known."""
+
+    def __init__(self, target: Target, clock: Clock) -> None:
+        self._target, self._clock = target, clock
+        self.info = target.info
+        self.seconds = 0.0
+
+    def step(self, step: Step) -> StepResult:
+        """Run a step."""
+        began = self._clock()
+        result = self._target.step(step)
+        self.seconds += self._clock() - began
+        return result
+
+
+class _Sent(NamedTuple):
+    """A step on its way."""
+
+    answered: float  # when its answer is back
+    step: Step
+    answer: bytes
+
+
+class VirtualEngine(Engine):
+    """An engine on a simulated machine, in virtual time.
+
+    A small model writes the texts and what is read back, but its time does not count: a step takes what the machine's
+    profile says. What the host does between steps takes the processor time that it takes here: scheduling, drafting,
+    and the messages that a router and its stages exchange. As in a router, as many steps are on their way as the
+    scheduler sends, and the host works while they are.
+
+    Args:
+        target: writes the texts.
+        pool: speculators.
+        options: of the scheduler; its micro-batches are the machine's stages.
+        costs: of the simulated machine.
+        machine: whose time passes.
+        clock: of the host's time.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        pool: DraftPool,
+        options: SchedulerOptions,
+        costs: StepCosts,
+        machine: Machine,
+        clock: Clock = time.process_time,
+    ) -> None:
+        super().__init__(target, pool, options, costs)
+        self._clock = clock
+        self._stages = VirtualStages(machine)
+        self._flying: deque[_Sent] = deque()
+        self.now = 0.0  # seconds since the engine was made
+        self.host_s = 0.0  # of these, in which the host worked
+        self.drafted = Drafted()
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; the beginning of its speculator takes time."""
+        began = self._clock()
+        seq = super().submit(request)
+        self._host(began)
+        return seq
+
+    def step(self) -> list[tuple[int, StepEvent]]:
+        """Wait for the next answer; returns what it brings."""
+        while self._send():
+            pass
+        if not self._flying:
+            return []
+        sent = self._flying.popleft()
+        self.now = max(self.now, sent.answered)
+        began = self._clock()
+        events = self.take(sent.step, decode_result(sent.answer))
+        self._host(began)
+        return events
+
+    def _send(self) -> bool:
+        """Send a step if one should be; it is computed at once, because the texts do not depend on when."""
+        began = self._clock()
+        step = self.next_step(len(self._flying))
+        message = b"" if step is None else encode(step)
+        self._host(began)
+        if step is None:
+            return False
+        began = self._clock()
+        arrived = decode_step(message)
+        stage_s = self._clock() - began
+        seconds = self._stages.seconds(step)
+        result = self.target.step(arrived)
+        began = self._clock()
+        answer = encode(replace(result, seconds=seconds[-1], stage_seconds=seconds))
+        stage_s += self._clock() - began
+        self.drafted.add(step)
+        self._flying.append(_Sent(self._stages.ends(step, self.now + stage_s, seconds), step, answer))
+        return True
+
+    def _host(self, began: float) -> None:
+        """The host has worked since ``began``."""
+        taken = self._clock() - began
+        self.host_s += taken
+        self.now += taken

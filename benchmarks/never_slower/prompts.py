@@ -1,0 +1,74 @@
+"""Prompts by kind, as token ids."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from app.inputs.prompts import BUILTIN, encode_chat
+from app.inputs.tokenizers import load_tokenizer
+from app.speculation.calibration_prompts import PROMPTS
+from benchmarks.support.prompt_sets import questions
+
+RANDOM, CHAT, CODE, SUMMARISING, EDITS = "random", "chat", "code", "summarising", "edits"
+KINDS = (RANDOM, CHAT, CODE, SUMMARISING, EDITS)
+MOST = 256  # prompts of a kind
+LONGEST = 1500  # characters of a prompt: a reading of thousands of tokens hides what decoding costs
+RANDOM_TOKENS = 96  # of a prompt that nothing can be learnt from
+CHANGES = (
+    "Add type hints to this code and change nothing else. Give all of the code.",
+    "Rename the arguments of this function to single letters. Give all of the code.",
+    "Translate the comments of this code to German and leave the rest as it is.",
+    "Make a class with one static method of this function. Give all of the code.",
+)
+SUMMARIES = (0, 2, 7)  # of the packaged prompts those that want a text made shorter; the others want it changed
+
+
+def prompts_of(kinds: Sequence[str], folder: Path | None, model: Path) -> dict[str, list[list[int]]]:
+    """Kind -> prompts as ids of the model's tokenizer.
+
+    Args:
+        kinds: of ``KINDS``.
+        folder: with spec_bench.jsonl and humaneval.jsonl; None: packaged prompts, few of each kind.
+        model: checkpoint directory.
+
+    Raises:
+        ConfigError: a prompt file is missing, or the model has no chat template.
+    """
+    texts = _packaged() if folder is None else _of_files(folder)
+    tokenizer = load_tokenizer(model)
+    found: dict[str, list[list[int]]] = {}
+    for kind in kinds:
+        if kind == RANDOM:
+            found[kind] = _random(len(tokenizer))
+        else:
+            chats = ([{"role": "user", "content": text[:LONGEST]}] for text in texts[kind][:MOST])
+            found[kind] = [encode_chat(tokenizer, chat) for chat in chats]
+    return found
+
+
+def _random(vocab_size: int) -> list[list[int]]:
+    chance = random.Random(0)
+    return [[chance.randrange(5, vocab_size) for _ in range(RANDOM_TOKENS)] for _ in range(MOST)]
+
+
+def _packaged() -> Mapping[str, list[str]]:
+    code = [text for text in BUILTIN if "Python" in text or "class" in text]
+    return {
+        CHAT: [text for text in BUILTIN if text not in code],
+        CODE: code,
+        SUMMARISING: [PROMPTS[i] for i in SUMMARIES],
+        EDITS: [text for i, text in enumerate(PROMPTS) if i not in SUMMARIES],
+    }
+
+
+def _of_files(folder: Path) -> Mapping[str, list[str]]:
+    mixed, summaries = questions(folder, MOST), questions(folder, MOST, ("summarization",))
+    code = [question.text for question in mixed["code"]]
+    return {
+        CHAT: [question.text for question in mixed["chat"]],
+        CODE: code,
+        SUMMARISING: [question.text for question in summaries["summarization"]],
+        EDITS: [f"{CHANGES[i % len(CHANGES)]}\n\n```python\n{text}\n```" for i, text in enumerate(code)],
+    }
