@@ -34,8 +34,8 @@ class ModelFields(FieldGroup):
     )
     simulate: str | None = Field(
         None,
-        description="no model: stages sleep as a profile says (70b-h100x2, 70b-h100x4, 70b-h100x8, 8b-h200, flat10, or a "
-        "JSON file) and write known text; model then gives tokenizer and vocabulary, the profile stages",
+        description="no model: stages sleep as a profile says (70b-h100x2, 70b-h100x4, 70b-h100x8, 8b-h200, flat10, or "
+        "a JSON file) and write known text; model then gives tokenizer and vocabulary, the profile stages",
     )
     simulate_answers: str | None = Field(
         None, description="JSON lines of recorded conversations that a simulated target answers with"
