@@ -161,10 +161,10 @@ def _alone(branch: Branch, budget: int) -> TokenTree | None:
     """
     if branch.probe or branch.q is not None:
         return None
-    tokens = list(map(int, branch.tokens[:budget]))
-    parents = list(map(int, _parents(branch)[:budget]))
+    tokens, parents = list(map(int, branch.tokens)), list(map(int, _parents(branch)))
     if branch.parents is not None and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         return None
+    tokens, parents = tokens[:budget], parents[:budget]
     if branch.proposers is None:
         return TokenTree(tokens, parents, source_names=(branch.source,))
     numbers = _Numbers()
