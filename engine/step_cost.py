@@ -14,8 +14,9 @@ from engine.json_file import keep_json
 
 Seconds = npt.NDArray[np.float64]
 Curve = tuple[tuple[int, ...], tuple[float, ...]]  # rows, seconds; both ascending
-Rows = npt.NDArray[np.integer] | Sequence[int]
-FORMAT = 2  # of the file
+Rows = npt.NDArray[np.integer] | npt.NDArray[np.float64] | Sequence[int]
+FORMAT = 3  # of the file
+MEASURED_BEHIND = 256  # tokens before the roots whose steps were timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,10 @@ class StepCosts:
     Rows are arithmetic; sequences are attention and bookkeeping, and so are the tokens before a chunk of prompt.
 
     Args:
-        curves: sequences that decode -> curve over their roots and nodes.
+        curves: sequences that decode -> curve over their roots and nodes, ids behind all of which are read back.
         prompts: tokens before a chunk -> curve over the rows of the chunk; may be empty, when none was measured.
+        plain: sequences that decode -> seconds of a step without nodes of which nothing is read back; where none was
+            measured, reading back takes no time.
 
     Raises:
         ValueError: there is no curve, or one that is none.
@@ -34,6 +37,7 @@ class StepCosts:
 
     curves: dict[int, Curve]
     prompts: dict[int, Curve] = field(default_factory=dict)
+    plain: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.curves:
@@ -44,17 +48,47 @@ class StepCosts:
         for context, curve in self.prompts.items():
             if context < 0 or not _is_curve(curve):
                 raise ValueError(f"step costs of prompts behind {context} tokens are no curve")
+        for batch, seconds in self.plain.items():
+            if batch < 1 or not 0.0 < seconds < float("inf"):
+                raise ValueError(f"the plain step of {batch} sequences takes no time: {seconds}")
 
-    def seconds(self, batch: int, rows: Rows) -> Seconds:
-        """Of steps with ``batch`` sequences and ``rows`` ``[n]`` rows; beyond the last point by its slope."""
+    def seconds(self, batch: int, rows: Rows, context: float = MEASURED_BEHIND) -> Seconds:
+        """Of steps with ``batch`` sequences and ``rows`` ``[n]`` rows behind ``context`` tokens each.
+
+        Beyond the last point of a curve by its slope; beyond the largest batch every sequence adds what one more of as
+        many rows adds between the two largest.
+        """
         sizes = sorted(self.curves)
         above = next((size for size in sizes if size >= batch), sizes[-1])
         below = next((size for size in reversed(sizes) if size <= batch), sizes[0])
-        high = _along(self.curves[above], rows)
-        if above == below:
-            return high
-        share = (batch - below) / (above - below)
-        return (1.0 - share) * _along(self.curves[below], rows) + share * high
+        taken = _along(self.curves[above], rows)
+        if above != below:
+            share = (batch - below) / (above - below)
+            taken = (1.0 - share) * _along(self.curves[below], rows) + share * taken
+        elif batch > above and len(sizes) > 1:
+            least = self.curves[above][0][:1]
+            more = float((_along(self.curves[above], least) - _along(self.curves[sizes[-2]], least))[0])
+            taken = taken + max(more, 0.0) / (above - sizes[-2]) * (batch - above)
+        return taken + self.attention(batch, rows, context) if context > MEASURED_BEHIND else taken
+
+    def attention(self, batch: int, rows: Rows, context: float) -> Seconds:
+        """What longer texts than those of the curves add: as much as they add to a chunk of the rows of a sequence."""
+        first, last = min(self.prompts, default=0), max(self.prompts, default=0)
+        wanted = np.asarray(rows, np.float64) / batch
+        if first == last:
+            return np.zeros_like(wanted)
+        grown = np.maximum(_along(self.prompts[last], wanted) - _along(self.prompts[first], wanted), 0.0)
+        return batch * grown * (max(context - MEASURED_BEHIND, 0.0) / (last - first))
+
+    @property
+    def read_back(self) -> tuple[float, float]:
+        """Seconds that reading ids back takes: of a step in which any are read, and of every row of these."""
+        sizes = sorted(self.plain.keys() & self.curves.keys())
+        if not sizes:
+            return 0.0, 0.0
+        first, last = ((n, max(self.curves[n][1][0] - self.plain[n], 0.0)) for n in (sizes[0], sizes[-1]))
+        each = max(last[1] - first[1], 0.0) / (last[0] - first[0]) if last[0] > first[0] else 0.0
+        return max(first[1] - first[0] * each, 0.0), each
 
     def by_batch(self, n: int, rows: int) -> Seconds:
         """Of steps with 1 to ``n`` sequences of ``rows`` rows each, ``[n]``, ascending; beyond the largest batch on by
@@ -106,7 +140,8 @@ def read_costs(file: Path) -> StepCosts | None:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
             return None
-        return StepCosts(_curves(found["curves"]), _curves(found["prompts"]))
+        plain = {int(batch): float(seconds) for batch, seconds in found["plain"].items()}
+        return StepCosts(_curves(found["curves"]), _curves(found["prompts"]), plain)
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
 

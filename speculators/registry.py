@@ -10,11 +10,12 @@ from engine.errors import UnknownMethodError
 from engine.protocol import Speculator
 from engine.step_cost import StepCosts
 from retrieval_store.index.index import Library
+from speculators.auto.config import AutoConfig
+from speculators.auto.speculator import Auto
 from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
 from speculators.methods import check_name, method_names
-from speculators.mixing.auto import Auto, AutoConfig
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from speculators.auto.config import AutoConfig
 from speculators.corpus.rest import RestConfig
 from speculators.draft_model.speculator import DraftModelConfig
-from speculators.mixing.auto import AutoConfig
 from speculators.mixing.combined import CombinationConfig
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig

@@ -11,11 +11,10 @@ import numpy as np
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, StepResult, Work
-from engine.step_cost import Curve, StepCosts
+from engine.step_cost import MEASURED_BEHIND, Curve, StepCosts
 from engine.target.info import Target, TargetInfo
 from engine.tree import ROOT, TokenTree
 
-CONTEXT = 256  # tokens before every tree
 GRID = {  # batch size -> nodes per sequence
     1: (0, 1, 2, 4, 8, 16, 32, 64, 128),
     2: (0, 4, 32),
@@ -30,6 +29,7 @@ LONG_ENOUGH = 1.0  # seconds per curve: a slow target's steps are measured once,
 TOO_LONG = 2.0  # seconds: larger steps than one that takes so long are not measured
 READ_BACK = Needs(node_top_k=16, top_logprobs=True)
 READ_BACK_PROMPT = Needs(prompt_top_k=16, top_logprobs=True)
+NOTHING_READ = 0  # among rows: the step without nodes of which nothing is read back
 FIRST_SEQ = 1 << 40  # sequence numbers from here on belong to no request
 
 
@@ -48,24 +48,31 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
     """
     curves: dict[int, Curve] = {}
     prompts: dict[int, Curve] = {}
+    plain: dict[int, float] = {}
     step_id = 0
-    for batch, grid in GRID.items():
-        nodes = [n for n in grid if _fits(info, batch, n)]
-        if not nodes:
-            continue
+    grids = {batch: [n for n in grid if _fits(info, batch, n)] for batch, grid in GRID.items()}
+    fitting = [batch for batch, nodes in grids.items() if nodes]
+    for batch in fitting:
+        nodes = grids[batch]
         yield _prefill(info, step_id, batch, max(nodes), needs or READ_BACK)
-        step_id, curves[batch] = yield from _curve(
-            step_id + 1, {batch * (n + 1): partial(_decode, info, batch, n) for n in nodes}
-        )
+        steps = {batch * (n + 1): partial(_decode, info, batch, n, True) for n in nodes}
+        if batch in (fitting[0], fitting[-1]):
+            steps = {NOTHING_READ: partial(_decode, info, batch, 0, False)} | steps
+        step_id, (rows, seconds) = yield from _curve(step_id + 1, steps)
+        if NOTHING_READ in steps:
+            plain[batch], rows, seconds = seconds[0], rows[1:], seconds[1:]
+        curves[batch] = rows, seconds
         yield Step(step_id, [], ends=[FIRST_SEQ + i for i in range(batch)])
         step_id += 1
     for context in _contexts(info):
-        rows = [n for n in PROMPT_ROWS if context + n <= _room(info)]
+        chunks = [n for n in PROMPT_ROWS if context + n <= _room(info)]
         yield _begin(info, step_id, context, needs or READ_BACK_PROMPT)
-        step_id, prompts[context] = yield from _curve(step_id + 1, {n: partial(_chunk, info, context, n) for n in rows})
+        step_id, prompts[context] = yield from _curve(
+            step_id + 1, {n: partial(_chunk, info, context, n) for n in chunks}
+        )
         yield Step(step_id, [], ends=[FIRST_SEQ])
         step_id += 1
-    return StepCosts(curves, prompts)
+    return StepCosts(curves, prompts, plain)
 
 
 def _curve(step_id: int, points: Mapping[int, Callable[[int], Step]]) -> Generator[Step, float, tuple[int, Curve]]:
@@ -91,7 +98,7 @@ def _curve(step_id: int, points: Mapping[int, Callable[[int], Step]]) -> Generat
 
 
 def measure(target: Target, needs: Needs | None = None) -> StepCosts:
-    """Measure a target of this process; takes about 260 steps."""
+    """Measure a target of this process; takes about 280 steps."""
     steps = measurement(target.info, needs)
     taken = 0.0
     step = next(steps)
@@ -113,7 +120,7 @@ def _blocks(info: TargetInfo, n_nodes: int) -> int:
 
 
 def _context(info: TargetInfo) -> int:
-    return max(1, min(CONTEXT, info.max_model_len // 2))
+    return max(1, min(MEASURED_BEHIND, info.max_model_len // 2))
 
 
 def _fits(info: TargetInfo, batch: int, n_nodes: int) -> bool:
@@ -133,13 +140,14 @@ def _prefill(info: TargetInfo, step_id: int, batch: int, n_nodes: int, needs: Ne
     return Step(step_id, work, starts)
 
 
-def _decode(info: TargetInfo, batch: int, n_nodes: int, step_id: int) -> Step:
+def _decode(info: TargetInfo, batch: int, n_nodes: int, reads_back: bool, step_id: int) -> Step:
     """A tree of ``n_nodes`` for every sequence, two children to a node, in the same place as the last one."""
     vocab = info.spec.vocab_size
     tokens = [(11 * node + step_id) % vocab for node in range(n_nodes)]
     tree = TokenTree(tokens, [ROOT if node == 0 else (node - 1) // 2 for node in range(n_nodes)])
     length = _context(info)
-    return Step(step_id, [Work(FIRST_SEQ + i, length, [step_id % vocab], tree) for i in range(batch)])
+    root = [step_id % vocab]
+    return Step(step_id, [Work(FIRST_SEQ + i, length, root, tree, reads_back=reads_back) for i in range(batch)])
 
 
 def _room(info: TargetInfo) -> int:

@@ -70,6 +70,7 @@ class LibraryDrafter:
     """
 
     needs = Needs()
+    catches_up = True  # it hears nothing: indexes do not change
 
     def __init__(self, name: str, library: Library, config: LookupConfig) -> None:
         self.name = name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from engine.protocol import BatchSpeculator, Branch, Outcome, RequestView, Speculator
+from engine.protocol import BatchSpeculator, Branch, Needs, Outcome, RequestView, Speculator
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +21,13 @@ class FaultIsolated:
         self._inner = inner
         self._batch = inner if isinstance(inner, BatchSpeculator) else None
         self.name = inner.name
-        self.needs = inner.needs
         self.catches_up: bool = getattr(inner, "catches_up", False)  # it may miss outcomes: it reads the context
         self._failed: set[int] = set()  # request ids
+
+    @property
+    def needs(self) -> Needs:
+        """As the method says now."""
+        return self._inner.needs
 
     def begin(self, view: RequestView) -> None:
         """Forwarded; a failure switches the method off for this request."""

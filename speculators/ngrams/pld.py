@@ -59,6 +59,7 @@ class PromptLookup:
 
     name = "pld"
     needs = Needs()
+    catches_up = True  # it hears nothing: the context is all there is
 
     def __init__(self, config: PldConfig | None = None) -> None:
         self._config = config or PldConfig()

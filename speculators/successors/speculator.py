@@ -133,6 +133,7 @@ class Successors:
     def __init__(self, config: SuccessorConfig | None = None, sources: tuple[str, ...] = (TEXT, TARGET)) -> None:
         self._config = config or SuccessorConfig()
         self.sources = sources
+        self.from_text = tuple(source for source in sources if source == TEXT)  # need no answers behind nodes
         self.name = "+".join(sources)
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)

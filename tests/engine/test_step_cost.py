@@ -28,7 +28,8 @@ def curves(draw: st.DrawFn) -> StepCosts:
         rows = sorted(draw(st.sets(st.integers(1, 500), min_size=1, max_size=5)))
         steps = draw(st.lists(st.floats(0.0, 3.0), min_size=len(rows), max_size=len(rows)))
         prompts[context] = tuple(rows), tuple((1e-3 + np.cumsum(steps)).tolist())
-    return StepCosts(made, prompts)
+    plain = {batch: draw(st.floats(1e-4, 3.0)) for batch in made if draw(st.booleans())}
+    return StepCosts(made, prompts, plain)
 
 
 @given(curves())
@@ -48,6 +49,7 @@ def test_more_rows_never_take_less_time(costs: StepCosts, batch: int) -> None:
 @given(curves(), st.integers(1, 100), st.integers(1, 600))
 def test_between_two_measured_batches_the_time_lies_between(costs: StepCosts, batch: int, rows: int) -> None:
     sizes = sorted(costs.curves)
+    batch = min(batch, sizes[-1])
     around = [
         max([s for s in sizes if s <= batch], default=sizes[0]),
         min([s for s in sizes if s >= batch], default=sizes[-1]),
@@ -73,6 +75,33 @@ def test_beyond_the_largest_batch_and_below_the_smallest_the_nearest_curve_count
     only = StepCosts({4: ((4, 8), (2.0, 4.0))})
     for batch in (1, 4, 9):
         assert only.seconds(batch, [4, 6, 10]).tolist() == [2.0, 3.0, 5.0]
+
+
+def test_beyond_the_largest_batch_every_sequence_adds_what_the_last_ones_added() -> None:
+    rising = StepCosts({1: ((1, 9), (1.0, 1.8)), 4: ((4, 12), (1.6, 2.4)), 16: ((16, 48), (5.0, 8.2))})
+    more = (5.0 - (1.6 + 12 * 0.1)) / 12  # of one more sequence, at 16 rows
+    assert rising.seconds(64, [64, 100]) == pytest.approx([5.0 + 4.8 + 48 * more, 5.0 + 8.4 + 48 * more])
+    assert rising.seconds(64, [64])[0] > rising.seconds(16, [64])[0] > rising.seconds(16, [16])[0]
+
+
+def test_longer_texts_than_those_of_the_curves_add_what_they_add_to_chunks() -> None:
+    near, far = ((1, 64), (1.0, 1.63)), ((1, 64), (1.2, 2.46))  # 0.19 + 0.01 a row, behind 2000 tokens more
+    costs = StepCosts({1: ((1, 5), (1.0, 1.4)), 8: ((8, 40), (1.5, 4.7))}, {0: near, 2000: far})
+    for context in (0, 100, 256):
+        assert costs.seconds(8, [8, 24], context).tolist() == costs.seconds(8, [8, 24]).tolist()
+    grown = costs.seconds(8, [8, 24], 1256) - costs.seconds(8, [8, 24])
+    assert grown == pytest.approx([8 * 0.2 / 2, 8 * (0.2 + 2 * 0.01) / 2])
+    assert costs.seconds(8, [8], 4256)[0] == pytest.approx(costs.seconds(8, [8])[0] + 2 * 8 * 0.2)
+    assert COSTS.seconds(4, [4], 9000).tolist() == COSTS.seconds(4, [4]).tolist()  # no chunk was measured
+
+
+def test_reading_back_takes_what_plain_steps_lack() -> None:
+    curves = {1: ((1, 5), (1.0, 1.4)), 4: ((4, 8), (2.0, 2.5)), 16: ((16, 32), (8.0, 9.0))}
+    fixed, each = StepCosts(curves, {}, {1: 0.7, 16: 6.2}).read_back
+    assert (fixed, each) == pytest.approx((0.2, 0.1))  # 0.3 of one row, 1.8 of sixteen
+    assert StepCosts(curves, {}, {4: 1.5}).read_back == pytest.approx((0.5, 0.0))
+    assert StepCosts(curves).read_back == (0.0, 0.0)
+    assert StepCosts(curves, {}, {1: 1.5, 16: 9.0}).read_back == (0.0, 0.0)  # noise
 
 
 def test_a_single_point_is_a_flat_curve() -> None:
@@ -177,6 +206,11 @@ def test_a_later_measurement_replaces_an_earlier_one(tmp_path: Path) -> None:
         b'{"format": 2, "curves": {"1": [[1], [0.1]]}}',
         b'{"format": 2, "curves": {"1": [[1], [0.1]]}, "prompts": {"-1": [[1], [0.1]]}}',
         b'{"format": 2, "curves": {}, "prompts": {}}',
+        b'{"format": 2, "curves": {"1": [[1], [0.1]]}, "prompts": {}}',
+        b'{"format": 3, "curves": {"1": [[1], [0.1]]}, "prompts": {}}',
+        b'{"format": 3, "curves": {"1": [[1], [0.1]]}, "prompts": {}, "plain": {"1": -1}}',
+        b'{"format": 3, "curves": {"1": [[1], [0.1]]}, "prompts": {"-1": [[1], [0.1]]}, "plain": {}}',
+        b'{"format": 3, "curves": {}, "prompts": {}, "plain": {}}',
         json.dumps({"model": "x", "heads": [[1, 2]]}).encode(),
     ],
     ids=str,

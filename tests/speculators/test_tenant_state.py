@@ -7,8 +7,8 @@ from engine.protocol import Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
-from speculators.mixing.auto import Auto
-from speculators.mixing.calibration import DepthCalibration
+from speculators.auto.calibration import DepthCalibration
+from speculators.auto.speculator import Auto
 from speculators.mixing.combined import Combined
 from speculators.mixing.estimates import Estimates
 from speculators.ngrams.anpd import Anpd
@@ -85,8 +85,8 @@ def test_what_auto_learnt_in_one_scope_changes_no_draft_of_another():
     before, _, after = first_drafts(auto)
     assert before
     assert before == after
-    assert sum(auto._shared["a"].claimed) > 0
-    assert sum(auto._shared["b"].claimed) == 0
+    assert sum(auto._scopes["a"].calibration.claimed) > 0
+    assert sum(auto._scopes["b"].calibration.claimed) == 0
 
 
 @pytest.mark.parametrize(

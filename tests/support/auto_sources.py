@@ -7,7 +7,7 @@ from engine.protocol import Branch, Needs, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
-from speculators.mixing.auto import Auto
+from speculators.auto.speculator import Auto
 from speculators.testing import HashTarget
 
 VOCAB = 64

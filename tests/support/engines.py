@@ -19,10 +19,10 @@ from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
+from speculators.auto.speculator import Auto
 from speculators.corpus.rest import Rest
 from speculators.draft_model.drafter import Drafter
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
-from speculators.mixing.auto import Auto
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.pool import SpeculatorPool
 from speculators.registry import Factory

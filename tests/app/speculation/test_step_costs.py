@@ -29,7 +29,7 @@ from engine.target import step_timing
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.target.step_timing import GRID
-from speculators.mixing.auto import AutoConfig
+from speculators.auto.config import AutoConfig
 from speculators.mixing.combined import CombinationConfig
 from speculators.ngrams.suffix import SuffixConfig
 from speculators.successors.speculator import SuccessorConfig

@@ -8,7 +8,8 @@ import pytest
 
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
-from speculators.mixing.auto import Auto, AutoConfig
+from speculators.auto.config import AutoConfig
+from speculators.auto.speculator import Auto
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
 from tests.support.auto_sources import FREE, TARGET, VOCAB, Decoding, Fixed, Source, first_draft, line, make_request

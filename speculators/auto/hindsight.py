@@ -1,0 +1,104 @@
+"""What a draft would have been right about: sources are asked about a place the text has passed already.
+
+A request that rests has sources that have not heard of its last tokens. Asked as if these were still to come, they
+show in some microseconds, and without a node in any step, whether drafting pays again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.protocol import RequestView
+from engine.tree import ROOT
+from speculators.auto.calibration import DEPTHS
+from speculators.auto.config import AutoConfig
+from speculators.auto.prices import Price
+from speculators.auto.ranking import Ranked, rank
+from speculators.auto.requests import RequestState
+from speculators.auto.sharing import share_out
+from speculators.auto.sources import Clock
+from speculators.mixing.fault_isolation import FaultIsolated
+
+FARTHEST = 8  # tokens
+LEAST_PAUSE = 4  # steps between two looks at a request
+
+
+class LookBack:
+    """Ends a pause early when the sources were right meanwhile.
+
+    Args:
+        name: of the speculator that merges.
+        parts: sources that catch up.
+        config: settings.
+    """
+
+    def __init__(self, name: str, parts: Sequence[FaultIsolated], config: AutoConfig) -> None:
+        self._name = name
+        self._parts = parts
+        self._config = config
+        self._clock = Clock()
+
+    def pause(self, price: Price | None) -> int:
+        """Steps between two looks at a request."""
+        return int(self._clock.pause(LEAST_PAUSE, self._config.overhead, price))
+
+    def wakes(self, view: RequestView, state: RequestState, price: Price | None, drafting: float) -> bool:
+        """Count a step of a request's pause; returns whether the request is to be asked in it after all.
+
+        Args:
+            view: of the request.
+            state: likewise.
+            price: of a step; None: nodes are free.
+            drafting: seconds that a draft takes.
+        """
+        state.pause -= 1
+        state.until_look -= 1
+        if state.until_look > 0 or not self._parts or len(view.context) <= state.heard:
+            return False
+        began = time.perf_counter()
+        pays = self._would_have_paid(view, state, price, drafting)
+        self._clock.add(time.perf_counter() - began)
+        state.until_look = self.pause(price)
+        if pays:
+            state.pause = 0
+        return pays
+
+    def _would_have_paid(self, view: RequestView, state: RequestState, price: Price | None, drafting: float) -> bool:
+        """Ask about an earlier place, learn from what followed, and say whether such a draft pays by what is known."""
+        n_past, n_nodes = max(state.heard, len(view.context) - FARTHEST), self._config.reserve
+        past = replace(view, context=view.context.before(n_past))
+        state.heard = n_past
+        every = [branch for part in self._parts for branch in part.propose(past, n_nodes)]
+        branches = [branch for branch in every if branch.q is None and not branch.probe]
+        ranked = rank(self._name, branches, state.factors, n_nodes)
+        if ranked is None:
+            return False
+        later = view.context.view[n_past:].tolist()
+        state.calibration.fade(len(later))  # what was seen before the pause counts less
+        claimed, hits = claims_and_hits(ranked, later)
+        for calibration in (state.shared.calibration, state.calibration):
+            calibration.add(claimed, hits)
+        ranked = rank(self._name, branches, state.factors, n_nodes)
+        assert ranked is not None
+        return price is None or any(share_out([ranked.reach], [False], price, drafting, self._config.margin))
+
+
+def claims_and_hits(ranked: Ranked, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Sums by depth over the nodes that ``tokens`` decide about: what was claimed, and how many were right."""
+    claimed, hits = [0.0] * DEPTHS, [0.0] * DEPTHS
+    branch, on_path, depth = ranked.branch, ROOT, 0
+    assert branch.parents is not None
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(branch.parents):
+        children.setdefault(parent, []).append(node)
+    while depth < len(tokens) and (below := children.get(on_path)):
+        place = min(depth, DEPTHS - 1)
+        claimed[place] += sum(ranked.claims[node] for node in below)
+        right = [node for node in below if branch.tokens[node] == tokens[depth]]
+        if not right:
+            break
+        hits[place] += 1.0
+        on_path, depth = right[0], depth + 1
+    return claimed, hits

@@ -1,0 +1,114 @@
+"""What the sources proposed for one request, in the order in which ``auto`` would spend nodes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from engine.protocol import Branch
+from engine.tree import ROOT
+from speculators.auto.calibration import DEPTHS
+from speculators.mixing.candidates import Candidates
+from speculators.mixing.estimates import FIRST_CLAIM
+
+DRAWN_CLAIM = 0.5  # of a node that was drawn from a distribution, whatever its token: calibration does the rest
+
+
+@dataclass(slots=True)
+class Ranked:
+    """Nodes of one branch in the order in which they may be taken; any number of first ones is a branch again."""
+
+    branch: Branch
+    reach: list[float]  # calibrated path probabilities in that order, not increasing
+    order: list[int] | None  # the nodes; None: as they are in the branch
+    claims: Sequence[float]  # of the nodes, as they are in the branch, once their parents are accepted
+
+    def take(self, count: int) -> tuple[list[Branch], list[float]]:
+        """The first ``count`` nodes as a branch, none if there are none, and their claims."""
+        branch = self.branch
+        if count == 0:
+            return [], []
+        if self.order is None:
+            return [_first(branch, count)], list(self.claims[:count])
+        kept = self.order[:count]
+        assert branch.parents is not None
+        place = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
+        claims = [self.claims[node] for node in kept]
+        proposers = branch.proposers
+        taken = Branch(
+            [branch.tokens[node] for node in kept],
+            branch.source,
+            [place[branch.parents[node]] for node in kept],
+            scores=claims,
+            proposers=None if proposers is None else [proposers[node] for node in kept],
+        )
+        return [taken], claims
+
+
+def _first(branch: Branch, count: int) -> Branch:
+    """The first ``count`` nodes of a drawn branch; all of them are the branch itself."""
+    if count == len(branch.tokens):
+        return branch
+    assert branch.q is not None
+    parents = None if branch.parents is None else branch.parents[:count]
+    return replace(branch, tokens=branch.tokens[:count], parents=parents, q=branch.q[:count])
+
+
+def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget: int) -> Ranked | None:
+    """The ``budget`` best nodes of branches that were chosen, best first; a parent always comes before its children.
+
+    Args:
+        name: of the speculator that merges.
+        branches: neither drawn nor probes.
+        factors: to multiply claims with, by depth.
+        budget: nodes.
+    """
+    branch = _merged(name, branches)
+    if branch is None:
+        return None
+    assert branch.parents is not None
+    assert branch.scores is not None
+    reach: list[float] = []
+    depths: list[int] = []
+    for parent, score in zip(branch.parents, branch.scores, strict=True):
+        depth = 0 if parent == ROOT else depths[parent] + 1
+        above = 1.0 if parent == ROOT else reach[parent]
+        depths.append(depth)
+        reach.append(above * min(score * factors[min(depth, DEPTHS - 1)], 1.0))
+    order = sorted(range(len(reach)), key=lambda node: -reach[node])[:budget]
+    return Ranked(branch, [reach[node] for node in order], order, branch.scores)
+
+
+def rank_drawn(branch: Branch, factors: Sequence[float]) -> Ranked:
+    """A branch that was drawn from ``q``, in drawn order.
+
+    The acceptance test holds for draws, not for a choice among them: how many are kept depends on their depths and on
+    earlier steps, never on which tokens were drawn.
+    """
+    parents = branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
+    depths: list[int] = []
+    reach: list[float] = []
+    for parent in parents:
+        depth = 0 if parent == ROOT else depths[parent] + 1
+        above = 1.0 if parent == ROOT else reach[parent]
+        depths.append(depth)
+        reach.append(above * min(DRAWN_CLAIM * factors[min(depth, DEPTHS - 1)], 1.0))
+    return Ranked(branch, list(accumulate(reach, min)), None, [DRAWN_CLAIM] * len(reach))
+
+
+def _merged(name: str, branches: Sequence[Branch]) -> Branch | None:
+    """One branch with estimates; None if no source proposed anything."""
+    if not branches:
+        return None
+    only = branches[0]
+    if len(branches) == 1 and only.parents is not None and only.scores is not None:
+        return only
+    candidates = Candidates(name)
+    for branch in branches:
+        candidates.add(branch, _claim_or_guess, 0)
+    return candidates.best(len(candidates.tokens))
+
+
+def _claim_or_guess(request_id: int, source: str, depth: int, claim: float | None) -> float:
+    return FIRST_CLAIM if claim is None else claim

@@ -1,0 +1,104 @@
+"""What ``auto`` knows about one request, and when it asks again after vain tries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.protocol import Branch
+from speculators.auto.calibration import DepthCalibration
+from speculators.auto.prices import Price
+from speculators.mixing.estimates import FIRST_CLAIM
+
+FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
+FIRST_WAIT = 16  # drafts from text alone until all sources are tried again; it doubles, too ...
+LONGEST_WAIT = 512  # ... up to this
+MEMORY = 0.1  # of the newest step in what a request gains
+FAMILIAR = 1 / 32  # of the newest draft in how often drafts of a scope pay
+FORGIVING = 1 / 256  # of what probes are first believed to bring, that a step without them restores
+
+
+class ScopeState:
+    """What all requests of a scope have shown."""
+
+    __slots__ = ("calibration", "paid")
+
+    def __init__(self) -> None:
+        self.calibration = DepthCalibration()
+        self.paid: dict[int, float] = {}  # bucket of batches -> share of drafts that paid, the last ones counting most
+
+    def count(self, bucket: int, paid: bool) -> None:
+        """A request of a batch was asked for a draft."""
+        before = self.paid.get(bucket, 1.0)
+        self.paid[bucket] = before + FAMILIAR * (paid - before)
+
+
+@dataclass(slots=True)
+class RequestState:
+    """Statistics of one request."""
+
+    shared: ScopeState
+    calibration: DepthCalibration = field(default_factory=DepthCalibration)
+    all_draft: bool = True  # in its last draft, all sources
+    pause: int = 0  # steps until the sources are asked again
+    next_pause: float = 0.0  # after the next failure; 0: none yet
+    until_look: int = 0  # steps of a pause until it is looked back
+    told: bool = True  # whether sources hear of the next outcome that they could catch up with
+    heard: int = 0  # tokens of the text that sources were told of at least
+    claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
+    lately: float = 64.0  # nodes that paid, following rises at once and falls slowly
+    gain: float = 1.0  # accepted nodes per step with a draft
+    answered_gain: float = FIRST_CLAIM  # of these, what read-backs, probes and drafters added
+    wait: int = 0  # drafts from text alone until all sources are tried again
+    next_wait: int = FIRST_WAIT
+    probe_gain: float = FIRST_CLAIM  # accepted nodes per step of sources that probe
+    probing: frozenset[str] = frozenset()  # sources that probed
+
+    @property
+    def factors(self) -> list[float]:
+        """What to multiply claims with, by depth."""
+        return self.calibration.factors(self.shared.calibration)
+
+    def fail(self, bucket: int, longest: float) -> None:
+        """A draft that did not pay: the next is asked for after a pause, twice as long as the one before.
+
+        A request's first pause is long where drafts of its scope in such batches do not pay either.
+        """
+        if not self.next_pause:
+            self.next_pause = min(FIRST_PAUSE / max(self.shared.paid.get(bucket, 1.0), FORGIVING), longest)
+        self.pause = int(self.next_pause)
+        self.next_pause = min(2.0 * self.next_pause, longest)
+
+    def succeed(self) -> None:
+        """A draft that pays."""
+        self.next_pause = FIRST_PAUSE
+
+    def probe(self, probes: Sequence[Branch], wanted: bool) -> None:
+        """Probes of a draft; where some were wanted and none could be paid for, they are tried again some day."""
+        self.probing |= {probe.source for probe in probes}
+        if wanted and not probes:
+            self.probe_gain += FORGIVING * (1 + self.pause) * (FIRST_CLAIM - self.probe_gain)
+
+    def weigh_answers(self, n_nodes: int, price: Price, more: float) -> None:
+        """Ask only sources that draft from text for a while, where the others' part gains less than it costs.
+
+        Args:
+            n_nodes: of the draft.
+            price: of the step.
+            more: seconds that all sources take more.
+        """
+        reading = price.factor * (price.reading / price.batch + price.read_row * (1 + n_nodes))
+        token = price.share / (1.0 + self.gain)  # seconds that one more token saves
+        needed = (reading + max(more, 0.0)) / token
+        if self.answered_gain < needed:
+            self.wait, self.next_wait = self.next_wait, min(2 * self.next_wait, LONGEST_WAIT)
+            self.answered_gain = min(FIRST_CLAIM, 4.0 * needed)  # as they begin again
+
+    def learn(self, accepted: int, answered: int, probing: int) -> None:
+        """What a step with a draft accepted: nodes, those that only all sources together can have, those of probing
+        sources."""
+        self.gain += MEMORY * (accepted - self.gain)
+        if self.all_draft:
+            self.answered_gain += MEMORY * (answered - self.answered_gain)
+        if self.probing:
+            self.probe_gain += MEMORY * (probing - self.probe_gain)

@@ -1,0 +1,247 @@
+"""``auto``: the sources propose, a cost model decides how much of it is worth a step, and whether asking is.
+
+Every node has an estimated probability of being accepted (its path probability, calibrated by what came true). Adding
+nodes in that order adds expected tokens; it also adds time, by the step times measured on this target
+(``engine.step_cost``), corrected while it runs (``speculators.auto.prices``). Over all requests that draft together,
+the node count is chosen that maximises
+
+    expected tokens per second = (B + sum of path probabilities) / (step(B, nodes, read-backs) + drafting)
+
+where ``B`` counts the requests of a step (each commits one token anyway); with less to gain than a step without drafts
+and read-backs would bring, nothing is drafted. So a request is in one of three tiers in every step
+(``speculators.auto.decisions``): *off*, drafting *from text* alone, or with *all* sources and the target's answers.
+A request that gains nothing is not asked for a while, twice as long after every failure; meanwhile its sources are
+asked about places that the text has passed (``speculators.auto.hindsight``), which costs no step anything.
+docs/methods/auto.md shows curves and figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.protocol import Branch, Decision, Draft, Outcome, RequestView, Speculator, StepTime
+from engine.step_cost import StepCosts
+from speculators.auto.calibration import claims_and_hits
+from speculators.auto.config import AutoConfig
+from speculators.auto.decisions import (
+    BATCH,
+    FULL_PAYS,
+    FULL_TRIES,
+    LISTENS,
+    NOTHING,
+    RESTS,
+    TEXT_PAYS,
+    UNLIKELY,
+)
+from speculators.auto.hindsight import LookBack
+from speculators.auto.prices import Price, Prices
+from speculators.auto.proposal import Proposal
+from speculators.auto.requests import FIRST_WAIT, RequestState, ScopeState
+from speculators.auto.sharing import share_out
+from speculators.auto.sources import Clock, Sources
+from speculators.tenant_state import TenantState
+
+
+class Auto:
+    """Sources in one tree, as far as they pay.
+
+    Args:
+        parts: the sources.
+        costs: measured step times; without them nodes count as free up to the request's limit.
+        config: settings.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self, parts: Sequence[Speculator], costs: StepCosts | None = None, config: AutoConfig | None = None
+    ) -> None:
+        self._sources = Sources(parts)
+        self.needs = self._sources.needs
+        self._prices = None if costs is None else Prices(costs)
+        self._config = config or AutoConfig()
+        self._requests: dict[int, RequestState] = {}
+        self._scopes: TenantState[ScopeState] = TenantState()
+        self._clocks = {True: Clock(), False: Clock()}  # of drafting and learning, by whether all sources draft
+        self._learning = {True: 0.0, False: 0.0}  # seconds since the last draft
+        self._look_back = LookBack(self.name, self._sources.look_back, self._config)
+        self._step: StepTime | None = None  # the last one
+
+    def begin(self, view: RequestView) -> None:
+        """Forwarded to all sources."""
+        state = RequestState(self._scopes.of(view.request.scope, ScopeState))
+        state.heard = len(view.context)
+        self._requests[view.request_id] = state
+        for part in self._sources.every:
+            part.begin(view)
+
+    def end(self, view: RequestView) -> None:
+        """Forwarded to all sources."""
+        self._requests.pop(view.request_id, None)
+        for part in self._sources.every:
+            part.end(view)
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
+        """Forwarded to all sources, where they cannot catch up later; what was claimed is held against what came."""
+        state = self._requests[view.request_id]
+        if outcome.step is not None and outcome.step is not self._step:
+            self._step = outcome.step
+            if self._prices is not None:
+                self._prices.observe(outcome.step)
+        if len(outcome.tree):
+            self._judge(state, outcome)
+        if not (state.told or outcome.n_read or outcome.prompt_top_ids is not None):
+            for part in self._sources.always_told:
+                part.observe(view, outcome)
+            return
+        began = time.perf_counter()
+        for part in self._sources.every:
+            part.observe(view, outcome)
+        state.heard = len(view.context)
+        self._learning[state.all_draft] += time.perf_counter() - began
+
+    def _judge(self, state: RequestState, outcome: Outcome) -> None:
+        """Hold what was claimed of a tree against what came true."""
+        tree = outcome.tree
+        if state.claims and len(tree) - sum(tree.probe) == len(state.claims):
+            claimed, hits = claims_and_hits(outcome, state.claims)
+            for calibration in (state.shared.calibration, state.calibration):
+                calibration.add(claimed, hits)
+        state.claims = []
+        owners = [tree.source_names[tree.sources[node]] for node in outcome.accepted]
+        state.learn(
+            accepted=len(owners),
+            answered=sum(name not in self._sources.text_names for name in owners),
+            probing=sum(name in state.probing for name in owners),
+        )
+
+    # -- drafting ------------------------------------------------------------------------------------------------
+
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
+        """``propose_batch`` of one."""
+        return self.propose_batch((view,), (budget,))[0]
+
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        """The nodes that pay, over all requests together, each with what was decided about it."""
+        drafts: list[list[Branch]] = [Draft() for _ in views]
+        if not views:
+            return drafts
+        step = self._step
+        batch = len(views) if step is None else max(len(views), step.n_sequences)
+        context = len(views[0].context) if step is None else step.context
+        if not self._may_pay(batch, context, max(budgets)):
+            for i, view in enumerate(views):
+                drafts[i] = self._off(self._requests[view.request_id], BATCH)
+            return drafts
+        price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
+        asked: list[Proposal] = []
+        for i, (view, budget) in enumerate(zip(views, budgets, strict=True)):
+            state = self._requests[view.request_id]
+            if budget <= 0:
+                continue
+            if state.pause and not self._look_back.wakes(view, state, price, self._clocks[False].seconds):
+                drafts[i] = self._off(state, RESTS)
+            else:
+                asked.append(Proposal(i, view, state, budget))
+        if asked:
+            self._draft(asked, batch, context, drafts)
+        return drafts
+
+    def _may_pay(self, batch: int, context: float, budget: int) -> bool:
+        """Whether drafts can pay at all in such a batch; where not, new requests read nothing back of their prompts."""
+        if self._prices is None or budget <= 0:
+            return True
+        pays = self._prices.may_pay(batch, context, budget, self._config.margin)
+        self.needs = self._sources.needs if pays else replace(self._sources.needs, prompt_top_k=0)
+        return pays
+
+    def _off(self, state: RequestState, decision: Decision) -> Draft:
+        """No draft: nothing is read back, unless a source has to hear it all."""
+        state.told = False
+        return Draft((), decision if self._sources.can_rest else decision._replace(reads_back=True))
+
+    def _draft(self, asked: list[Proposal], batch: int, context: float, drafts: list[list[Branch]]) -> None:
+        """Ask the sources, and keep what pays."""
+        began = time.perf_counter()
+        for proposal in asked:
+            proposal.all_draft = proposal.state.all_draft = self._asks_all(proposal.state)
+        gathered = {all_draft: self._gather(asked, all_draft) for all_draft in (True, False)}
+        for proposal in asked:
+            proposal.rank(self.name)
+        n_most = sum(proposal.n_nodes for proposal in asked)
+        price = None if self._prices is None else self._prices.of(batch, context, n_most)
+        self._share(asked, price)
+        n_taken = sum(sum(proposal.counts) for proposal in asked)
+        for proposal in asked:
+            drafts[proposal.place] = self._decide(proposal, price, n_taken, batch.bit_length())
+        rest = (time.perf_counter() - began - sum(seconds for seconds, _ in gathered.values())) / len(asked)
+        for all_draft, (seconds, n) in gathered.items():
+            if n:
+                self._clocks[all_draft].add((seconds + self._learning[all_draft]) / n + rest)
+                self._learning[all_draft] = 0.0
+
+    def _asks_all(self, state: RequestState) -> bool:
+        """Whether all sources are asked, not only those that draft from text."""
+        if not self._sources.text or not self._sources.use_answers:
+            return self._sources.use_answers
+        state.wait = max(state.wait - 1, 0)
+        return state.wait == 0
+
+    def _gather(self, asked: list[Proposal], all_draft: bool) -> tuple[float, int]:
+        """Ask for the requests that ask all sources, or those that do not; returns seconds, and how many they are."""
+        members = [proposal for proposal in asked if proposal.all_draft == all_draft]
+        began = time.perf_counter()
+        if members:
+            views = [proposal.view for proposal in members]
+            budgets = [proposal.nodes_to_ask(self._config.reserve) for proposal in members]
+            found = self._sources.gather(views, budgets, from_text=not all_draft)
+            for proposal, branches in zip(members, found, strict=True):
+                proposal.branches = branches
+        return time.perf_counter() - began, len(members)
+
+    def _share(self, asked: list[Proposal], price: Price | None) -> None:
+        lists = [(proposal, ranked) for proposal in asked for ranked in proposal.ranked]
+        reaches = [ranked.reach for _, ranked in lists]
+        counts = [len(reach) for reach in reaches]
+        if price is not None:
+            heard = [proposal.all_draft for proposal, _ in lists]
+            drafting = sum(self._clocks[proposal.all_draft].seconds for proposal in asked)
+            counts = share_out(reaches, heard, price, drafting, self._config.margin)
+        for (proposal, _), count in zip(lists, counts, strict=True):
+            proposal.counts.append(count)
+
+    def _decide(self, proposal: Proposal, price: Price | None, n_taken: int, bucket: int) -> Draft:
+        """What a request drafts; without anything, its drafting pauses."""
+        state = proposal.state
+        branches = proposal.take(price, n_taken)
+        state.heard = len(proposal.view.context)
+        state.shared.count(bucket, bool(branches))
+        if not branches:
+            return self._failed(proposal, price, bucket)
+        state.succeed()
+        state.told = True
+        if not proposal.all_draft:
+            return Draft(branches, TEXT_PAYS)
+        if price is not None and self._sources.text:
+            more = self._clocks[True].seconds - self._clocks[False].seconds
+            state.weigh_answers(len(state.claims), price, more)
+        return Draft(branches, FULL_PAYS if state.next_wait == FIRST_WAIT else FULL_TRIES)
+
+    def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
+        """Nothing pays."""
+        state = proposal.state
+        if proposal.ranked and len(self._sources.look_back) < len(self._sources.every):
+            # Unless what speaks against their claims ages, sources that cannot look back never prove right again.
+            for calibration in (state.shared.calibration, state.calibration):
+                calibration.fade(1 + int(state.next_pause))
+        clock = self._clocks[proposal.all_draft]
+        state.fail(bucket, clock.pause(self._config.longest_pause, self._config.overhead, price))
+        state.until_look = self._look_back.pause(price)
+        if state.pause:
+            return self._off(state, UNLIKELY if proposal.ranked else NOTHING)
+        state.told = True
+        return Draft((), LISTENS if proposal.all_draft else UNLIKELY)
