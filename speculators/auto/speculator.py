@@ -64,8 +64,8 @@ class Auto:
         self._config = config or AutoConfig()
         self._requests: dict[int, RequestState] = {}
         self._scopes: TenantState[ScopeState] = TenantState()
-        self._clocks = {True: Clock(), False: Clock()}  # of drafting and learning, by whether all sources draft
-        self._learning = {True: 0.0, False: 0.0}  # seconds since the last draft
+        self._clocks = (Clock(), Clock())  # of drafting and learning: from text, with all sources
+        self._learning = [0.0, 0.0]  # seconds since the last draft, likewise
         self._look_back = LookBack(self.name, self._sources.look_back, self._config)
         self._step: StepTime | None = None  # the last one
 
@@ -169,7 +169,7 @@ class Auto:
         began = time.perf_counter()
         for proposal in asked:
             proposal.all_draft = proposal.state.all_draft = self._asks_all(proposal.state)
-        gathered = {all_draft: self._gather(asked, all_draft) for all_draft in (True, False)}
+        gathered = [self._gather(asked, all_draft) for all_draft in (False, True)]
         for proposal in asked:
             proposal.rank(self.name)
         n_most = sum(proposal.n_nodes for proposal in asked)
@@ -178,8 +178,8 @@ class Auto:
         n_taken = sum(sum(proposal.counts) for proposal in asked)
         for proposal in asked:
             drafts[proposal.place] = self._decide(proposal, price, n_taken, batch.bit_length())
-        rest = (time.perf_counter() - began - sum(seconds for seconds, _ in gathered.values())) / len(asked)
-        for all_draft, (seconds, n) in gathered.items():
+        rest = (time.perf_counter() - began - sum(seconds for seconds, _ in gathered)) / len(asked)
+        for all_draft, (seconds, n) in enumerate(gathered):
             if n:
                 self._clocks[all_draft].add((seconds + self._learning[all_draft]) / n + rest)
                 self._learning[all_draft] = 0.0
