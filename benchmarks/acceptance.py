@@ -10,6 +10,7 @@ be identical to autoregressive decoding. ``--rows`` chooses:
     draft        draft-model with --draft-model
     retrieval    what texts to look up add (--retrieval), and guesses by source: one folder, file or snapshot as on the
                  command line, or several files and folders of text as one index
+    peers        goose, adapld and stand beside ours at 64 and 16 nodes, cold and warm
     pld-plus     PLD+ against prompt lookup; --categories summarization,rag is what PLD+ was made for
 
 A row of 36 prompts takes 20 to 60 s with the demo model. The last line of stdout is one JSON document.
@@ -35,7 +36,7 @@ from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
-from benchmarks.acceptance_rows import Row, draft_rows, pld_plus_rows, retrieval_rows, rows
+from benchmarks.acceptance_rows import Row, draft_rows, peers_rows, pld_plus_rows, retrieval_rows, rows
 from benchmarks.paper_rows import paper_rows
 from benchmarks.support.prompt_sets import FILES, USUAL, questions
 from benchmarks.support.reporting import heading, row
@@ -50,7 +51,7 @@ from retrieval_store.snapshots.corpus import read_documents
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
-ROWS = ("all", "short", "paper", "ngrams", "mixed", "draft", "retrieval", "pld-plus")
+ROWS = ("all", "short", "paper", "ngrams", "mixed", "draft", "retrieval", "peers", "pld-plus")
 
 
 def library_of(places: Sequence[str], model: str) -> Library:
@@ -131,6 +132,8 @@ def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Ro
         table = retrieval_rows(library_of(arguments.retrieval, str(model)))
     elif arguments.rows == "paper":
         table = paper_rows(library_of(arguments.retrieval, str(model)))
+    elif arguments.rows == "peers":
+        table = peers_rows(target.info.spec.n_layers)
     elif arguments.rows == "pld-plus":
         spec = target.info.spec
         table = pld_plus_rows(spec.n_layers, ensure_heads(model, spec, None, lambda: target))

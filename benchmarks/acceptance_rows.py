@@ -11,6 +11,8 @@ from speculators.draft_model.speculator import DraftModelConfig
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
 from speculators.ngrams.suffix import SuffixConfig
+from speculators.peers.adapld import AdaPldConfig
+from speculators.peers.stand import StandConfig
 from speculators.pld_plus.induction_heads import Heads
 from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 from speculators.registry import SpeculatorOptions
@@ -179,6 +181,22 @@ def pld_plus_rows(n_layers: int, heads: Heads) -> dict[str, Row]:
         "pld-plus-a": plus("pld-plus-a", ours),
         "pld-plus-h, 16 nodes": plus("pld-plus-h", ours, 16),
     }
+
+
+def peers_rows(n_layers: int) -> dict[str, Row]:
+    """Training-free methods of others beside ours, at equal nodes."""
+    ours = SpeculatorOptions(adapld=AdaPldConfig(layer=paper_layer(n_layers)))
+    known = replace(ours, stand=StandConfig(noise="target"))
+    both = "suffix+token-recycling"
+    methods = {"pld": ours, "suffix": ours, "goose": ours, "adapld": ours, "stand": ours, both: ours}
+    table = {"autoregressive": Row("autoregressive")}
+    for nodes in (64, 16):
+        for method, options in methods.items():
+            table[f"{method}, {nodes} nodes"] = Row(method, None, nodes, options)
+        table[f"stand, the target's noise, {nodes} nodes"] = Row("stand", None, nodes, known)
+        for method in ("goose", "stand", both):
+            table[f"{method}, {nodes} nodes, warm"] = Row(method, None, nodes, ours.warm(), warm=True)
+    return table
 
 
 def draft_rows(path: Path) -> dict[str, Row]:

@@ -30,11 +30,12 @@ from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from speculators.methods import STANDALONE
+from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
 
-METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core", "pld-plus-h", "pld-plus-a")
+METHODS = (*STANDALONE, "rest", "spectra-retrieval", "pld+spectra-core", "pld-plus-h", "pld-plus-a", "adapld")
 PLD_PLUS = PldPlusConfig(layer=0, heads=tuple((0, head) for head in range(50)))
 _SUCCESSORS = 40  # different tokens after one token: about as unpredictable as prose
 
@@ -45,7 +46,7 @@ def main() -> None:
     target = HashTarget(args.vocabulary, _SUCCESSORS)
     with tempfile.TemporaryDirectory() as folder:
         library = _library(target, Path(folder) / "snapshot", args.corpus_tokens)
-    options = SpeculatorOptions(retrieval=lambda: library, pld_plus=PLD_PLUS)
+    options = SpeculatorOptions(retrieval=lambda: library, pld_plus=PLD_PLUS, adapld=AdaPldConfig(layer=0))
     print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
     results = []
     for method in args.methods.split(","):

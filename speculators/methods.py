@@ -19,6 +19,9 @@ AVAILABLE = (
     "pld-plus-a",
     "token-recycling",
     "suffix",
+    "goose",
+    "adapld",
+    "stand",
     "draft-model",
     "auto",
 )
@@ -27,7 +30,7 @@ AVAILABLE = (
 METHODS = (*AVAILABLE, "medusa", "eagle", "parallelspec-medusa", "parallelspec-eagle")
 """Every reserved name; those that are not available are refused with 'not available yet'."""
 
-NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "draft-model")
+NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "adapld", "draft-model")
 """Names that cannot be made at the default settings: a corpus, the model's layers or heads, a drafter is missing."""
 
 STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)

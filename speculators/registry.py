@@ -21,6 +21,9 @@ from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
 from speculators.ngrams.pld import PldConfig, PromptLookup
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
+from speculators.peers.adapld import AdaPld, AdaPldConfig
+from speculators.peers.goose import Goose, GooseConfig
+from speculators.peers.stand import Stand, StandConfig
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
@@ -34,7 +37,9 @@ class SpeculatorOptions:
     """Settings of every method, at their defaults unless given."""
 
     draft_model: DraftModelConfig = field(default_factory=DraftModelConfig)
+    adapld: AdaPldConfig = field(default_factory=AdaPldConfig)  # its layer is the model's
     anpd: AnpdConfig = field(default_factory=AnpdConfig)
+    goose: GooseConfig = field(default_factory=GooseConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     pld: PldConfig = field(default_factory=PldConfig)
     pld_plus: PldPlusConfig = field(default_factory=PldPlusConfig)  # layer and heads are the model's
@@ -43,6 +48,7 @@ class SpeculatorOptions:
     spectra_core: SpectraCoreConfig = field(default_factory=SpectraCoreConfig)
     spectra_retrieval: SpectraRetrievalConfig = field(default_factory=SpectraRetrievalConfig)
     spectra: SpectraConfig = field(default_factory=SpectraConfig)  # how those two share a tree
+    stand: StandConfig = field(default_factory=StandConfig)
     suffix: SuffixConfig = field(default_factory=SuffixConfig)
     token_recycling: TokenRecyclingConfig = field(default_factory=TokenRecyclingConfig)
     successors: SuccessorConfig = field(default_factory=SuccessorConfig)  # of both, where they are not the papers'
@@ -54,6 +60,8 @@ class SpeculatorOptions:
         """The same, where methods that can learn from one request for the next do so, within a scope."""
         return replace(
             self,
+            goose=replace(self.goose, shared=True),
+            stand=replace(self.stand, shared=True),
             suffix=replace(self.suffix, shared=True),
             token_recycling=replace(self.token_recycling, shared=True),
             successors=replace(self.successors, shared=True),
@@ -68,7 +76,9 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
     {
         "autoregressive": lambda options: Autoregressive(),
         "draft-model": lambda options: DraftModel(options.draft_model),
+        "adapld": lambda options: AdaPld(options.adapld),
         "anpd": lambda options: Anpd(options.anpd),
+        "goose": lambda options: Goose(options.goose),
         "lookahead": lambda options: Lookahead(options.lookahead),
         "pld": lambda options: PromptLookup(options.pld),
         "spectra-core": lambda options: SpectraCore(options.spectra_core),
@@ -76,6 +86,7 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
         "pld-plus-a": lambda options: PldPlusAttention(options.pld_plus),
         "auto": lambda options: _auto(options),
         "token-recycling": lambda options: _token_recycling(options),
+        "stand": lambda options: Stand(options.stand),
         "suffix": lambda options: _suffix(options),
         "rest": lambda options: Rest(_library(options, "rest"), options.rest),
         "spectra-retrieval": lambda options: _spectra_retrieval(options),

@@ -140,7 +140,9 @@ class MethodFields(FieldGroup):
     TITLE: ClassVar[str] = "settings of methods"
 
     drafter: dict[str, Any] = Field(default_factory=dict, description="further settings of draft-model")
+    adapld: dict[str, Any] = Field(default_factory=dict, description="settings of adapld")
     anpd: dict[str, Any] = Field(default_factory=dict, description="settings of anpd")
+    goose: dict[str, Any] = Field(default_factory=dict, description="settings of goose")
     lookahead: dict[str, Any] = Field(default_factory=dict, description="settings of lookahead")
     pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
     pld_plus: dict[str, Any] = Field(default_factory=dict, description="settings of pld-plus-h and pld-plus-a")
@@ -148,6 +150,7 @@ class MethodFields(FieldGroup):
     spectra: dict[str, Any] = Field(default_factory=dict, description="settings of spectra: how its parts share a tree")
     spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
     spectra_retrieval: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-retrieval")
+    stand: dict[str, Any] = Field(default_factory=dict, description="settings of stand")
     suffix: dict[str, Any] = Field(default_factory=dict, description="settings of suffix")
     token_recycling: dict[str, Any] = Field(default_factory=dict, description="settings of token-recycling")
     successors: dict[str, Any] = Field(

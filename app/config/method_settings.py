@@ -17,6 +17,9 @@ from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
 from speculators.ngrams.pld import PldConfig
 from speculators.ngrams.suffix import SuffixConfig
+from speculators.peers.adapld import AdaPldConfig
+from speculators.peers.goose import GooseConfig
+from speculators.peers.stand import StandConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrievalConfig
@@ -27,7 +30,9 @@ from speculators.successors.token_recycling import TokenRecyclingConfig
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {
         "drafter": DraftModelConfig,
+        "adapld": AdaPldConfig,
         "anpd": AnpdConfig,
+        "goose": GooseConfig,
         "lookahead": LookaheadConfig,
         "pld": PldConfig,
         "pld_plus": PldPlusConfig,
@@ -35,6 +40,7 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
         "spectra": SpectraConfig,
         "spectra_core": SpectraCoreConfig,
         "spectra_retrieval": SpectraRetrievalConfig,
+        "stand": StandConfig,
         "suffix": SuffixConfig,
         "token_recycling": TokenRecyclingConfig,
         "successors": SuccessorConfig,

@@ -155,10 +155,11 @@ def _cached(model: str) -> Path:
 
 
 def with_model(options: SpeculatorOptions, spec: ModelSpec, heads: Heads) -> SpeculatorOptions:
-    """Options whose PLD+ knows the model: the published relative depth unless a layer is set, and its heads."""
+    """Options whose PLD+ and AdaPLD know the model: the published relative depth unless a layer is set, and heads."""
     plus = options.pld_plus
     layer = paper_layer(spec.n_layers) if plus.layer is None else plus.layer
-    return replace(options, pld_plus=replace(plus, layer=layer, heads=plus.heads or heads))
+    adapld = options.adapld if options.adapld.layer is not None else replace(options.adapld, layer=layer)
+    return replace(options, adapld=adapld, pld_plus=replace(plus, layer=layer, heads=plus.heads or heads))
 
 
 def names_method(methods: str | Sequence[str]) -> bool:

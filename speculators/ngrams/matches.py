@@ -41,6 +41,46 @@ class NgramPlaces:
         """The places behind all occurrences of ``token``, ascending; the last one may lie at the end of the text."""
         return self._behind.get(token, ())
 
+    def latest(self, tail: Sequence[int], lengths: Sequence[int], limit: int = 256) -> dict[int, int]:
+        """Length -> the latest place whose tokens before it match the end of ``tail`` so long, if there is one.
+
+        Args:
+            tail: the last tokens of some context, at least one.
+            lengths: lengths of match to look for, tokens.
+            limit: latest occurrences of the last token that are looked at, which bounds the time.
+        """
+        found: dict[int, int] = {}
+        tail = tail[-max(lengths) :]
+        for place in reversed(self.behind(tail[-1])[-limit:]):
+            match = self._match(place, tail)
+            for length in lengths:
+                if length <= match:
+                    found.setdefault(length, place)
+            if match == len(tail):
+                break
+        return found
+
+    def matching(self, tail: Sequence[int], shortest: int, limit: int = 256) -> list[int]:
+        """The places, ascending, whose tokens before them match the end of ``tail`` longest, ``shortest`` at least."""
+        found: list[int] = []
+        best = shortest
+        for place in self.behind(tail[-1])[-limit:]:
+            match = self._match(place, tail)
+            if match > best:
+                best, found = match, []
+            if match == best:
+                found.append(place)
+        return found
+
+    def _match(self, place: int, tail: Sequence[int]) -> int:
+        """Tokens before ``place`` that equal the end of ``tail``; 0 at the end of the text, which nothing follows."""
+        if place == len(self.text):
+            return 0
+        match, longest = 0, min(len(tail), place)
+        while match < longest and self.text[place - 1 - match] == tail[-1 - match]:
+            match += 1
+        return match
+
 
 def longest_matches(context: IntArray, tail: Sequence[int], limit: int) -> list[Place]:
     """The places of ``context`` ``[t]`` whose tokens before them match the end of ``tail`` longest, ``limit`` at most.

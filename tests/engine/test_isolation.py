@@ -24,7 +24,14 @@ from tests.support.tiny_models import random_prompts
 
 JOINED = ("pld+spectra-core", "suffix+token-recycling", "suffix+token-recycling+rest+auto")
 METHODS = (*STANDALONE, "rest", "spectra-retrieval", *JOINED)
-REMEMBER = ("auto", "suffix", "token-recycling", *JOINED)  # something of earlier requests that changes later drafts
+REMEMBER = (
+    "auto",
+    "goose",
+    "stand",
+    "suffix",
+    "token-recycling",
+    *JOINED,
+)  # something of earlier requests that changes later drafts
 KINDS = {
     "mixed": SpeculatorOptions().warm(),
     "paper": SpeculatorOptions(

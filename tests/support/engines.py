@@ -23,6 +23,7 @@ from speculators.auto.speculator import Auto
 from speculators.corpus.rest import Rest
 from speculators.draft_model.drafter import Drafter
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.peers.adapld import AdaPld, AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.pool import SpeculatorPool
 from speculators.registry import Factory
@@ -82,6 +83,7 @@ def make_engine(
         "draft-model": lambda _: make_draft_model(target.info.spec.family),
         "draft-tree": lambda _: make_draft_model(target.info.spec.family, tree_nodes=9),
         "auto-costs": lambda _: Auto([Successors()], STEP_COSTS),
+        "adapld": lambda _: AdaPld(AdaPldConfig(layer=1, dims=16)),
         "pld-plus-h": lambda _: PldPlusHidden(PLD_PLUS),
         "pld-plus-a": lambda _: PldPlusAttention(PLD_PLUS),
         "rest": lambda _: Rest(library_of(known)),

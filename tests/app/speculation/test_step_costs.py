@@ -32,6 +32,9 @@ from engine.target.step_timing import GRID
 from speculators.auto.config import AutoConfig
 from speculators.mixing.combined import CombinationConfig
 from speculators.ngrams.suffix import SuffixConfig
+from speculators.peers.adapld import AdaPldConfig
+from speculators.peers.goose import GooseConfig
+from speculators.peers.stand import StandConfig
 from speculators.successors.speculator import SuccessorConfig
 from speculators.successors.token_recycling import TokenRecyclingConfig
 
@@ -229,6 +232,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
         SuccessorConfig(top_k=4, text_orders=(1, 2), shared=True),
     ),
     "suffix": ({"mode": "paper", "max_draft": 9}, SuffixConfig(mode="paper", max_draft=9)),
+    "adapld": ({"layer": 2, "least": 0.4}, AdaPldConfig(layer=2, least=0.4)),
+    "goose": ({"ngrams": [4, 2], "ratios": [0, 0.1, 1]}, GooseConfig(ngrams=(4, 2), ratios=(0.0, 0.1, 1.0))),
+    "stand": ({"order": 2, "noise": "target"}, StandConfig(order=2, noise="target")),
     "token_recycling": ({"mode": "paper", "depth": 3}, TokenRecyclingConfig(mode="paper", depth=3)),
     "combination": (
         {"mode": "priority", "weights": {"pld": 2}, "limits": {"pld": 3}},
@@ -245,6 +251,9 @@ WRONG = [
     ("successors", {"adapt": 2}, "adapt"),
     ("suffix", {"mode": "fast"}, "mode"),
     ("suffix", {"min_probability": 0}, "min_probability"),
+    ("adapld", {"branches": -1}, "branches"),
+    ("goose", {"ngrams": [2, 4]}, "ngrams"),
+    ("stand", {"noise": "white"}, "noise"),
     ("token_recycling", {"depth": 0}, "depth"),
     ("token_recycling", {"use_prompt": 3}, "use_prompt"),
     ("combination", {"probe_share": 2}, "probe_share"),

@@ -1,0 +1,62 @@
+"""What the target said behind the contexts of a step, and rows of it that are kept by context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from engine.protocol import Outcome, RequestView
+from engine.top_ids import TopIds
+from engine.tree import FloatArray, IntArray
+
+Context = tuple[int, ...]
+T = TypeVar("T")
+
+
+class RecentRows(dict[Context, T], Generic[T]):
+    """Context -> what is known behind it; beyond ``most``, the row written longest ago gives way."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def put(self, context: Context, row: T) -> None:
+        """Write a row; it becomes the youngest."""
+        self.pop(context, None)
+        self[context] = row
+        if len(self) > self._most:
+            del self[next(iter(self))]
+
+
+def scored_contexts(
+    view: RequestView, outcome: Outcome, order: int, top_k: int
+) -> Iterator[tuple[Context, list[int], list[float]]]:
+    """Every context that the target scored: its last ``order`` tokens at most, best ids, their probabilities.
+
+    Prompt positions come first, then the root and the nodes of the tree, rejected ones too. Probabilities are those of
+    the ``top_k`` best among themselves: they sum to 1.
+    """
+    context = view.context.view
+    if outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
+        before = context[max(outcome.prompt_start - order, 0) :].tolist()
+        start = min(outcome.prompt_start, order)
+        ends = range(start + 1, start + 1 + len(outcome.prompt_top_ids))
+        tails = [tuple(before[max(end - order, 0) : end]) for end in ends]
+        yield from _rows(tails, outcome.prompt_top_ids, outcome.prompt_top_logprobs, top_k)
+    top = TopIds.of(outcome.top_ids)
+    if len(top) and top.logprobs is not None:
+        n_before = len(context) - len(outcome.tokens)
+        tails = [tuple(context[max(n_before - order, 0) : n_before].tolist())]
+        for token, parent in zip(outcome.tree.tokens, outcome.tree.parents, strict=True):
+            tails.append((*tails[parent + 1], token)[-order:])
+        yield from _rows([tails[node + 1] for node in top.nodes.tolist()], top.ids, top.logprobs, top_k)
+
+
+def _rows(
+    tails: list[Context], ids: IntArray, logprobs: FloatArray, top_k: int
+) -> Iterator[tuple[Context, list[int], list[float]]]:
+    p = np.exp(logprobs[:, :top_k])
+    p /= p.sum(axis=1, keepdims=True)
+    return zip(tails, ids[:, :top_k].tolist(), p.tolist(), strict=True)
