@@ -15,6 +15,7 @@ that are right most often when ranks are independent (``speculators.successors.t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log
 from typing import Literal
 
@@ -30,6 +31,7 @@ from speculators.successors.token_recycling import rank_tree
 from speculators.tenant_state import TenantState
 
 Row = tuple[int, dict[int, float]]  # times seen; id -> probability
+_shape = lru_cache(maxsize=64)(rank_tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,6 @@ class Stand:
         self.needs = Needs(node_top_k=k, prompt_top_k=k if self._config.use_prompt else 0, top_logprobs=True)
         self._states: dict[int, _State] = {}
         self._shared: TenantState[RecentRows[Row]] = TenantState()
-        self._shapes: dict[int, list[tuple[int, int]]] = {}  # nodes -> shape
 
     def begin(self, view: RequestView) -> None:
         """An empty table, or the scope's."""
@@ -109,9 +110,7 @@ class Stand:
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """The tree of ranks, where contexts are known."""
         state, n_nodes = self._states[view.request_id], min(budget, self._config.nodes)
-        shape = self._shapes.get(n_nodes)
-        if shape is None:
-            shape = self._shapes[n_nodes] = rank_tree(n_nodes, self._config.depth, self._config.top_k)
+        shape = _shape(n_nodes, self._config.depth, self._config.top_k)
         length = len(view.context)
         tails: list[Context] = [tuple(view.context.view[-self._config.order :].tolist())]  # of the root, then of nodes
         drawn: list[list[tuple[int, float]]] = [self._draw(state, tails[0], length)]
