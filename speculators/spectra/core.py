@@ -10,9 +10,11 @@ first, probes what is left, and pool rows take turns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Literal
+
+from msgspec.structs import replace
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView

@@ -14,9 +14,11 @@ docs/methods/spectra.md has the figures: ``score`` accepts about as much as ``pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
+
+from msgspec.structs import replace
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Outcome, RequestView, Speculator
