@@ -44,6 +44,7 @@ class Record(msgspec.Struct, frozen=True):
     wall_s: float
     processor_s: float  # of this process
     digest: str  # of the texts
+    failures: int  # exceptions of speculators in the turn; decoding goes on without drafts after one
     load: float  # of the machine, over the minute before
 
 

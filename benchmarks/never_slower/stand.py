@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from app.bench.meter import FailureCount
 from app.bench.runs import rotated
 from benchmarks.never_slower.cells import AUTO, CPU, NONE, Cell
 from benchmarks.never_slower.engines import Clock, ClockedEngine, VirtualEngine
@@ -67,14 +68,16 @@ class Stand:
         """One turn of a cell; its number decides prompts, seeds and the order of methods."""
         wanted = self._wanted(cell, number)
         order = rotated(methods, number)[:: -1 if number % 2 else 1]
-        if cell.streams > TOGETHER:
-            runs = [self._finished(cell, number, method, wanted) for method in order]
-        else:
-            runs = [self._run(cell, number, method, wanted) for method in order]
-            alternate(runs)
-        for run in runs:
-            run.close()
-        return {run.method: run.record() for run in runs}
+        with FailureCount() as failures:
+            if cell.streams > TOGETHER:
+                runs = [self._finished(cell, number, method, wanted) for method in order]
+            else:
+                runs = [self._run(cell, number, method, wanted) for method in order]
+                alternate(runs)
+            for run in runs:
+                run.close()
+            n_failures = failures.take()
+        return {run.method: run.record(n_failures) for run in runs}
 
     def warm_up(self, machine: str) -> None:
         """Let every method run once, uncounted; measures the step times of the machine before."""

@@ -116,8 +116,8 @@ class Run:
         for seq in self._streams:
             self._engine.pool.end(seq)
 
-    def record(self) -> Record:
-        """Of a run that is done."""
+    def record(self, failures: int = 0) -> Record:
+        """Of a run that is done, in a turn in which speculators failed so often."""
         streams = self._streams.values()
         digest = hashlib.blake2b(digest_size=8)
         for text in self.texts:
@@ -135,5 +135,6 @@ class Run:
             wall_s=round(self._wall, 3),
             processor_s=round(self._processor, 3),
             digest=digest.hexdigest(),
+            failures=failures,
             load=round(os.getloadavg()[0], 2),
         )

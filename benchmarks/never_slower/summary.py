@@ -48,6 +48,11 @@ class Summary:
         return sorted({m for turn in self.turns for m, one in turn.items() if one.digest != turn[NONE].digest})
 
     @property
+    def n_failures(self) -> int:
+        """Exceptions of speculators."""
+        return sum(turn[AUTO].failures for turn in self.turns)
+
+    @property
     def after_prompts(self) -> float:
         """The ratio to no speculation of the time behind the first tokens."""
         taken = {method: _sum(_decoding(turn[method]) for turn in self.turns) for method in (AUTO, NONE)}
@@ -96,6 +101,7 @@ def categories(summaries: Iterable[Summary]) -> dict[str, Interval]:
 def misses(summaries: Sequence[Summary]) -> list[str]:
     """What fails, in words."""
     found = [f"{one.cell.label}: other texts by {', '.join(one.differing)}" for one in summaries if one.differing]
+    found += [f"{one.cell.label}: speculators failed {one.n_failures} times" for one in summaries if one.n_failures]
     for one in summaries:
         interval = one.over_none.interval
         if interval.high < BAR_NONE:

@@ -103,11 +103,11 @@ def test_pooling_is_the_geometric_mean_and_narrows() -> None:
 # -- bars ------------------------------------------------------------------------------------------------------------
 
 
-def turn(cell: Cell, number: int, seconds: dict[str, float], digest: str = "same") -> Turn:
+def turn(cell: Cell, number: int, seconds: dict[str, float], digest: str = "same", failures: int = 0) -> Turn:
     """Streams that all take so long."""
     return {
         method: Record(cell, number, method, [s] * cell.streams, [s / 4] * cell.streams, 40, 36, 1.0, s / 10, s, s,
-                       digest if method == AUTO else "same", 1.0)
+                       digest if method == AUTO else "same", failures, 1.0)
         for method, s in seconds.items()
     }  # fmt: skip
 
@@ -139,6 +139,11 @@ def test_a_cell_below_a_bar_is_named_and_decides_the_exit_status(
 
 def test_a_text_that_differs_fails_however_fast_it_was() -> None:
     assert misses([summary(digest="other", auto=0.1, pld=1.0)]) == ["8b-h200 chat T=0 x4: other texts by auto"]
+
+
+def test_speculators_that_failed_are_told_of() -> None:
+    found = Summary.of(CELL, [turn(CELL, number, {AUTO: 0.5, NONE: 1.0}, failures=3) for number in range(2)])
+    assert misses([found]) == ["8b-h200 chat T=0 x4: speculators failed 6 times"]
 
 
 def test_a_category_is_held_against_the_bar_over_all_its_streams() -> None:
