@@ -86,22 +86,21 @@ class Anpd:
         self._votes = [self._config.level_weight**match for match in range(self._config.ngram)]
 
     def begin(self, view: RequestView) -> None:
-        """Learn the prompt; the published chain reads the context itself."""
-        if self._config.branching:
-            self._states[view.request_id] = _State(max(len(view.context) - self._config.prompt_window, 0))
-            self._learn(view)
+        """Learn the prompt, trees its last tokens."""
+        window = self._config.prompt_window if self._config.branching else len(view.context)
+        self._states[view.request_id] = _State(max(len(view.context) - window, 0))
+        self._learn(view)
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree of the most probable paths, or the published chain."""
         if budget <= 0 or len(view.context) < 2:
             return []
+        self._learn(view)
         branch = self._tree(view, budget) if self._config.branching else self._chain(view, budget)
         return [branch] if branch.tokens else []
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
-        """Learn the committed tokens."""
-        if self._config.branching:
-            self._learn(view)
+        """Nothing to learn: the owner of the view has already appended the tokens."""
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state."""
@@ -116,11 +115,12 @@ class Anpd:
         """The published draft: token by token, the most frequent successor of the longest known context."""
         order = self._config.ngram - 1
         context = view.context.view
+        places = self._states[view.request_id].places
         tail = context[-order:].tolist()
         draft: list[int] = []
         scores: list[float] = []
         for _ in range(min(budget, self._config.draft_tokens)):
-            matches = longest_matches(context, tail, len(context))
+            matches = longest_matches(places, context, tail, len(context))
             if not matches:
                 break
             token, share = _most_frequent([int(context[place]) for place, match in matches if match == matches[0][1]])
@@ -142,7 +142,7 @@ class Anpd:
         parents: list[int] = []
         scores: list[float] = []
         heap: list[_Entry] = []
-        matches = longest_matches(context, context[1 - config.ngram :].tolist(), config.max_places)
+        matches = longest_matches(places, context, context[1 - config.ngram :].tolist(), config.max_places)
         self._expand(heap, places.text, matches, ROOT, 1.0, 1)
         while heap and len(tokens) < limit:
             minus_path, _, token, parent, score, depth, matches = heappop(heap)

@@ -4,10 +4,10 @@ As published: a tree of all suffixes, up to a depth, of the request's own text (
 longest suffix of the context that occurs in it is followed; from there a draft grows best first by the product of
 branch frequencies, as long as that product is at least 0.1, to ``1 + 4 x match`` tokens and at most 60.
 
-The tree itself is never built: its answer depends only on where the suffix occurred, and one compiled scan over 64
-thousand tokens takes less time than keeping counts in a tree takes per token. Every suffix length is tried and the
-draft with the highest sum of path probabilities wins, as in the published code; a longer match has fewer occurrences,
-hence surer frequencies.
+The tree itself is never built: its answer depends only on where the suffix occurred, and following the occurrences of
+the last token (``speculators.ngrams.matches``) takes less time than keeping counts in a tree takes per token. Every
+suffix length is tried and the draft with the highest sum of path probabilities wins, as in the published code; a longer
+match has fewer occurrences, hence surer frequencies.
 
 Our default is another method of the same inputs, the text half of ``speculators.successors.speculator``: it mixes the
 lengths of match instead of choosing one, and fills any budget. ``mode="paper"`` is the published one. It helps where
@@ -16,9 +16,9 @@ text comes back: code edits, agents, quotations, loops. On text that never repea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT, IntArray
-from retrieval_store.index.jit import compiled
+from speculators.ngrams.matches import Occurrences
 from speculators.tenant_state import TenantState
 
 DOCUMENT_END = -1  # between earlier outputs: no match and no draft crosses it
@@ -63,29 +63,12 @@ class SuffixConfig:
             raise ConfigError(f"suffix: min_probability must lie in (0, 1], got {self.min_probability}")
 
 
-@compiled
-def match_lengths(text: IntArray, context: IntArray, longest: int, lengths: IntArray, starts: IntArray) -> int:
-    """Where a suffix of ``context`` occurred in ``text`` with a token behind it, the latest first.
+class _Earlier(TokenBuffer):
+    """The earlier outputs of a scope."""
 
-    ``starts`` get the positions behind the occurrences, ``lengths`` the matched tokens (at most ``longest``); returns
-    how many were found, at most ``len(starts)``.
-    """
-    n = 0
-    last = context[-1]
-    for end in range(len(text) - 2, -1, -1):
-        if text[end] != last:
-            continue
-        length = 1
-        while length < longest and length <= end and length < len(context):
-            if text[end - length] != context[len(context) - 1 - length]:
-                break
-            length += 1
-        starts[n] = end + 1
-        lengths[n] = length
-        n += 1
-        if n == len(starts):
-            break
-    return n
+    def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__(tokens)
+        self.known = Occurrences()
 
 
 class SuffixDecoding:
@@ -96,21 +79,25 @@ class SuffixDecoding:
 
     def __init__(self, config: SuffixConfig | None = None) -> None:
         self._config = config or SuffixConfig(mode="paper")
-        self._earlier: TenantState[TokenBuffer] = TenantState()  # its outputs, DOCUMENT_END behind each
-        self._lengths = self._starts = np.empty(0, np.int32)  # scratch, as long as the longest text
+        self._earlier: TenantState[_Earlier] = TenantState()  # its outputs, DOCUMENT_END behind each
+        self._known: dict[int, Occurrences] = {}
+
+    catches_up = True  # a draft learns all of the context that no earlier one has
 
     def begin(self, view: RequestView) -> None:
-        """Nothing to prepare: the text is searched where it is."""
+        """Nothing is known of the context before the first draft."""
+        self._known[view.request_id] = Occurrences()
 
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """The best-scored draft of all suffix lengths and both texts, a tree where continuations differ."""
         context = view.context.view
         if len(context) == 0 or budget <= 0:
             return []
-        texts = [context]
+        known = self._known.get(view.request_id) or Occurrences()
+        drafts = self._drafts(known, context, context, budget)
         if self._config.shared and view.request.scope in self._earlier:
-            texts.append(self._earlier[view.request.scope].view)
-        drafts = [draft for text in texts for draft in self._drafts(text, context, budget)]
+            earlier = self._earlier[view.request.scope]
+            drafts += self._drafts(earlier.known, earlier.view, context, budget)
         best = max(drafts, key=lambda draft: draft.expected, default=None)
         if best is None or not best.tokens:
             return []
@@ -121,25 +108,23 @@ class SuffixDecoding:
 
     def end(self, view: RequestView) -> None:
         """Keep the output for later requests of the scope, if they may see it."""
+        self._known.pop(view.request_id, None)
         output = view.context.view[view.n_prompt :].tolist()
         if not self._config.shared or not self._config.history or not output:
             return
         kept = self._earlier.get(view.request.scope)
         tokens = [] if kept is None else kept.view[-self._config.history :].tolist()
         tokens = [*tokens, *output, DOCUMENT_END][-self._config.history :]
-        self._earlier.keep(view.request.scope, TokenBuffer(tokens))
+        self._earlier.keep(view.request.scope, _Earlier(tokens))
 
-    def _drafts(self, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
+    def _drafts(self, known: Occurrences, text: IntArray, context: IntArray, budget: int) -> list[_Draft]:
         """Drafts for the lengths of match that some occurrence reaches and no longer one does.
 
         No draft is worth more than the tokens it may have or the text has left: lengths that promise most come first,
         and a length that promises less than the best draft so far is left out.
         """
         config = self._config
-        if len(self._starts) < len(text):
-            self._lengths, self._starts = np.empty((2, 2 * len(text)), np.int32)
-        n = match_lengths(text, context, config.max_match, self._lengths, self._starts)
-        lengths, starts = self._lengths[:n], self._starts[:n]
+        lengths, starts = known.matches(text, context, config.max_match)
         promises: list[tuple[int, int, int, list[int]]] = []  # at most so much; match, tokens, places
         for match in np.unique(lengths).tolist():
             places = starts[lengths >= match][: config.max_occurrences].tolist()
@@ -166,27 +151,31 @@ class _Draft:
         self.scores: list[float] = []
         self.expected = 0.0  # tokens, by the frequencies
         self._text = text
-        self._open: list[tuple[float, float, int, int, list[int]]] = []  # path p, p, parent, token, places of the token
+        self._open: list[tuple[float, int, float, int, int, list[int]]] = []  # a heap of -path p, number, p, parent ...
+        self._n_open = 0  # ... token, and the places behind it; equals by number
         self._branch(1.0, ROOT, starts)
 
     def grow(self, n_tokens: int, least: float) -> None:
         """Add up to ``n_tokens`` nodes of path probability ``least`` or more, the most probable first."""
         while self._open and len(self.tokens) < n_tokens:
-            best = max(range(len(self._open)), key=lambda i: self._open[i][0])
-            path, p, parent, token, places = self._open.pop(best)
-            if path < least:
+            minus_path, _, p, parent, token, places = heappop(self._open)
+            if -minus_path < least:
                 return
             self.tokens.append(token)
             self.parents.append(parent)
             self.scores.append(p)
-            self.expected += path
-            self._branch(path, len(self.tokens) - 1, [place + 1 for place in places])
+            self.expected -= minus_path
+            self._branch(-minus_path, len(self.tokens) - 1, places)
 
     def _branch(self, path: float, parent: int, places: Sequence[int]) -> None:
         """What follows at ``places`` becomes open below ``parent``."""
-        text = self._text
-        found = [(int(text[place]), place) for place in places if place < len(text) and text[place] != DOCUMENT_END]
-        counts = Counter(token for token, _ in found)
-        for token, count in counts.items():
-            p = count / len(found)
-            self._open.append((path * p, p, parent, token, [place for other, place in found if other == token]))
+        inside = [place for place in places if place < len(self._text)]
+        behind: dict[int, list[int]] = {}  # token -> the places behind it
+        for token, place in zip(self._text[inside].tolist() if inside else (), inside, strict=True):
+            behind.setdefault(token, []).append(place + 1)
+        behind.pop(DOCUMENT_END, None)
+        n = sum(map(len, behind.values()))
+        for token, following in behind.items():
+            self._n_open += 1
+            p = len(following) / n
+            heappush(self._open, (-path * p, self._n_open, p, parent, token, following))

@@ -260,6 +260,8 @@ def test_places_are_where_something_followed(first, second):
 @given(CONTEXTS, st.integers(1, 5), st.integers(1, 10))
 def test_longest_matches_come_first_and_are_as_long_as_counted(context, order, limit):
     view = TokenBuffer(context).view
+    places = NgramPlaces()
+    places.learn(context)
     tail = context[-order:]
     if not tail:
         return
@@ -271,7 +273,7 @@ def test_longest_matches_come_first_and_are_as_long_as_counted(context, order, l
         if match:
             counted.append((place, match))
     expected = sorted(counted, key=lambda found: (found[1], found[0]), reverse=True)[:limit]
-    assert longest_matches(view, tail, limit) == expected
+    assert longest_matches(places, view, tail, limit) == expected
 
 
 @pytest.mark.parametrize("config", [AnpdConfig(), AnpdConfig(max_nodes=16)])

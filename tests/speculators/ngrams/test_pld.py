@@ -2,14 +2,14 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.protocol import RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.ngrams.pld import PldConfig, PromptLookup
+from speculators.ngrams.pld import PldConfig, PromptLookup, _mix
 from speculators.testing import HashTarget
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
@@ -27,6 +27,25 @@ def longest_ngram_starts(context, config):
         if starts:
             return starts
     return []
+
+
+def searched(context, config, seed):
+    """Oracle: the method's rule on every n-gram of the context, compared one by one."""
+    drafts, prefixes = [], set()
+    for n in range(config.ngram_max, config.ngram_min - 1, -1):
+        starts = [end for end in range(n, len(context)) if context[end - n : end] == context[len(context) - n :]]
+        full = [start for start in starts if start + config.draft_tokens <= len(context)]
+        if config.tie_break == "recent":
+            full.reverse()
+        elif config.tie_break == "random" and full:
+            turn = _mix(seed, len(context)) % len(full)
+            full = full[turn:] + full[:turn]
+        for start in full + [start for start in starts if start + config.draft_tokens > len(context)]:
+            draft = context[start : start + config.draft_tokens]
+            if tuple(draft) not in prefixes and len(drafts) < config.max_branches:
+                prefixes |= {tuple(draft[:length]) for length in range(1, len(draft) + 1)}
+                drafts.append(draft)
+    return drafts
 
 
 def hugging_face(context, n_max, n_draft):
@@ -55,6 +74,26 @@ def test_the_first_of_equals_is_hugging_faces_choice(context, ngram_max, draft_t
     config = PldConfig(ngram_max=ngram_max, draft_tokens=draft_tokens, tie_break="first")
     expected = hugging_face(context, ngram_max, draft_tokens)
     assert propose(context, config) == ([expected] if expected else [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.one_of(CONTEXTS, st.tuples(CONTEXTS, st.integers(1, 30)).map(lambda loop: loop[0] * loop[1])).filter(bool),
+    st.integers(1, 40),
+    st.integers(1, 4),
+    st.sampled_from(["random", "first", "recent"]),
+)
+def test_a_text_that_grows_gets_the_drafts_of_searching_all_of_it_again(text, step, max_branches, tie_break):
+    config = PldConfig(max_branches=max_branches, tie_break=tie_break)
+    speculator = PromptLookup(config)
+    request = RequestView.of(0, Request(text[:1], SamplingParams(seed=3)), 64)
+    speculator.begin(request)
+    for end in range(1, len(text), step):
+        request.context.extend(text[len(request.context) : end])
+        drafts = [list(branch.tokens) for branch in speculator.propose(request, 64)]
+        assert drafts == propose(text[: max(end, 1)], config, seed=3) == searched(text[: max(end, 1)], config, seed=3)
+    speculator.end(request)
+    assert speculator._known == {}
 
 
 @given(CONTEXTS, st.integers(1, 6))

@@ -13,7 +13,8 @@ from engine.protocol import Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE, ROOT
-from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding, match_lengths
+from speculators.ngrams.matches import Occurrences
+from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
 from speculators.testing import HashTarget
 
 EVERY = 10**6
@@ -206,7 +207,7 @@ def test_the_most_recent_occurrences_are_followed():
 
 @settings(max_examples=60, deadline=None)
 @given(TEXTS, TEXTS.filter(bool), st.integers(1, 8), st.integers(1, 50))
-def test_matches_are_those_of_a_plain_search(text, context, longest, room):
+def test_matches_are_those_of_a_plain_search(text, context, longest, piece):
     found = []
     for end in range(len(text) - 2, -1, -1):
         n = 0
@@ -214,9 +215,11 @@ def test_matches_are_those_of_a_plain_search(text, context, longest, room):
             n += 1
         if n:
             found.append((n, end + 1))
-    lengths, starts = np.zeros(room, np.int32), np.zeros(room, np.int32)
-    n = match_lengths(np.array(text, np.int32), np.array(context, np.int32), longest, lengths, starts)
-    assert list(zip(lengths[:n].tolist(), starts[:n].tolist(), strict=True)) == found[:room]
+    known, text = Occurrences(), np.array(text, np.int32)
+    for end in [*range(0, len(text), piece), len(text)]:
+        known.matches(text[:end], np.array(context, np.int32), longest)
+    lengths, starts = known.matches(text, np.array(context, np.int32), longest)
+    assert list(zip(lengths.tolist(), starts.tolist(), strict=True)) == found
 
 
 def test_it_needs_the_text_alone_and_drafts_nothing_from_nothing():
