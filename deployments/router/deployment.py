@@ -34,9 +34,9 @@ from deployments.submission.server import SubmissionServer
 from engine.errors import ModelChangedError
 from engine.scheduling.request_validation import check_needs
 from engine.target.info import TargetInfo
+from speculators.kernels import compile_kernels
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-from speculators.successors.speculator import compile_kernels
 
 LEAD_S = 2.0  # after which a router takes the pipelines over in any case
 

@@ -10,9 +10,9 @@ import ray
 from deployments.observability.logs import LogOptions, configure
 from engine.protocol import Branch, Outcome
 from engine.request import Request
+from speculators.kernels import compile_kernels
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-from speculators.successors.speculator import compile_kernels
 
 
 class SpeculatorActor:

@@ -85,6 +85,8 @@ class Anpd:
         self._states: dict[int, _State] = {}
         self._votes = [self._config.level_weight**match for match in range(self._config.ngram)]
 
+    catches_up = True  # a draft learns all of the context that no earlier one has
+
     def begin(self, view: RequestView) -> None:
         """Learn the prompt, trees its last tokens."""
         window = self._config.prompt_window if self._config.branching else len(view.context)

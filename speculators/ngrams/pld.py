@@ -57,7 +57,6 @@ class PromptLookup:
 
     name = "pld"
     needs = Needs()
-    catches_up = True  # it hears nothing: the context is all there is
 
     def __init__(self, config: PldConfig | None = None) -> None:
         self._config = config or PldConfig()

@@ -19,12 +19,10 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.request import Request
 from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
-from engine.tree import EMPTY_TREE, FloatArray, IntArray
-from retrieval_store.index.memory import MemoryIndex
+from engine.tree import FloatArray, IntArray
 from speculators.pieces import PIECE, piece_beside
 from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
@@ -103,23 +101,6 @@ class _State:
     n_begin: int  # tokens of the context when the request began
     n_learnt: int  # tokens of the context that the tables know
     n_seen: int = field(default=0)  # tokens whose prediction the trusts have learnt from
-
-
-def compile_kernels() -> None:
-    """Compile what drafting needs, or read it from the cache: some ten seconds on a machine that has never done it.
-
-    A process that must not stall in its first request calls this before.
-    """
-    speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
-    view = RequestView.of(0, Request([1, 2, 1, 2], SamplingParams(temperature=1.0)), 8)
-    ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)
-    speculator.begin(view)
-    speculator.observe(view, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
-    speculator.propose(view, 2)
-    MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
-    view.context.extend([1])
-    speculator.observe(view, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
-    speculator.end(view)
 
 
 class Successors:

@@ -1,0 +1,32 @@
+"""Compiling ahead of the first request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.protocol import Outcome, RequestView
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.top_ids import TopIds
+from engine.tree import EMPTY_TREE
+from retrieval_store.index.memory import MemoryIndex
+from speculators.ngrams.matches import Occurrences
+from speculators.successors.speculator import SuccessorConfig, Successors
+
+
+def compile_kernels() -> None:
+    """Compile what drafting needs, or read it from the cache: some ten seconds on a machine that has never done it.
+
+    A process that must not stall in its first request calls this before.
+    """
+    speculator = Successors(SuccessorConfig(target_rows=64, text_rows=64))
+    view = RequestView.of(0, Request([1, 2, 1, 2], SamplingParams(temperature=1.0)), 8)
+    ids, logprobs = np.array([[1, 2]], np.int32), np.full((1, 2), -1.0, np.float32)
+    speculator.begin(view)
+    speculator.observe(view, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
+    speculator.propose(view, 2)
+    Occurrences().matches(view.context.view, view.context.view, 1)
+    MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
+    view.context.extend([1])
+    speculator.observe(view, Outcome([1], EMPTY_TREE, (), TopIds(np.array([-1], np.int32), ids, logprobs)))
+    speculator.end(view)
