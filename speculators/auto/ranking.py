@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec.structs import replace
 
 from engine.protocol import Branch
 from engine.tree import ROOT
