@@ -12,18 +12,15 @@ from gives no numbers for the lengths; those below are PLD+'s where there is one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.tree import ROOT
-from speculators.ngrams.matches import NgramPlaces
+from engine.tree import ROOT, IntArray
+from speculators.ngrams.matches import Occurrences
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
-from speculators.pieces import piece_beside
 from speculators.pld_plus.hidden_states import HiddenStates
 
 
@@ -65,7 +62,7 @@ class _State:
 
     hidden: HiddenStates
     successors: RecentRows[list[int]]
-    places: NgramPlaces = field(default_factory=NgramPlaces)
+    occurrences: Occurrences = field(default_factory=Occurrences)
 
 
 class AdaPld:
@@ -98,15 +95,15 @@ class AdaPld:
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree: the copied span first, then alternatives to its first token."""
         state, config = self._states[view.request_id], self._config
-        self._read(state, view, len(view.context))
-        text = state.places.text
-        start = self._start(state)
-        span = [] if start is None else text[start : start + min(config.draft_tokens, budget)]
+        text = view.context.view
+        start = self._start(state, text)
+        span = [] if start is None else text[start : start + min(config.draft_tokens, budget)].tolist()
         tokens, parents = list(span), list(range(-1, len(span) - 1))
-        others = [token for token in state.successors.get((text[-1],), ()) if token not in span[:1]]
+        others = [token for token in state.successors.get((int(text[-1]),), ()) if token not in span[:1]]
         for token in others[: config.branches]:
-            after = self._most_alike(state, [place for place in state.places.behind(token) if place < len(text)])
-            for more, parent in ((token, ROOT), (None if after is None else text[after], len(tokens))):
+            _, starts = state.occurrences.matches(text, np.array([token], np.int32), 1)
+            after = self._most_alike(state, text, starts)
+            for more, parent in ((token, ROOT), (None if after is None else int(text[after]), len(tokens))):
                 if more is not None and len(tokens) < budget:
                     tokens.append(more)
                     parents.append(parent)
@@ -117,8 +114,6 @@ class AdaPld:
         state = self._states[view.request_id]
         for context, ids, _ in scored_contexts(view, outcome, 1, self._config.top_k):
             state.successors.put(context, ids)
-        read = len(state.places.text) + piece_beside(outcome)
-        self._read(state, view, len(view.context) if outcome.tokens else read)
         hidden = None if outcome.artefacts is None else outcome.artefacts.hidden
         if hidden is not None and len(hidden):
             # Whatever was forwarded ends one before the bonus token; a chunk without one says where it began.
@@ -129,16 +124,13 @@ class AdaPld:
         """Drop the request's state."""
         self._states.pop(view.request_id, None)
 
-    @staticmethod
-    def _read(state: _State, view: RequestView, end: int) -> None:
-        state.places.learn(view.context.view[len(state.places.text) : end].tolist())
-
-    def _start(self, state: _State) -> int | None:
+    def _start(self, state: _State, text: IntArray) -> int | None:
         """Where the span begins: behind the longest match, else behind the most similar state."""
-        text, config = state.places.text, self._config
-        found = state.places.matching(text[-config.ngram_max :], config.ngram_min, config.max_candidates)
-        if found:
-            return self._most_alike(state, found)
+        config = self._config
+        lengths, starts = state.occurrences.matches(text, text, config.ngram_max)
+        longest = int(lengths.max(initial=0))
+        if longest >= config.ngram_min:
+            return self._most_alike(state, text, starts[lengths == longest])
         if state.hidden.end != len(text) - 1:
             return None
         positions = np.arange(max(state.hidden.first, len(text) - 1 - config.max_candidates), len(text) - 2)
@@ -148,12 +140,15 @@ class AdaPld:
         best = int(alike.argmax())
         return int(positions[best]) + 2 if alike[best] >= config.least else None
 
-    def _most_alike(self, state: _State, places: Sequence[int]) -> int | None:
-        """The place of ``places``, ascending, before whose last token the state was most like now; or the latest."""
-        if len(places) == 0:
+    def _most_alike(self, state: _State, text: IntArray, starts: IntArray) -> int | None:
+        """The position of ``starts``, latest first, before which the state was most like now; or else the latest.
+
+        A state is read two positions before: that of the token before the one that matched.
+        """
+        if len(starts) == 0:
             return None
-        latest: npt.NDArray[np.intp] = np.array(places[-self._config.max_candidates :]) - 2
-        known = latest[latest >= state.hidden.first] if state.hidden.end == len(state.places.text) - 1 else latest[:0]
+        before = starts[: self._config.max_candidates].astype(np.intp) - 2
+        known = before[before >= state.hidden.first] if state.hidden.end == len(text) - 1 else before[:0]
         if len(known) == 0:
-            return places[-1]
+            return int(starts[0])
         return int(known[state.hidden.cosines(known).argmax()]) + 2

@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+import numpy as np
+
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.tree import ROOT
-from speculators.ngrams.matches import NgramPlaces
+from engine.tree import ROOT, IntArray
+from speculators.ngrams.matches import Occurrences
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
-from speculators.pieces import piece_beside
 from speculators.tenant_state import TenantState
 
 Row = tuple[list[int], list[float]]  # ids, best first, and their probabilities
@@ -71,7 +72,7 @@ class _State:
     """One request's part."""
 
     rows: RecentRows[Row]
-    places: NgramPlaces = field(default_factory=NgramPlaces)
+    occurrences: Occurrences = field(default_factory=Occurrences)
     spine: list[int] = field(default_factory=list)  # of the step in flight
     accepted: float = 0.5  # share of a spine that is accepted, smoothed
 
@@ -101,12 +102,12 @@ class Goose:
     def propose(self, view: RequestView, budget: int) -> list[Branch]:
         """One tree: the spine, then branches (Algorithm 1)."""
         state, config = self._states[view.request_id], self._config
-        self._read(state, view, len(view.context))
-        spine, agreement = self._spine(state.places)
+        context = view.context.view
+        spine, agreement = self._spine(state.occurrences, context)
         n_nodes = min(budget, config.nodes + int(agreement * max(config.most_nodes - config.nodes, 0)))
         ratio = config.ratios[0 if state.accepted < 0.2 else 1 if state.accepted < 0.4 else 2]
         state.spine = spine[: int(n_nodes * (ratio + agreement * (1.0 - ratio)))]
-        tree = _Tree(state.rows, view.context.view[-2:].tolist(), state.spine, config)
+        tree = _Tree(state.rows, context[-2:].tolist(), state.spine, config)
         tree.branch(spine[0] if spine else None, n_nodes - len(state.spine))
         return [Branch(tree.tokens, self.name, tree.parents)] if tree.tokens else []
 
@@ -121,36 +122,32 @@ class Goose:
             right = next((i for i, (said, true) in pairs if said != true), min(len(state.spine), len(outcome.tokens)))
             state.accepted += config.smoothing * (right / len(state.spine) - state.accepted)
         state.spine = []
-        read = len(state.places.text) + piece_beside(outcome)
-        self._read(state, view, len(view.context) if outcome.tokens else read)
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state; a shared table stays."""
         self._states.pop(view.request_id, None)
 
-    @staticmethod
-    def _read(state: _State, view: RequestView, end: int) -> None:
-        state.places.learn(view.context.view[len(state.places.text) : end].tolist())
-
-    def _spine(self, places: NgramPlaces) -> tuple[list[int], float]:
+    def _spine(self, occurrences: Occurrences, context: IntArray) -> tuple[list[int], float]:
         """What followed the longest match, and the agreement of all; empty and 0.0 if nothing matches."""
-        order, text = self._config.ngrams[0], places.text
-        spine, agreement = more, sure = self._copy(places, text[-order:])
+        before = context[-self._config.ngrams[0] :].tolist()
+        spine, agreement = more, sure = self._copy(occurrences, context, before)
         limit = int(self._config.most_nodes * agreement)
         while agreement > EXTEND and more and len(spine) < limit and (sure >= 1.0 or agreement < 1.0):
-            more, sure = self._copy(places, (text[-order:] + spine)[-order:])
+            more, sure = self._copy(occurrences, context, before + spine)
             spine = spine + more
         return spine, agreement
 
-    def _copy(self, places: NgramPlaces, tail: Sequence[int]) -> tuple[list[int], float]:
+    def _copy(self, occurrences: Occurrences, context: IntArray, text: list[int]) -> tuple[list[int], float]:
+        """What followed the longest of the latest matches of the end of ``text``, and the agreement of all."""
         config = self._config
-        found = places.latest(tail, config.ngrams)
+        tail = np.array(text[-config.ngrams[0] :], np.int32)
+        lengths, starts = occurrences.matches(context, tail, config.ngrams[0])
+        found = [int(starts[hits[0]]) for n in config.ngrams if len(hits := np.flatnonzero(lengths >= n))]
         if not found:
             return [], 0.0
-        start = found[max(found)]
-        spine = places.text[start : start + config.spine]
-        agree = sum(places.text[place] == spine[0] for place in found.values()) / len(config.ngrams)
-        return spine, agree * min(1.0, len(spine) / config.long_spine)
+        spine = context[found[0] : found[0] + config.spine].tolist()
+        agree = sum(context[start] == spine[0] for start in found) / len(config.ngrams)
+        return spine, float(agree) * min(1.0, len(spine) / config.long_spine)
 
 
 class _Tree:
