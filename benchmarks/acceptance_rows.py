@@ -187,6 +187,7 @@ def peers_rows(n_layers: int) -> dict[str, Row]:
     """Training-free methods of others beside ours, at equal nodes."""
     ours = SpeculatorOptions(adapld=AdaPldConfig(layer=paper_layer(n_layers)))
     known = replace(ours, stand=StandConfig(noise="target"))
+    lookup = replace(ours, adapld=replace(ours.adapld, branches=0, ngram_min=2))
     both = "suffix+token-recycling"
     methods = {"pld": ours, "suffix": ours, "goose": ours, "adapld": ours, "stand": ours, both: ours}
     table = {"autoregressive": Row("autoregressive")}
@@ -196,6 +197,9 @@ def peers_rows(n_layers: int) -> dict[str, Row]:
         table[f"stand, the target's noise, {nodes} nodes"] = Row("stand", None, nodes, known)
         for method in ("goose", "stand", both):
             table[f"{method}, {nodes} nodes, warm"] = Row(method, None, nodes, ours.warm(), warm=True)
+        for part in ("goose", "adapld", "stand"):
+            table[f"{both}+{part}, {nodes} nodes"] = Row(f"{both}+{part}", None, nodes, ours)
+        table[f"{both}+adapld without branches, {nodes} nodes"] = Row(f"{both}+adapld", None, nodes, lookup)
     return table
 
 

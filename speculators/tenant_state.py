@@ -11,7 +11,11 @@ MOST = 64  # scopes kept; one that was unused while so many others were used beg
 
 
 class TenantState(OrderedDict[str, T]):
-    """Scope -> what was learnt there; only the most recently used scopes, so that memory is bounded."""
+    """Scope -> what was learnt there; only the ``most`` most recently used scopes, so that memory is bounded."""
+
+    def __init__(self, most: int = MOST) -> None:
+        super().__init__()
+        self._most = most
 
     def of(self, scope: str, make: Callable[[], T]) -> T:
         """The state of the scope; made anew if there is none."""
@@ -21,8 +25,8 @@ class TenantState(OrderedDict[str, T]):
         return self[scope]
 
     def keep(self, scope: str, value: T) -> None:
-        """Replace the state of the scope; beyond ``MOST``, drop the scope unused for longest."""
+        """Replace the state of the scope; beyond ``most``, drop the scope unused for longest."""
         self[scope] = value
         self.move_to_end(scope)
-        while len(self) > MOST:
+        while len(self) > self._most:
             self.popitem(last=False)

@@ -14,6 +14,7 @@ tree, where a path may go on with either. Three things are ours:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -58,9 +59,18 @@ class SuccessorConfig:
     least: float = 1e-5  # path probability below which no node is drafted
     prompt_window: int = 8192  # last tokens of a long prompt that are learnt from
     shared: bool = False  # one state for all requests of a scope, instead of one per request
+    prompts: int = 0  # of what is shared: states kept per scope, one for each of its latest prompts; 0: one for all
 
     def __post_init__(self) -> None:
-        least = {"top_k": 1, "text_width": 1, "target_rows": 4, "text_rows": 4, "recent": 1, "prompt_window": 0}
+        least = {
+            "top_k": 1,
+            "text_width": 1,
+            "target_rows": 4,
+            "text_rows": 4,
+            "recent": 1,
+            "prompt_window": 0,
+            "prompts": 0,
+        }
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ConfigError(f"successors: {name} must be at least {minimum}, got {getattr(self, name)}")
@@ -119,7 +129,7 @@ class Successors:
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
         self._states: dict[int, _State] = {}
-        self._shared: TenantState[Model] = TenantState()
+        self._shared: TenantState[TenantState[Model]] = TenantState()  # scope -> prompt, or "" for all -> its model
         self._growth = make_growth(64)
         self._scratch = (
             np.zeros(SLOTS, np.int32),
@@ -222,11 +232,13 @@ class Successors:
         return Sampling(params.temperature, np.uint64(key))
 
     def _model(self, view: RequestView) -> Model:
-        """The request's own model, or its scope's."""
+        """The request's own model, its scope's, or its prompt's in its scope."""
         if not self._config.shared:
             return self._new_model(len(view.context) + view.request.params.max_tokens)
-        rows = self._config.target_rows
-        return self._shared.of(view.request.scope, lambda: self._new_model(rows))
+        config = self._config
+        kept = self._shared.of(view.request.scope, lambda: TenantState(max(config.prompts, 1)))
+        prompt = np.array(view.request.prompt, np.int32).tobytes() if config.prompts else b""
+        return kept.of(blake2b(prompt, digest_size=16).hexdigest(), lambda: self._new_model(config.target_rows))
 
     def _new_model(self, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""

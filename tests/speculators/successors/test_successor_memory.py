@@ -105,3 +105,20 @@ def test_a_warm_request_starts_with_what_its_scope_knows(sources):
     assert len(warm.output) > len(cold.output)
     assert other.drafts == cold.drafts
     assert set(speculator._shared) == {"a", "b"}
+
+
+@pytest.mark.parametrize("sources", HALVES)
+def test_rollouts_of_a_prompt_start_with_what_earlier_ones_wrote_and_other_prompts_do_not(sources):
+    target = HashTarget(48, n_successors=2)
+    speculator = Successors(SuccessorConfig(shared=True, prompts=2), sources)
+    others = [[*PROMPT[:-1], last] for last in (40, 41, 42)]
+    cold = {scope: decode(speculator, target, view(PROMPT, 0, scope=scope), 15) for scope in "ab"}
+    again = decode(speculator, target, view(PROMPT, 1, scope="a"), 15)
+    assert len(again.output) > len(cold["a"].output)
+    assert cold["b"].drafts == cold["a"].drafts  # nothing crosses scopes
+    alone = decode(Successors(SuccessorConfig(), sources), target, view(others[0]), 15)
+    assert decode(speculator, target, view(others[0], 2, scope="a"), 15).drafts == alone.drafts
+    for other in others[1:]:
+        decode(speculator, target, view(other, 3, scope="a"), 15)
+    assert {scope: len(kept) for scope, kept in speculator._shared.items()} == {"a": 2, "b": 1}
+    assert decode(speculator, target, view(PROMPT, 4, scope="a"), 15).drafts == cold["a"].drafts  # it gave way
