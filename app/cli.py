@@ -21,6 +21,7 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra keys new --file F          make a key for `serve --api-keys F`
   spectra check F.yaml               name what is misspelt in a Serve config file, which Ray would drop
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
+  spectra vocabulary read            let the model score its vocabulary once, for drafts on contexts never seen
   spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
 COMMANDS = {
@@ -31,6 +32,7 @@ COMMANDS = {
     "keys": "make, list and revoke the keys of a server",
     "check": "name what is misspelt in a Serve config file or a RayService",
     "heads": "find the attention heads that pld-plus-a reads",
+    "vocabulary": "let the model score its vocabulary once, for better drafts",
     "corpus": "build snapshots of text for retrieval, and look after them",
 }
 

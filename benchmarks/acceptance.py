@@ -6,7 +6,7 @@ be identical to autoregressive decoding. ``--rows`` chooses:
     all, short   SPECTRA's core and what its settings do; short leaves the latter out
     paper        SPECTRA, its ablations and baselines, as published (Le et al., 2025, tables 2 to 6); --retrieval
     ngrams       pld, anpd, lookahead and spectra-core, and their settings
-    mixed        suffix and token-recycling, alone and together
+    mixed        suffix and token-recycling, alone and together; the target's vocabulary is read first, once
     draft        draft-model with --draft-model
     retrieval    what texts to look up add (--retrieval), and guesses by source: one folder, file or snapshot as on the
                  command line, or several files and folders of text as one index
@@ -36,6 +36,7 @@ from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
+from app.speculation.vocabulary import beginning, read_rows
 from benchmarks.acceptance_rows import Row, draft_rows, peers_rows, pld_plus_rows, retrieval_rows, rows
 from benchmarks.paper_rows import paper_rows
 from benchmarks.support.prompt_sets import FILES, USUAL, questions
@@ -138,7 +139,8 @@ def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Ro
         spec = target.info.spec
         table = pld_plus_rows(spec.n_layers, ensure_heads(model, spec, None, lambda: target))
     else:
-        table = rows(arguments.rows)
+        vocabulary = read_rows(target, beginning(model)) if arguments.rows == "mixed" else None
+        table = rows(arguments.rows, vocabulary)
     if arguments.draft_model is not None:
         table |= draft_rows(arguments.draft_model)
     wanted = {"autoregressive", *(arguments.only or table)}

@@ -19,6 +19,7 @@ from speculators.registry import SpeculatorOptions
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.speculator import SpectraConfig
 from speculators.successors.token_recycling import TokenRecyclingConfig
+from speculators.successors.vocabulary import VocabularyRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,12 @@ class Row:
     warm: bool = False  # one pass over the prompts, one by one, with state kept from each to the next
 
 
-def rows(which: str) -> dict[str, Row]:
+def rows(which: str, vocabulary: VocabularyRows | None = None) -> dict[str, Row]:
     """Rows by label; ``short`` leaves the ablations out, ``ngrams`` compares the n-gram methods."""
     if which == "ngrams":
         return ngram_rows()
     if which == "mixed":
-        return mixed_rows()
+        return mixed_rows(vocabulary)
     paper, ours = SpectraCoreConfig.paper(), SpectraCoreConfig()
     short = {
         "autoregressive": Row("autoregressive"),
@@ -77,8 +78,9 @@ def rows(which: str) -> dict[str, Row]:
     )
 
 
-def mixed_rows() -> dict[str, Row]:
+def mixed_rows(vocabulary: VocabularyRows | None) -> dict[str, Row]:
     """The mixed model, its halves, what they come from, and what other methods add to it."""
+    ours = SpeculatorOptions(vocabulary=vocabulary)
     both = "suffix+token-recycling"
     paper = SpeculatorOptions(
         suffix=SuffixConfig(mode="paper"), token_recycling=TokenRecyclingConfig(mode="paper", use_prompt=False)
@@ -90,16 +92,18 @@ def mixed_rows() -> dict[str, Row]:
         "suffix": Row("suffix"),
         "token-recycling, published, 80 nodes": Row("token-recycling", max_nodes=80, options=paper),
         "token-recycling, published + prompt's logits, 80 nodes": Row("token-recycling", max_nodes=80, options=prompt),
-        "token-recycling": Row("token-recycling"),
-        both: Row(both),
-        f"{both}, 16 nodes": Row(both, max_nodes=16),
-        f"{both}, 8 nodes": Row(both, max_nodes=8),
+        "token-recycling": Row("token-recycling", options=ours),
+        both: Row(both, options=ours),
+        f"{both}, 16 nodes": Row(both, max_nodes=16, options=ours),
+        f"{both}, 8 nodes": Row(both, max_nodes=8, options=ours),
+        f"{both}, vocabulary not read": Row(both),
+        f"{both}, vocabulary not read, 16 nodes": Row(both, max_nodes=16),
         "both published, combined": Row(both, options=prompt),
-        f"{both}+spectra-core": Row(f"{both}+spectra-core"),
-        f"{both}+lookahead": Row(f"{both}+lookahead"),
-        f"{both}+pld+anpd": Row(f"{both}+pld+anpd"),
-        f"{both}, warm": Row(both, options=SpeculatorOptions().warm(), warm=True),
-        f"{both}, 16 nodes, warm": Row(both, max_nodes=16, options=SpeculatorOptions().warm(), warm=True),
+        f"{both}+spectra-core": Row(f"{both}+spectra-core", options=ours),
+        f"{both}+lookahead": Row(f"{both}+lookahead", options=ours),
+        f"{both}+pld+anpd": Row(f"{both}+pld+anpd", options=ours),
+        f"{both}, warm": Row(both, options=ours.warm(), warm=True),
+        f"{both}, 16 nodes, warm": Row(both, max_nodes=16, options=ours.warm(), warm=True),
         "token-recycling, published, 80 nodes, warm": Row("token-recycling", None, 80, paper.warm(), warm=True),
     }
 

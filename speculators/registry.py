@@ -30,6 +30,7 @@ from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConf
 from speculators.spectra.speculator import Spectra, SpectraConfig
 from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig, Successors
 from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
+from speculators.successors.vocabulary import VocabularyRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class SpeculatorOptions:
     suffix: SuffixConfig = field(default_factory=SuffixConfig)
     token_recycling: TokenRecyclingConfig = field(default_factory=TokenRecyclingConfig)
     successors: SuccessorConfig = field(default_factory=SuccessorConfig)  # of both, where they are not the papers'
+    vocabulary: VocabularyRows | None = None  # the target's, for both
     combination: CombinationConfig = field(default_factory=CombinationConfig)
     auto: AutoConfig = field(default_factory=AutoConfig)
     step_costs: StepCosts | None = None  # of the target, for auto; see engine.step_cost
@@ -135,7 +137,7 @@ def _parts(
         elif name == halves[0]:
             both = "+".join(halves)
             if both not in made:
-                made[both] = Successors(options.successors, halves)
+                made[both] = Successors(options.successors, halves, options.vocabulary)
             parts.append(made[both])
     return parts
 
@@ -158,7 +160,7 @@ def _suffix(options: SpeculatorOptions) -> Speculator:
 def _token_recycling(options: SpeculatorOptions) -> Speculator:
     if options.token_recycling.mode == "paper":
         return TokenRecycling(options.token_recycling)
-    return Successors(options.successors, (TARGET,))
+    return Successors(options.successors, (TARGET,), options.vocabulary)
 
 
 def _spectra_retrieval(options: SpeculatorOptions) -> SpectraRetrieval:

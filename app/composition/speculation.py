@@ -52,12 +52,13 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
         UnsupportedModelError: the model cannot be run.
     """
     from app.speculation.heads import ensure_heads, known_heads, names_method, with_model
+    from app.speculation.vocabulary import known_rows
     from engine.model.loader import load_spec
     from engine.target.local import LocalTarget
 
-    options = speculator_options(config)
     path = model_path(config.model, config.revision)
     spec = load_spec(path)
+    options = replace(speculator_options(config), vocabulary=known_rows(path, spec))
     file = None if config.heads is None else Path(config.heads)
     if options.pld_plus.heads:
         return with_model(options, spec, ())

@@ -17,6 +17,7 @@ from app.offline.generator import Generator
 from app.speculation.drafter import offline_drafter
 from app.speculation.heads import offline_heads, with_model
 from app.speculation.step_costs import offline_costs
+from app.speculation.vocabulary import known_rows
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.model.loader import load_spec
@@ -86,6 +87,7 @@ def speculator_options(
             draft_model=offline_drafter(arguments, path, spec),
             retrieval=library_at(arguments.retrieval, str(path), arguments.retrieval_namespace),
             step_costs=offline_costs(arguments, path, target),
+            vocabulary=known_rows(path, spec),
         ),
         spec,
         offline_heads(arguments, path, target),

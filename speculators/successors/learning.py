@@ -148,6 +148,13 @@ def _components(
                 if model.target.ids[row, i] == token:
                     p[n] = model.target.weights[row, i]
             n += 1
+    last = tail[TAIL - 1]
+    if 0 <= last < len(model.vocabulary_ids):
+        orders[n], kinds[n], p[n] = 0, 0, 0.0
+        for i in range(model.vocabulary_ids.shape[1]):
+            if model.vocabulary_ids[last, i] == token:
+                p[n] = model.vocabulary_weights[last, i]
+        n += 1
     return n
 
 

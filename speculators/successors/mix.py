@@ -1,8 +1,9 @@
 """What probably follows a context: tables of several orders mixed into one distribution. Compiled.
 
 From the longest order down, every row found takes its share (its *trust*) of the probability that is left: first what
-the text itself showed (counts), then what the target said behind such a context (its top probabilities). What remains
-goes to *recent* tokens, those the target considered anywhere in the last steps: they cover contexts never seen.
+the text itself showed (counts), then what the target said behind such a context (its top probabilities), at last behind
+the token alone, where that was read (``speculators.successors.vocabulary``). What remains goes to *recent* tokens,
+those the target considered anywhere in the last steps: they cover contexts never seen.
 Stick-breaking as in PPM; the trusts were fitted on other prompts than any reported figure (docs/methods).
 """
 
@@ -33,7 +34,9 @@ class Model(NamedTuple):
     text: Table  # counts
     target: Table  # probabilities
     text_trust: FloatArray  # [TAIL + 1, 3, 2]: order; seen once, twice, more; several successors or one
-    target_trust: FloatArray  # [TAIL + 1]: order
+    target_trust: FloatArray  # [TAIL + 1]: order; 0 that of the vocabulary's rows
+    vocabulary_ids: IntArray  # [vocab, k]: the target's best behind each token alone; no rows if they were not read
+    vocabulary_weights: FloatArray  # [vocab, k]
     recent_ids: IntArray  # [n_recent], NONE where there is no more
     recent_weights: FloatArray  # [n_recent], sum at most 1
     recent_trust: FloatArray  # [1]
@@ -133,6 +136,15 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
                     n = add_candidate(model, n, model.target.ids[row, i], p, 0.0)
         if left < 0.003:
             return n
+    token = tail[TAIL - 1]
+    if 0 <= token < len(model.vocabulary_ids):
+        share = left * model.target_trust[0]
+        left -= share
+        for i in range(model.vocabulary_ids.shape[1]):
+            p = share * model.vocabulary_weights[token, i]
+            if p < least:
+                break
+            n = add_candidate(model, n, model.vocabulary_ids[token, i], p, 0.0)
     for i in range(len(model.recent_ids)):
         if model.recent_ids[i] == NONE:
             break

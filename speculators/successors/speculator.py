@@ -29,6 +29,7 @@ from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
 from speculators.successors.mix import MAX_CANDIDATES, SLOTS, Model, Sampling
 from speculators.successors.table import NONE, TAIL, learn_text, make_table
+from speculators.successors.vocabulary import VocabularyRows
 from speculators.tenant_state import TenantState
 
 TEXT, TARGET = "suffix", "token-recycling"  # the sources a node can come from
@@ -98,7 +99,7 @@ def first_trusts() -> tuple[FloatArray, FloatArray]:
     text[2, 2, 1] = 0.65
     text[7:, 1, 1] = 0.50
     target = np.full(TAIL + 1, 0.25, np.float32)
-    target[1:5] = (0.44, 0.50, 0.20, 0.20)
+    target[:5] = (0.30, 0.44, 0.50, 0.20, 0.20)
     return text, target
 
 
@@ -119,13 +120,23 @@ class Successors:
     Args:
         config: settings.
         sources: ``suffix``, ``token-recycling``, or both in priority order; the other half is left out.
+        vocabulary: the target's rows behind every token, if they were read; for the target half.
     """
 
-    def __init__(self, config: SuccessorConfig | None = None, sources: tuple[str, ...] = (TEXT, TARGET)) -> None:
+    def __init__(
+        self,
+        config: SuccessorConfig | None = None,
+        sources: tuple[str, ...] = (TEXT, TARGET),
+        vocabulary: VocabularyRows | None = None,
+    ) -> None:
         self._config = config or SuccessorConfig()
         self.sources = sources
         self.from_text = tuple(source for source in sources if source == TEXT)  # need no answers behind nodes
         self.name = "+".join(sources)
+        self._vocabulary = VocabularyRows.none()
+        if vocabulary is not None and TARGET in sources:
+            # Copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
+            self._vocabulary = VocabularyRows(vocabulary.ids.copy(), vocabulary.weights.copy())
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
         self._states: dict[int, _State] = {}
@@ -252,6 +263,8 @@ class Successors:
             target=make_table(min(config.target_rows, 64 * n_tokens * len(target_orders)), config.top_k, target_orders),
             text_trust=text_trust,
             target_trust=target_trust,
+            vocabulary_ids=self._vocabulary.ids,
+            vocabulary_weights=self._vocabulary.weights,
             recent_ids=np.full(config.recent, NONE, np.int32),
             recent_weights=np.zeros(config.recent, np.float32),
             recent_trust=np.zeros(1, np.float32),

@@ -34,7 +34,19 @@ def run(*flags: str, cwd: Path | None = None) -> tuple[int, list[str], str]:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "serve", "generate", "bench", "load", "heads find", "corpus build", "corpus list", "keys new", "check"],
+    [
+        "",
+        "serve",
+        "generate",
+        "bench",
+        "load",
+        "heads find",
+        "vocabulary read",
+        "corpus build",
+        "corpus list",
+        "keys new",
+        "check",
+    ],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     status, loaded, said = run(*command.split(), "--help")

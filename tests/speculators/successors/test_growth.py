@@ -13,6 +13,7 @@ from speculators.successors.learning import RECENT_WIDTH, adapt_trust, learn_pro
 from speculators.successors.mix import Sampling, mix_successors, weigh_draws
 from speculators.successors.speculator import SuccessorConfig, Successors
 from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail, learn_text, put_successors
+from speculators.successors.vocabulary import VocabularyRows
 
 VOCAB = 64
 CONFIG = SuccessorConfig(text_width=4, top_k=4, recent=6)
@@ -33,8 +34,10 @@ def tail_of(tokens):
 
 def new_model(text, seed, config=CONFIG):
     """A model that knows a text's counts and made-up probabilities of the target behind some of its contexts."""
-    model = Successors(config)._new_model(1000)
     rng = np.random.default_rng(seed)
+    rows = np.array([rng.choice(8, 4, replace=False) for _ in range(VOCAB * (seed % 2))], np.int32).reshape(-1, 4)
+    read = VocabularyRows(rows, np.tile(np.array([0.4, 0.2, 0.1, 0.05], np.float32), (len(rows), 1)))
+    model = Successors(config, vocabulary=read)._new_model(1000)
     learn_text(model.text, array(text), 0)
     for end in rng.integers(1, len(text) + 1, 10):
         ids = rng.choice(8, 4, replace=False).astype(np.int32)
@@ -256,6 +259,11 @@ def literal_adaptation(model, text, first, rate):
                 array_ = model.text_trust if kind == "text" else model.target_trust
                 trusts.setdefault(where, float(array_[where[1:]]))
                 parts.append((where, p))
+        if len(model.vocabulary_ids):
+            last = text[end - 1]
+            row = dict(zip(model.vocabulary_ids[last].tolist(), model.vocabulary_weights[last].tolist(), strict=True))
+            trusts.setdefault(("target", 0), float(model.target_trust[0]))
+            parts.append((("target", 0), row.get(text[end], 0.0)))
         below, given_ = 1e-3, []
         for where, p in reversed(parts):
             gave = trusts[where] * p

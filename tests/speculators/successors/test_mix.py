@@ -13,6 +13,7 @@ from speculators.successors.mix import UNSEEN, Sampling, exponential, mix_succes
 from speculators.successors.mix import mix64 as compiled_mix64
 from speculators.successors.speculator import SuccessorConfig, Successors
 from speculators.successors.table import TAIL, fill_tail, learn_text, put_successors
+from speculators.successors.vocabulary import VocabularyRows
 
 VOCAB = 40
 CONFIG = SuccessorConfig(text_width=6, top_k=5, recent=8)
@@ -33,9 +34,18 @@ def tail_of(tokens):
     return tail
 
 
+def vocabulary(seed, k=3):
+    """Rows of the target behind every token; of every third seed none were read."""
+    if seed % 3 == 0:
+        return VocabularyRows.none()
+    rng = np.random.default_rng(seed)
+    ids = np.array([rng.choice(VOCAB, k, replace=False) for _ in range(VOCAB)], np.int32)
+    return VocabularyRows(ids, np.sort(rng.uniform(0.0, 0.3, ids.shape).astype(np.float32))[:, ::-1].copy())
+
+
 def build(text, puts, recent, trusts_seed):
     """A model, and the same as dictionaries: (counts, target, recent)."""
-    model = Successors(CONFIG)._new_model(1000)
+    model = Successors(CONFIG, vocabulary=vocabulary(trusts_seed))._new_model(1000)
     rng = np.random.default_rng(trusts_seed)
     model.text_trust[:] = rng.uniform(0.02, 0.98, model.text_trust.shape)
     model.target_trust[:] = rng.uniform(0.02, 0.98, model.target_trust.shape)
@@ -80,6 +90,11 @@ def literal_mix(model, counts, target, recent, context):
             left *= 1.0 - trust
         if left < 0.003:
             return p, from_text, left
+    if context and len(model.vocabulary_ids):
+        trust, last = float(model.target_trust[0]), context[-1]
+        for token, weight in zip(model.vocabulary_ids[last], model.vocabulary_weights[last], strict=True):
+            p[int(token)] += left * trust * float(weight)
+        left *= 1.0 - trust
     for token, weight in recent:
         p[token] += left * float(model.recent_trust[0]) * weight
     return p, from_text, left
@@ -117,7 +132,7 @@ def test_what_contributes_little_may_be_left_out(text, puts, trusts_seed, least)
     kept = dict(zip(model.ids[:n].tolist(), model.p[:n].tolist(), strict=True))
     assert (model.from_text[:n] <= model.p[:n] + 1e-6).all()
     for token, before in zip(ids, p.tolist(), strict=True):
-        n_contributions = len(CONFIG.target_orders) + 1
+        n_contributions = len(CONFIG.target_orders) + 2
         assert before - n_contributions * least - 1e-6 <= kept.get(token, 0.0) <= before + 1e-6
 
 
