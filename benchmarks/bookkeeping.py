@@ -1,13 +1,14 @@
 """What a step costs beside the target: microseconds of processor time per request and step, by method and batch.
 
 The engine is the real one (scheduler, pool, composer, statistics); its target is a hash that answers at once
-(``speculators.testing``) and whose time is left out. The text does not repeat, so no method finds much. Rows:
+(``speculators.testing``) and whose time is left out. Rows, on text that does not repeat but for the last:
 
 * ``autoregressive``: nothing may be drafted;
 * ``nothing``: a method that is asked at every step and drafts nothing: the way to the speculators and back;
 * ``auto-rests``: ``auto`` on a target whose nodes cost as much as steps;
-* ``auto-drafts``: ``auto`` on one whose nodes are free, at most ``--budget`` of them, ids of every node read back;
-* any method by its own name.
+* any method by its own name;
+* ``auto-drafts``: ``auto`` on one whose nodes are free, at most ``--budget`` of them, text that repeats: drafting and
+  learning, composing, counting.
 
 Some seconds a row. The last line of stdout is one JSON document.
 
@@ -24,13 +25,14 @@ import numpy as np
 
 from engine.loop import Engine
 from engine.model.spec import ModelSpec
-from engine.protocol import Outcome
+from engine.protocol import Needs, Outcome
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.options import SchedulerOptions
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
+from engine.top_ids import NO_TOP_IDS, TopIds
 from speculators.autoregressive import Autoregressive
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
@@ -40,25 +42,26 @@ ROWS = "autoregressive,nothing,pld,auto-rests,auto-drafts"
 VOCABULARY, TOP_K = 32_000, 16
 DEAR = StepCosts({1: ((1, 129), (0.01, 1.29))})  # a node costs as much as a step
 FREE = StepCosts({1: ((1, 129), (0.01, 0.01))})
+REPEATS = 2  # different tokens behind one token, where auto is to draft
 WARM_UP = 40  # steps: compiled, and what auto starts with is forgotten
 
 
 class InstantTarget:
     """Implements ``engine.target.info.Target``: a hash decides, ids are read back; ``seconds`` is its own time."""
 
-    def __init__(self, n_blocks: int) -> None:
+    def __init__(self, n_blocks: int, n_successors: int) -> None:
         spec = ModelSpec("llama", 1, 1, 1, 8, 8, VOCABULARY, 1 << 20, ("full_attention",), (), "float32", None)
         self.info = TargetInfo(spec, n_blocks, 64, 1 << 16)
         self.seconds = 0.0  # of the last step, processor time
-        self._language = HashTarget(VOCABULARY, VOCABULARY, TOP_K)
+        self._language = HashTarget(VOCABULARY, n_successors, TOP_K)
         self._ends: dict[int, list[int]] = {}  # sequence -> its last two tokens
-        self._asks: dict[int, bool] = {}  # sequence -> whether ids are read back behind its nodes
+        self._needs: dict[int, Needs] = {}  # sequence -> what is read back
 
     def step(self, step: Step) -> StepResult:
         """Answer one micro-batch."""
         began = time.thread_time()
         for start in step.starts:
-            self._asks[start.seq] = bool(start.needs.node_top_k)
+            self._needs[start.seq] = start.needs
         results = [self._answer(work) for work in step.work]
         self.seconds = time.thread_time() - began
         return StepResult(step.step_id, results, self.seconds)
@@ -68,17 +71,18 @@ class InstantTarget:
             return self._read(work)
         outcome = self._language.score(self._ends[work.seq], work.tree)
         self._remember(work.seq, outcome)
-        if not (self._asks[work.seq] and work.reads_back):
-            return WorkResult(work.seq, list(outcome.tokens), list(outcome.accepted))
-        return WorkResult(work.seq, list(outcome.tokens), list(outcome.accepted), top_ids=outcome.top_ids)  # type: ignore[arg-type]
+        reads = work.reads_back and self._needs[work.seq].node_top_k
+        top = TopIds.of(outcome.top_ids) if reads else NO_TOP_IDS
+        return WorkResult(work.seq, list(outcome.tokens), list(outcome.accepted), top_ids=top)
 
     def _read(self, work: Work) -> WorkResult:
-        self._ends[work.seq] = work.tokens[-2:]
-        if not work.draw:
-            return WorkResult(work.seq)
-        token = self._language.next_token(work.tokens)
-        self._ends[work.seq] = [work.tokens[-1], token]
-        return WorkResult(work.seq, [token])
+        outcome = self._language.read_prompt(work.tokens)
+        tokens = list(outcome.tokens) if work.draw else []
+        self._ends[work.seq] = [*work.tokens, *tokens][-2:]
+        if not self._needs[work.seq].prompt_top_k:
+            return WorkResult(work.seq, tokens)
+        ids, logprobs = outcome.prompt_top_ids, outcome.prompt_top_logprobs
+        return WorkResult(work.seq, tokens, prompt_top_ids=ids, prompt_top_logprobs=logprobs)
 
     def _remember(self, seq: int, outcome: Outcome) -> None:
         self._ends[seq] = [*self._ends[seq], *outcome.tokens][-2:]
@@ -125,7 +129,8 @@ def measure(method: str, batch: int, n_context: int, n_steps: int, budget: int) 
 def _engine(method: str, batch: int, n_context: int, n_steps: int, budget: int) -> tuple[Engine, InstantTarget]:
     """An engine with ``batch`` requests of ``n_context`` random tokens."""
     max_tokens = 2 * (WARM_UP + n_steps) * (1 if method == "autoregressive" else 8)
-    target = InstantTarget(batch * (n_context + max_tokens + 256) // 64 + batch)
+    n_blocks = batch * (n_context + max_tokens + 256) // 64 + batch
+    target = InstantTarget(n_blocks, REPEATS if method == "auto-drafts" else VOCABULARY)
     costs = {"auto-rests": DEAR, "auto-drafts": FREE}.get(method)
     options = SpeculatorOptions(step_costs=costs)
     pool = SpeculatorPool(options, {"nothing": lambda _: Autoregressive()})

@@ -34,14 +34,16 @@ class ServiceRate:
         for start in step.starts:
             self._since[start.seq] = now
         for work in step.work:
-            self._since.setdefault(work.seq, now)
+            if work.seq not in self._since:
+                self._since[work.seq] = now
 
     def answered(self, seq: int, n_read: int, n_written: int, now: float) -> None:
         """Note a result: the target read ``n_read`` tokens of the sequence's text, or wrote ``n_written``."""
         since = self._since.get(seq)
         if since is None:
             return
-        self._decay(now)
+        if now != self._last_decay:  # once for all sequences of a step
+            self._decay(now)
         self._since[seq] = now
         if n_read:
             self._prompt_s += now - since
