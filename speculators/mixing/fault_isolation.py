@@ -76,11 +76,11 @@ class FaultIsolated:
         drafts: list[list[Branch]] = [[] for _ in views]
         try:
             found = self._batch.propose_batch([views[i] for i in asked], [budgets[i] for i in asked]) if asked else []
+            for i, branches in zip(asked, found, strict=True):
+                drafts[i] = branches
         except Exception:
             logger.exception("%s failed to draft for %d requests together; asking one by one", self.name, len(asked))
             return None
-        for i, branches in zip(asked, found, strict=True):
-            drafts[i] = branches
         return drafts
 
     def _give_up(self, view: RequestView) -> None:
