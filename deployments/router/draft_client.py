@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Mapping
 from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
-from engine.protocol import Branch, DraftPool, Needs
+from engine.protocol import Branch, DraftPool, Needs, Outcome
 from engine.scheduling.drafting import DraftRound
 from engine.scheduling.sequence import Sequence
+from engine.tree import EMPTY_TREE
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class ActorDraftClient:
     """Speculators in actors; every request belongs to one of them.
 
     A dead or slow actor costs drafts, never a request: its requests decode without drafts until the actor answers
-    again, then begin anew on it with all their text as context.
+    again, then begin anew on it with all their text as context, and with what the target said behind it.
 
     Args:
         actors: handles of ``SpeculatorActor``.
@@ -113,6 +114,7 @@ class ActorDraftClient:
             is_live = sequence.seq in self._live  # False: cancelled since the step came back
             if is_live and sequence.seq not in self._known and self._actor_of(sequence.seq) not in self._overdue:
                 self._begin(sequence)
+                outcomes += _read_back(sequence)
         wanted = [(seq, n) for seq, n in draft_round.budgets.items() if seq in self._known]
         calls = []
         for actor in range(len(self._actors)):
@@ -178,3 +180,12 @@ class ActorDraftClient:
             return 0
 
         return sum(await asyncio.gather(*map(ask, self._actors)))
+
+
+def _read_back(sequence: Sequence) -> list[tuple[int, Outcome]]:
+    """What the target said behind the text so far, as far as it was kept, for a speculator that begins anew."""
+    top_ids = sequence.prompt_top_ids
+    ids, logprobs = top_ids.part(0, top_ids.n)
+    if ids is None:
+        return []
+    return [(sequence.seq, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))]

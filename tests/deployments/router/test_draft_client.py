@@ -9,8 +9,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -21,8 +23,10 @@ from deployments.router.speculator_actor import SpeculatorActor, start_speculato
 from engine.loop import Completion
 from engine.protocol import Branch, Outcome
 from engine.request import Request
+from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import DraftRound
 from engine.scheduling.sequence import Sequence
+from engine.tree import EMPTY_TREE
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
@@ -211,3 +215,47 @@ async def test_start_speculators_makes_actors_that_draft(cluster: None) -> None:
     [actor] = start_speculators(1, SpeculatorOptions())
     assert await actor.n_live.remote() == 0
     ray.kill(actor)
+
+
+class Handle:
+    """An actor in this process."""
+
+    def __init__(self, actor: SpeculatorActor) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._actor, name)
+
+        async def answer(*arguments: Any) -> Any:
+            return method(*arguments)
+
+        def remote(*arguments: Any) -> Any:
+            return asyncio.ensure_future(answer(*arguments))
+
+        return SimpleNamespace(remote=remote)
+
+
+async def test_a_request_that_begins_anew_is_told_what_the_target_said_behind_its_text() -> None:
+    """The new actor drafts as one that was told of the text when it was read."""
+    rng = np.random.default_rng(0)
+    prompt, output = rng.integers(3, 99, 40).tolist(), [7, 8, 9]
+    ids = np.array([rng.choice(VOCAB, 16, replace=False) for _ in range(42)], np.int32)
+    logprobs = np.sort(np.log(rng.dirichlet(np.ones(20), 42)[:, :16]).astype(np.float32))[:, ::-1].copy()
+    needs = SpeculatorPool().needs("token-recycling")
+    params = SamplingParams(max_tokens=20)
+    sequence = Sequence.of(0, Request(prompt, params, "token-recycling", 16, emitted=output), needs)
+    sequence.prompt_top_ids.append(ids[:40], logprobs[:40])
+    sequence.prompt_top_ids.append(ids[40:], logprobs[40:])
+    wanted = SpeculatorPool()
+    wanted.begin(0, sequence.request, VOCAB)
+    told = Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs)
+    [expected] = wanted.advance([(0, told)], {0: 16})[0]
+    handle = Handle(SpeculatorActor(SpeculatorOptions()))
+    draft_client = ActorDraftClient([handle], SpeculatorPool(), VOCAB, 30.0)
+    draft_client.begin(sequence)
+    handle._actor = SpeculatorActor(SpeculatorOptions())  # the former is gone before it drafted
+    draft_round = DraftRound(budgets={0: 16}, drafting=[sequence])
+    assert await draft_client.draft(draft_round) == {}  # the new one does not know the request yet
+    [branch] = (await draft_client.draft(draft_round))[0]
+    assert branch.tokens == expected.tokens
+    assert len(branch.tokens) == 16
