@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.protocol import Outcome
-from speculators.mixing.estimates import tried_nodes
+from engine.tree import ROOT
 
 DEPTHS = 6  # depths whose estimates are calibrated apart; the last one stands for all deeper ones
 PRIOR = 4.0  # claimed tokens that the shared calibration weighs, against a request's own
@@ -54,8 +54,9 @@ def claims_and_hits(outcome: Outcome, claims: Sequence[float]) -> tuple[list[flo
         claims: of its nodes, ``[n_nodes]``.
     """
     claimed, hits = [0.0] * DEPTHS, [0.0] * DEPTHS
-    for node in tried_nodes(outcome.tree, outcome.accepted):
-        claimed[min(outcome.tree.depths[node], DEPTHS) - 1] += claims[node]
+    for depth, above in enumerate((ROOT, *outcome.accepted)):
+        for node in outcome.tree.children[above + 1]:
+            claimed[min(depth, DEPTHS - 1)] += claims[node]
     for depth in range(len(outcome.accepted)):
         hits[min(depth + 1, DEPTHS) - 1] += 1.0
     return claimed, hits

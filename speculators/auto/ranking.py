@@ -35,7 +35,9 @@ class Ranked:
             return [_first(branch, count)], list(self.claims[:count])
         kept = self.order[:count]
         assert branch.parents is not None
-        place = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
+        place = [ROOT] * (len(branch.tokens) + 1)  # the last is the root's own: its number is -1
+        for i, node in enumerate(kept):
+            place[node] = i
         claims = [self.claims[node] for node in kept]
         proposers = branch.proposers
         taken = Branch(
@@ -74,11 +76,11 @@ def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget
     reach: list[float] = []
     depths: list[int] = []
     for parent, score in zip(branch.parents, branch.scores, strict=True):
-        depth = 0 if parent == ROOT else depths[parent] + 1
-        above = 1.0 if parent == ROOT else reach[parent]
+        depth, above = (0, 1.0) if parent == ROOT else (depths[parent] + 1, reach[parent])
+        p = score * factors[depth if depth < DEPTHS else DEPTHS - 1]
         depths.append(depth)
-        reach.append(above * min(score * factors[min(depth, DEPTHS - 1)], 1.0))
-    order = sorted(range(len(reach)), key=lambda node: -reach[node])[:budget]
+        reach.append(above * p if p < 1.0 else above)
+    order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:budget]  # equals stay as they are
     return Ranked(branch, [reach[node] for node in order], order, branch.scores)
 
 

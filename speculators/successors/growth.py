@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.jit import compiled_in_place
 from speculators.successors.mix import Model, Sampling, mix_successors, weigh_draws
 from speculators.successors.table import NONE, TAIL, fill_tail
 
+Doubles = npt.NDArray[np.float64]
 MAX_CHILDREN = 32
 LIKELY = 0.5
 WORTHLESS = 2e-5  # path probability of a contribution that is not worth looking at
@@ -31,6 +33,7 @@ class Growth(NamedTuple):
     child_text: FloatArray  # [n + 1, MAX_CHILDREN]
     n_children: IntArray  # [n + 1]
     n_taken: IntArray  # [n + 1]
+    following: Doubles  # [n + 1]: path probability of the node that would come of the row next; 0: none
 
 
 def make_growth(n: int) -> Growth:
@@ -49,6 +52,7 @@ def make_growth(n: int) -> Growth:
         child_text=np.empty(lists, np.float32),
         n_children=np.empty(n + 1, np.int32),
         n_taken=np.empty(n + 1, np.int32),
+        following=np.empty(n + 1, np.float64),
     )
 
 
@@ -89,6 +93,7 @@ def grow(model: Model, growth: Growth, context: IntArray, budget: int, least: fl
     growth.depths[0] = 0
     growth.n_children[0] = NONE
     growth.n_taken[0] = 0
+    _note_following(growth, 0)
     node = 0
     while node < budget:
         best = _next_row(growth, node, least)
@@ -96,6 +101,7 @@ def grow(model: Model, growth: Growth, context: IntArray, budget: int, least: fl
             break
         if growth.n_children[best] == NONE:
             expand(model, growth, best, sampling, len(context) + growth.depths[best])
+            _note_following(growth, best)
         else:
             _append(growth, node, best)
             node += 1
@@ -107,16 +113,20 @@ def _next_row(growth: Growth, n_nodes: int, least: float) -> int:
     """The row whose next child is the most probable node; NONE when none is worth it."""
     best, best_reach = NONE, least
     for row in range(n_nodes + 1):
-        taken = growth.n_taken[row]
-        if growth.n_children[row] == NONE:
-            reach = growth.reach[row] * LIKELY
-        elif taken < growth.n_children[row]:
-            reach = growth.reach[row] * growth.child_p[row, taken]
-        else:
-            continue
-        if reach > best_reach:
-            best, best_reach = row, reach
+        if growth.following[row] > best_reach:
+            best, best_reach = row, growth.following[row]
     return best
+
+
+@compiled_in_place
+def _note_following(growth: Growth, row: int) -> None:
+    taken = growth.n_taken[row]
+    if growth.n_children[row] == NONE:
+        growth.following[row] = growth.reach[row] * LIKELY
+    elif taken < growth.n_children[row]:
+        growth.following[row] = growth.reach[row] * growth.child_p[row, taken]
+    else:
+        growth.following[row] = 0.0
 
 
 @compiled_in_place
@@ -137,3 +147,5 @@ def _append(growth: Growth, node: int, above: int) -> None:
     growth.tails[row, TAIL - 1] = growth.tokens[node]
     growth.n_children[row] = NONE
     growth.n_taken[row] = 0
+    _note_following(growth, above)
+    _note_following(growth, row)
