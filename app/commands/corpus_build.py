@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from app.corpus.settings import CPU_BATCH, GPU_BATCH, PIECE, SHORTEST
+from app.corpus.settings import CPU_BATCH, GPU_BATCH, PIECE, SELECTIONS, SHORTEST
 from app.inputs.stores import DEFAULT_NAMESPACE
 
 DESCRIPTION = """\
@@ -71,6 +71,12 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--unrefined", action="store_true", help="score nothing and keep a random sample: for rest, and to compare"
+    )
+    parser.add_argument(
+        "--select",
+        choices=SELECTIONS,
+        default=SELECTIONS[0],
+        help="keep the likeliest texts (default), or those that cover most of what the texts have in common",
     )
     parser.add_argument(
         "--per-input",

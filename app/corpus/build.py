@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.corpus.figures import Choice, dropped, figures, outside
+from app.corpus.figures import Choice, Perplexities, dropped, figures, outside
 from app.corpus.inputs import Encoder, Input, read_inputs, write_texts
 from app.corpus.progress import BAR, Phases, SnapshotBar
 from app.corpus.publication import check_store, publish
@@ -22,8 +23,9 @@ from app.corpus.target import CorpusTarget, check_scorer, corpus_target, scorer,
 from app.corpus.work import WorkFolder, key_of
 from app.reporting.progress import bar
 from engine.errors import ConfigError
+from retrieval_store.refine.coverage import covering
 from retrieval_store.refine.scores import ScoreFile, Scores, score
-from retrieval_store.refine.selection import Numbers, first, first_of_each, likeliest, shuffled
+from retrieval_store.refine.selection import Budget, Numbers, Pick, first, first_of_each, likeliest, shuffled
 from retrieval_store.refine.texts import Texts, read_state
 from retrieval_store.snapshots.snapshot import Description, Manifest, Source
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
@@ -103,12 +105,25 @@ class _Build:
             order = likeliest(candidates, scores)
         else:
             order = shuffled(candidates, settings.seed)
-        kept = (first_of_each if settings.is_per_input else first)(rows, order, settings.budget)
+        kept = self._kept(texts, order, perplexities)
         if not len(kept):
             raise ConfigError(self._nothing(len(candidates), int(is_outside.sum())))
         is_kept = np.zeros(len(rows), np.bool_)
         is_kept[kept] = True
         return Choice(rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input)
+
+    def _kept(self, texts: Texts, order: Numbers, perplexities: Perplexities | None) -> Numbers:
+        """The first texts of ``order``, or those of it that cover most, as many as the budget holds."""
+        settings, rows = self._settings, texts.rows
+
+        def covering_most(mine: Numbers, budget: Budget) -> Numbers:
+            return covering(texts, mine, budget, None if perplexities is None else 1.0 / perplexities[mine])
+
+        pick: Pick = covering_most if settings.select == "cover" else partial(first, rows)
+        with self._phases.timed("choosing"):
+            if settings.is_per_input:
+                return first_of_each(rows, order, settings.budget, pick)
+            return pick(order, settings.budget)
 
     def _nothing(self, n_candidates: int, n_outside: int) -> str:
         """Why no text is kept."""
@@ -182,6 +197,7 @@ class _Build:
             "model_hash": self._target.model_hash,
             "tokenizer_hash": self._target.tokenizer_hash,
             "refined": settings.is_refined,
+            "select": settings.select,
             "per_input": settings.is_per_input,
             "keep": settings.keep,
             "keep_tokens": settings.keep_tokens,

@@ -11,6 +11,7 @@ from retrieval_store.refine.selection import Budget
 
 PIECE = 1024  # tokens
 SHORTEST = 8  # tokens
+SELECTIONS = ("likely", "cover")
 CPU_BATCH, GPU_BATCH = 2048, 16384  # tokens: fits a core's cache; keeps a GPU busy
 
 
@@ -29,6 +30,7 @@ class BuildSettings:
     keep_tokens: int | None = None
     is_forced: bool = False
     is_refined: bool = True
+    select: str = "likely"  # of SELECTIONS
     is_per_input: bool = False
     seed: int = 0
     piece_tokens: int | None = None  # None: PIECE, or what the model reads if that is less
@@ -53,6 +55,7 @@ class BuildSettings:
             "--min-tokens": (self.min_tokens >= 2, self.min_tokens, "at least 2"),
             "--batch-tokens": (self.batch_tokens is None or self.batch_tokens >= 1, self.batch_tokens, "at least 1"),
             "--threads": (self.threads is None or self.threads >= 1, self.threads, "at least 1"),
+            "--select": (self.select in SELECTIONS, self.select, " or ".join(SELECTIONS)),
             "--seed": (self.seed >= 0, self.seed, "0 or more"),
             "--device": (all(_is_device(one) for one in self.devices), self.device, "cpu, cuda or cuda:N"),
         }
@@ -119,6 +122,7 @@ def settings_from(arguments: argparse.Namespace) -> BuildSettings:
         keep_tokens=arguments.keep_tokens,
         is_forced=arguments.force,
         is_refined=not arguments.unrefined,
+        select=arguments.select,
         is_per_input=arguments.per_input,
         seed=arguments.seed,
         piece_tokens=arguments.piece_tokens,

@@ -5,7 +5,9 @@ Knows lengths, hashes and perplexities, not what is in a text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,9 @@ class Budget:
             raise ValueError("a budget needs a number of texts, of tokens, or both; got neither")
         if min(self.texts or 1, self.tokens or 1) < 1 or 0 in (self.texts, self.tokens):
             raise ValueError(f"texts {self.texts} and tokens {self.tokens} must be at least 1")
+
+
+Pick = Callable[[Numbers, Budget], Numbers]  # of texts in order, as many as the budget holds
 
 
 def too_short(rows: Rows, shortest: int) -> Bools:
@@ -72,15 +77,16 @@ def first(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
     return order[: int(np.searchsorted(totals, budget.tokens, side="right"))]
 
 
-def first_of_each(rows: Rows, order: Numbers, budget: Budget) -> Numbers:
+def first_of_each(rows: Rows, order: Numbers, budget: Budget, pick: Pick | None = None) -> Numbers:
     """The first texts of each source, as many as its share of the budget holds; a source's share is its part of the
-    texts and tokens of ``order``."""
+    texts and tokens of ``order``. ``pick`` takes others than the first."""
     source, lengths = rows["source"][order], rows["length"][order]
     n_sources = int(source.max(initial=0)) + 1
     texts = _shares(np.bincount(source, minlength=n_sources), budget.texts)
     tokens = _shares(np.bincount(source, lengths, n_sources).astype(np.int64), budget.tokens)
+    pick = pick or partial(first, rows)
     kept = [
-        first(rows, order[source == i], Budget(texts[i], tokens[i]))
+        pick(order[source == i], Budget(texts[i], tokens[i]))
         for i in range(n_sources)
         if texts[i] != 0 and tokens[i] != 0
     ]

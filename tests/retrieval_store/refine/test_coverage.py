@@ -1,0 +1,89 @@
+"""Choosing texts by what they cover, against a greedy choice that works every gain out at every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval_store.refine.coverage import CONTEXT, _places, covering
+from retrieval_store.refine.selection import Budget
+from retrieval_store.refine.texts import Texts, TextWriter
+
+POOLS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
+
+
+def chosen(
+    pool: list[list[int]], budget: Budget, likelihoods: list[float] | None = None, order: list[int] | None = None
+) -> list[int]:
+    with TemporaryDirectory() as folder:
+        writer = TextWriter(Path(folder))
+        writer.add([np.array(text, np.int32) for text in pool], 0, "pool")
+        writer.save(is_complete=True)
+        writer.close()
+        texts = Texts(Path(folder))
+        mine = np.array(list(range(len(pool))) if order is None else order, np.int64)
+        found = covering(texts, mine, budget, None if likelihoods is None else np.array(likelihoods))
+        texts.close()
+    return found.tolist()
+
+
+def literal(pool: list[list[int]], budget: int, likelihoods: list[float]) -> list[int]:
+    contexts = [{tuple(text[i : i + CONTEXT]) for i in range(len(text) - CONTEXT + 1)} for text in pool]
+    n_texts = Counter(context for some in contexts for context in some)
+    weights: Counter[tuple[int, ...]] = Counter()
+    for some, likelihood in zip(contexts, likelihoods, strict=True):
+        for context in some:
+            weights[context] += likelihood if n_texts[context] > 1 else 0.0  # type: ignore[assignment]
+    taken: list[int] = []
+    covered: set[tuple[int, ...]] = set()
+    while True:
+        fits = [i for i in range(len(pool)) if i not in taken and len(pool[i]) <= budget]
+        if not fits:
+            return taken
+        gains = {i: sum(weights[context] for context in contexts[i] - covered) / len(pool[i]) for i in fits}
+        best = max(fits, key=lambda i: (gains[i], -i))
+        taken.append(best)
+        covered |= contexts[best]
+        budget -= len(pool[best])
+
+
+@settings(max_examples=60, deadline=None)
+@given(POOLS, st.integers(1, 60), st.booleans(), st.data())
+def test_the_text_that_adds_most_per_token_comes_next(
+    pool: list[list[int]], budget: int, is_weighted: bool, data: st.DataObject
+) -> None:
+    likelihoods = [1.0] * len(pool)
+    if is_weighted:  # powers of two: their sums are exact, in whatever order
+        likelihoods = [data.draw(st.sampled_from([1.0, 0.5, 0.25])) for _ in pool]
+    found = chosen(pool, Budget(tokens=budget), likelihoods if is_weighted else None)
+    assert found == literal(pool, budget, likelihoods)
+
+
+def test_repetitive_texts_are_taken_once_and_what_the_pool_has_once_is_worth_nothing() -> None:
+    common, other, odd = [1, 2, 3, 4] * 3, [5, 6, 7, 8] * 3, list(range(20, 32))
+    pool = [common, common, common, other, other, odd]
+    assert chosen(pool, Budget(texts=2)) == [0, 3]
+    assert chosen(pool, Budget(texts=3), order=[5, 4, 3, 2, 1, 0]) == [2, 4, 5]  # nothing more to cover: the first
+    assert chosen(pool, Budget(texts=3, tokens=24)) == [0, 3]
+
+
+def test_what_unlikely_texts_have_in_common_counts_little() -> None:
+    pool = [[1, 2, 3, 4], [1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8]]
+    assert chosen(pool, Budget(texts=1)) == [2]
+    assert chosen(pool, Budget(texts=1), [0.5, 0.5, 0.1, 0.1, 0.1]) == [0]
+
+
+@pytest.mark.parametrize("pool", [[[1]], [[1, 2], [2, 1]]])
+def test_texts_shorter_than_a_context_are_taken_in_order(pool: list[list[int]]) -> None:
+    assert chosen(pool, Budget(texts=9)) == list(range(len(pool)))
+
+
+def test_contexts_rarely_share_a_place() -> None:
+    rng = np.random.default_rng(0)
+    assert len(_places(rng.integers(0, 4096, 20_000).astype(np.int32), 1 << 20)) > 19_500
