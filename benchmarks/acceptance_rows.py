@@ -17,6 +17,7 @@ from speculators.pld_plus.induction_heads import Heads
 from speculators.pld_plus.speculator import PldPlusConfig, paper_layer
 from speculators.registry import SpeculatorOptions
 from speculators.spectra.core import SpectraCoreConfig
+from speculators.spectra.retrieval import SpectraRetrievalConfig
 from speculators.spectra.speculator import SpectraConfig
 from speculators.successors.token_recycling import TokenRecyclingConfig
 from speculators.successors.vocabulary import VocabularyRows
@@ -147,6 +148,8 @@ def retrieval_rows(library: Library) -> dict[str, Row]:
 
     score, priority, flat = SpectraConfig("score"), SpectraConfig("priority"), SpectraConfig("paper")
     unreserved = SpectraConfig("priority", reserve=0)
+    both, three = "suffix+token-recycling", "suffix+token-recycling+spectra-retrieval"
+    apart = replace(ours, spectra_retrieval=SpectraRetrievalConfig(mode="apart"))
     return {
         "autoregressive": Row("autoregressive"),
         "spectra-core": Row("spectra-core", options=ours),
@@ -164,6 +167,11 @@ def retrieval_rows(library: Library) -> dict[str, Row]:
         "spectra, priority, no reserve, 16 nodes": spectra(unreserved, 16),
         "spectra, paper's order, 16 nodes": spectra(flat, 16),
         "spectra, score, no probe share, 16 nodes": spectra(score, 16, probe_share=0.0),
+        both: Row(both),
+        three: Row(three, options=ours),
+        f"{three}, apart": Row(three, options=apart),
+        f"{three}, 16 nodes": Row(three, None, 16, ours),
+        f"{three}, apart, 16 nodes": Row(three, None, 16, apart),
     }
 
 

@@ -28,7 +28,7 @@ from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, Pld
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
 from speculators.spectra.speculator import Spectra, SpectraConfig
-from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig, Successors
+from speculators.successors.speculator import CORPUS, TARGET, TEXT, SuccessorConfig, Successors
 from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
 from speculators.successors.vocabulary import VocabularyRows
 
@@ -69,8 +69,6 @@ class SpeculatorOptions:
             successors=replace(self.successors, shared=True),
         )
 
-
-AUTO_RETRIEVAL = "spectra-retrieval"  # what auto drafts with when there is a corpus
 
 Factory = Callable[[SpeculatorOptions], Speculator]
 
@@ -124,21 +122,23 @@ def create(
 def _parts(
     names: list[str], factories: Mapping[str, Factory], options: SpeculatorOptions, made: dict[str, Speculator]
 ) -> list[Speculator]:
-    """A speculator per name, from ``made`` if it is there; the two halves of one mixed model are one."""
-    halves = tuple(name for name in names if name in (TEXT, TARGET))
-    whole = len(halves) == 2 and options.suffix.mode == options.token_recycling.mode == "mixed"
+    """A speculator per name, from ``made`` if it is there; the parts of one mixed model are one."""
+    modes = {TEXT: options.suffix.mode, TARGET: options.token_recycling.mode, CORPUS: options.spectra_retrieval.mode}
+    mixed = tuple(name for name in names if modes.get(name) == "mixed")
+    whole = len(mixed) > 1
     parts: list[Speculator] = []
     for name in names:
         check_name(name, factories)
-        if not whole or name not in halves:
+        if not whole or name not in mixed:
             if name not in made:
                 made[name] = factories[name](options)
             parts.append(made[name])
-        elif name == halves[0]:
-            both = "+".join(halves)
-            if both not in made:
-                made[both] = Successors(options.successors, halves, options.vocabulary)
-            parts.append(made[both])
+        elif name == mixed[0]:
+            joined = "+".join(mixed)
+            if joined not in made:
+                library = _library(options, CORPUS) if CORPUS in mixed else None
+                made[joined] = Successors(options.successors, mixed, options.vocabulary, library)
+            parts.append(made[joined])
     return parts
 
 
@@ -147,7 +147,7 @@ def _auto(options: SpeculatorOptions) -> Speculator:
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:
         names += ["draft-model"] if options.draft_model.path is not None else []
-        names += [AUTO_RETRIEVAL] if options.retrieval is not None and options.auto.retrieval else []
+        names += [CORPUS] if options.retrieval is not None and options.auto.retrieval else []
     return Auto(_parts(names, _FACTORIES, options, {}), options.step_costs, options.auto)
 
 

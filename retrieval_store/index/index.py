@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,20 @@ class Continuations:
         )
 
 
+class Suffixes(NamedTuple):
+    """A suffix array over texts, for compiled callers; read-only."""
+
+    text: npt.NDArray[Any]  # uint32 ids of all documents, an end behind each
+    order: npt.NDArray[Any]  # [n], uint32, positions of all tokens in the order of what begins there
+    starts: npt.NDArray[np.int64]  # [ids + 1], where in the order the suffixes begin that start with an id
+
+
 class Index(Protocol):
     """Prefix search over the token sequences of a corpus."""
+
+    @property
+    def suffixes(self) -> Suffixes | None:
+        """What queries search; None where a position takes more than 32 bits."""
 
     def query(self, context: Tokens, limits: Limits) -> Continuations | None:
         """The longest suffix of ``context`` ``[t]`` within the limits that occurs, and its continuations.

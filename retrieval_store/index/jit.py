@@ -2,8 +2,8 @@
 
 Drafting and looking up work on a few hundred small numbers per step. Plain Python takes up to a millisecond for that,
 which is a third of a small target's step; compiled it takes some ten microseconds. Code is compiled once per machine
-(some ten seconds) and kept in the user's cache, in a folder named after the sources of the function's package: Numba
-itself would not notice that a function changed which another file's function calls.
+(some ten seconds) and kept in the user's cache, in a folder named after the sources of the function's package and of
+this one: Numba itself would not notice that a function changed which another file's function calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 def _cache_folder(package: Path) -> Path:
     """Where machine code of a package is kept; a temporary folder if the cache cannot be written."""
     digest = hashlib.sha256(package.name.encode())
-    for file in sorted(package.glob("*.py")):
+    for file in sorted({*package.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
         digest.update(file.read_bytes())
     name = f"compiled-{digest.hexdigest()[:16]}"
     base = os.environ.get("XDG_CACHE_HOME")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.index.index import Continuations, Limits, Tokens
+from retrieval_store.index.index import Continuations, Limits, Suffixes, Tokens
 from retrieval_store.index.suffix_array import END, count_tokens, sort_suffixes
 from retrieval_store.index.suffix_search import DEPTH, SuffixSearch, check_limits, checked_ids, order_type
 
@@ -32,6 +32,11 @@ class MemoryIndex:
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self._search)
+
+    @property
+    def suffixes(self) -> Suffixes | None:
+        """See ``Index.suffixes``."""
+        return self._search.suffixes
 
     def query(self, context: Tokens, limits: Limits) -> Continuations | None:
         """See ``Index.query``.

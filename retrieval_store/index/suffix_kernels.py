@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.index.jit import compiled
+from retrieval_store.index.jit import compiled, compiled_in_place
 from retrieval_store.index.suffix_array import END
 
 _Ints = npt.NDArray[Any]
@@ -32,7 +32,7 @@ def longest_suffix(
     # Every part of a suffix that occurs does, too: search the length between one that does and one that does not.
     while low < high:
         length = (low + high + 1) // 2
-        begin, end = _occurrences(text, order, starts, context, length)
+        begin, end = occurrences(text, order, starts, context, length)
         if begin < end:
             low, first, behind = length, begin, end
         else:
@@ -42,8 +42,8 @@ def longest_suffix(
     return low, first, behind
 
 
-@compiled
-def _occurrences(text: _Ints, order: _Ints, starts: _Ints, context: _Ints, length: _Int) -> tuple[_Int, _Int]:
+@compiled_in_place
+def occurrences(text: _Ints, order: _Ints, starts: _Ints, context: _Ints, length: _Int) -> tuple[_Int, _Int]:
     """The places in the order of the last ``length`` tokens of ``context``: the first, and behind the last."""
     head = np.int64(context[len(context) - length])
     if head < 0 or head >= len(starts) - 1:
@@ -60,7 +60,7 @@ def _occurrences(text: _Ints, order: _Ints, starts: _Ints, context: _Ints, lengt
     return first, _bisect(text, order, context, length, known + 1, min(known + step, high), 1)
 
 
-@compiled
+@compiled_in_place
 def _bisect(text: _Ints, order: _Ints, context: _Ints, length: _Int, low: _Int, high: _Int, bound: int) -> _Int:
     """The first place from ``low`` to ``high`` that compares at least ``bound``; ``high`` if none does."""
     while low < high:
@@ -72,7 +72,7 @@ def _bisect(text: _Ints, order: _Ints, context: _Ints, length: _Int, low: _Int, 
     return low
 
 
-@compiled
+@compiled_in_place
 def _compare(text: _Ints, position: _Int, context: _Ints, length: _Int) -> int:
     """-1, 0, 1: whether the text at ``position`` is before, like or behind ``context``'s last ``length`` tokens."""
     start = len(context) - length

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrieval_store.index.index import Continuations, Limits, Tokens
+from retrieval_store.index.index import Continuations, Limits, Suffixes, Tokens
 from retrieval_store.index.suffix_kernels import count_continuations, longest_suffix
 
 IDS = np.dtype("<u4")
@@ -40,6 +40,11 @@ class SuffixSearch:
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self._order)
+
+    @property
+    def suffixes(self) -> Suffixes | None:
+        """See ``Index.suffixes``."""
+        return Suffixes(self._text, self._order, self._starts) if self._order.itemsize == 4 else None
 
     def longest(self, context: Tokens, limits: Limits) -> tuple[int, int, int] | None:
         """The longest suffix of ``context`` that occurs, or None: its tokens, its first place in the order, behind its

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from retrieval_store.errors import DamagedSnapshotError
 from retrieval_store.index.context_table import ContextTable, mapped_array
-from retrieval_store.index.index import Continuations, Limits, Tokens
+from retrieval_store.index.index import Continuations, Limits, Suffixes, Tokens
 from retrieval_store.index.suffix_array import END
 from retrieval_store.index.suffix_search import DEPTH, IDS, SuffixSearch, check_limits, order_type
 from retrieval_store.snapshots.snapshot import Manifest, check_sizes, check_tokenizer, read_manifest
@@ -50,6 +50,11 @@ class SnapshotIndex:
     def version(self) -> str:
         """Of the snapshot."""
         return self.manifest.version
+
+    @property
+    def suffixes(self) -> Suffixes | None:
+        """See ``Index.suffixes``."""
+        return self._search.suffixes
 
     def query(self, context: Tokens, limits: Limits) -> Continuations | None:
         """See ``Index.query``. Where a context was counted beforehand, ``samples`` has no say, paths have at most 10

@@ -8,8 +8,9 @@ takes, nor their length; ``SpectraRetrievalConfig.paper`` takes REST's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from engine.errors import ConfigError
 from retrieval_store.index.index import Library
 from speculators.corpus.lookup import LibraryDrafter, LookupConfig
 
@@ -20,12 +21,18 @@ class SpectraRetrievalConfig(LookupConfig):
 
     method: ClassVar[str] = "spectra-retrieval"
 
+    mode: Literal["mixed", "apart"] = "mixed"  # with suffix or token-recycling: part of their model, or a source apart
     draft_tokens: int = 6
+
+    def __post_init__(self) -> None:
+        LookupConfig.__post_init__(self)
+        if self.mode not in ("mixed", "apart"):
+            raise ConfigError(f"{self.method}: mode must be mixed or apart, got {self.mode!r}")
 
     @classmethod
     def paper(cls) -> SpectraRetrievalConfig:
         """Suffixes of 8 to 1 tokens, the first length with a hit provides the whole draft, nodes by count."""
-        return cls(samples=5000, draft_tokens=10, fill=False, prior=0.0)
+        return cls(mode="apart", samples=5000, draft_tokens=10, fill=False, prior=0.0)
 
 
 class SpectraRetrieval(LibraryDrafter):

@@ -24,13 +24,15 @@ class Growth(NamedTuple):
     tokens: IntArray  # [n]
     parents: IntArray  # [n]
     scores: FloatArray  # [n]: probability of the node once its parent is accepted
-    text_share: FloatArray  # [n]: of the score, what counts gave
+    text_share: FloatArray  # [n]: of the score, what counts of the text gave
+    corpus_share: FloatArray  # [n]: of the score, what texts to look up gave
     reach: FloatArray  # [n + 1]: probability of the whole path
     depths: IntArray  # [n + 1]
     tails: IntArray  # [n + 1, TAIL]
     child_ids: IntArray  # [n + 1, MAX_CHILDREN], best first
     child_p: FloatArray  # [n + 1, MAX_CHILDREN]
     child_text: FloatArray  # [n + 1, MAX_CHILDREN]
+    child_corpus: FloatArray  # [n + 1, MAX_CHILDREN]
     n_children: IntArray  # [n + 1]
     n_taken: IntArray  # [n + 1]
     following: Doubles  # [n + 1]: path probability of the node that would come of the row next; 0: none
@@ -44,12 +46,14 @@ def make_growth(n: int) -> Growth:
         parents=np.empty(n, np.int32),
         scores=np.empty(n, np.float32),
         text_share=np.empty(n, np.float32),
+        corpus_share=np.empty(n, np.float32),
         reach=np.empty(n + 1, np.float32),
         depths=np.empty(n + 1, np.int32),
         tails=np.empty((n + 1, TAIL), np.int32),
         child_ids=np.empty(lists, np.int32),
         child_p=np.empty(lists, np.float32),
         child_text=np.empty(lists, np.float32),
+        child_corpus=np.empty(lists, np.float32),
         n_children=np.empty(n + 1, np.int32),
         n_taken=np.empty(n + 1, np.int32),
         following=np.empty(n + 1, np.float64),
@@ -62,7 +66,7 @@ def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position:
     least = WORTHLESS / growth.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
     n = mix_successors(model, growth.tails[row], least)
     weigh_draws(model, n, sampling, position)
-    ids, p, text = growth.child_ids, growth.child_p, growth.child_text
+    ids, p, text, corpus = growth.child_ids, growth.child_p, growth.child_text, growth.child_corpus
     kept = 0
     for i in range(n):
         value = model.p[i]
@@ -75,8 +79,10 @@ def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position:
             ids[row, place] = ids[row, place - 1]
             p[row, place] = p[row, place - 1]
             text[row, place] = text[row, place - 1]
+            corpus[row, place] = corpus[row, place - 1]
             place -= 1
-        ids[row, place], p[row, place], text[row, place] = model.ids[i], value, model.from_text[i]
+        ids[row, place], p[row, place] = model.ids[i], value
+        text[row, place], corpus[row, place] = model.from_text[i], model.from_corpus[i]
         kept += 1
     growth.n_children[row] = kept
 
@@ -139,6 +145,7 @@ def _append(growth: Growth, node: int, above: int) -> None:
     growth.parents[node] = above - 1
     growth.scores[node] = p
     growth.text_share[node] = growth.child_text[above, taken] / p
+    growth.corpus_share[node] = growth.child_corpus[above, taken] / p
     row = node + 1
     growth.reach[row] = growth.reach[above] * p
     growth.depths[row] = growth.depths[above] + 1

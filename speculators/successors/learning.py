@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.jit import compiled, compiled_in_place
+from speculators.successors.corpora import corpus_bucket, count_followers, longest_match
 from speculators.successors.mix import Model, slot_of, text_bucket
 from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail, put_successors
 
@@ -98,9 +99,9 @@ def _add_recent(model: Model, n: int, token: int, weight: float) -> int:
 def adapt_trust(model: Model, context: IntArray, first: int, rate: float) -> None:
     """Move the trusts towards what would have predicted ``context[first:]``: one step of online EM per token."""
     tail = np.empty(TAIL, np.int32)
-    orders = np.empty(2 * TAIL + 1, np.int32)
-    kinds = np.empty(2 * TAIL + 1, np.int32)
-    p = np.empty(2 * TAIL + 1, np.float64)
+    orders = np.empty(3 * TAIL + 1, np.int32)
+    kinds = np.empty(3 * TAIL + 1, np.int32)
+    p = np.empty(3 * TAIL + 1, np.float64)
     for end in range(max(first, 1), len(context)):
         fill_tail(tail, context, end)
         n = _components(model, tail, context[end], orders, kinds, p)
@@ -123,8 +124,10 @@ def _components(
 ) -> int:
     """The rows that ``mix_successors`` would use, in its order, and the probability each gives ``token``."""
     n = 0
+    longest = longest_match(model, tail)
     for order in range(TAIL, 0, -1):
-        if not (model.text.has[order] or model.target.has[order]):
+        follows = order <= longest and model.corpus_has[order]
+        if not (model.text.has[order] or model.target.has[order] or follows):
             continue
         key = hash_tail(tail, order)
         if key == 0:
@@ -148,6 +151,8 @@ def _components(
                 if model.target.ids[row, i] == token:
                     p[n] = model.target.weights[row, i]
             n += 1
+        if follows:
+            n = _follower_component(model, order, token, n, orders, kinds, p)
     last = tail[TAIL - 1]
     if 0 <= last < len(model.vocabulary_ids):
         orders[n], kinds[n], p[n] = 0, 0, 0.0
@@ -159,9 +164,29 @@ def _components(
 
 
 @compiled_in_place
+def _follower_component(
+    model: Model, order: int, token: int, n: int, orders: IntArray, kinds: IntArray, p: npt.NDArray[np.float64]
+) -> int:
+    """The component that ``mix_successors`` would use of texts to look up; returns the number of components."""
+    n_followers = count_followers(model, order)
+    if n_followers == 0:
+        return n
+    total = 0.0
+    for i in range(n_followers):
+        total += model.counts[i]
+    orders[n], kinds[n], p[n] = order, -1 - 2 * corpus_bucket(total) - (1 if n_followers == 1 else 0), 0.0
+    for i in range(n_followers):
+        if model.followers[i] == token:
+            p[n] = model.counts[i] / total
+    return n + 1
+
+
+@compiled_in_place
 def _trust(model: Model, order: int, kind: int) -> float:
     if kind == 0:
         return float(model.target_trust[order])
+    if kind < 0:
+        return float(model.corpus_trust[order, (-1 - kind) // 2, (-1 - kind) % 2])
     return float(model.text_trust[order, (kind - 1) // 2, (kind - 1) % 2])
 
 
@@ -169,5 +194,7 @@ def _trust(model: Model, order: int, kind: int) -> float:
 def _set_trust(model: Model, order: int, kind: int, value: float) -> None:
     if kind == 0:
         model.target_trust[order] = value
+    elif kind < 0:
+        model.corpus_trust[order, (-1 - kind) // 2, (-1 - kind) % 2] = value
     else:
         model.text_trust[order, (kind - 1) // 2, (kind - 1) % 2] = value

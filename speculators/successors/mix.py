@@ -1,10 +1,11 @@
 """What probably follows a context: tables of several orders mixed into one distribution. Compiled.
 
 From the longest order down, every row found takes its share (its *trust*) of the probability that is left: first what
-the text itself showed (counts), then what the target said behind such a context (its top probabilities), at last behind
-the token alone, where that was read (``speculators.successors.vocabulary``). What remains goes to *recent* tokens,
-those the target considered anywhere in the last steps: they cover contexts never seen.
-Stick-breaking as in PPM; the trusts were fitted on other prompts than any reported figure (docs/methods).
+the text itself showed (counts), then what the target said behind such a context (its top probabilities), then what
+followed it in texts to look up (counts again); at last what the target says behind the token alone, where that was read
+(``speculators.successors.vocabulary``). What remains goes to *recent* tokens, those the target considered anywhere in
+the last steps: they cover contexts never seen. Stick-breaking as in PPM; the trusts were fitted on other prompts than
+any reported figure (docs/methods).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from math import exp, log
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.jit import compiled_in_place
+from speculators.successors.corpora import Corpora, corpus_bucket, count_followers, longest_match
 from speculators.successors.table import NONE, TAIL, Table, find, hash_tail
 
 MAX_CANDIDATES = 512
@@ -33,10 +36,14 @@ class Model(NamedTuple):
 
     text: Table  # counts
     target: Table  # probabilities
+    corpora: Corpora  # texts to look up, those that the request may
+    vocab: int  # ids that the target has
+    corpus_has: IntArray  # [TAIL + 1]: 1 for orders that are looked up
     text_trust: FloatArray  # [TAIL + 1, 3, 2]: order; seen once, twice, more; several successors or one
     target_trust: FloatArray  # [TAIL + 1]: order; 0 that of the vocabulary's rows
     vocabulary_ids: IntArray  # [vocab, k]: the target's best behind each token alone; no rows if they were not read
     vocabulary_weights: FloatArray  # [vocab, k]
+    corpus_trust: FloatArray  # [TAIL + 1, BUCKETS, 2]: order; occurrences; several successors or one
     recent_ids: IntArray  # [n_recent], NONE where there is no more
     recent_weights: FloatArray  # [n_recent], sum at most 1
     recent_trust: FloatArray  # [1]
@@ -45,7 +52,11 @@ class Model(NamedTuple):
     mix: IntArray  # [1]: number of the current mix
     ids: IntArray  # [MAX_CANDIDATES]: the current mix's candidates
     p: FloatArray  # [MAX_CANDIDATES]
-    from_text: FloatArray  # [MAX_CANDIDATES]: the part of p that counts gave
+    from_text: FloatArray  # [MAX_CANDIDATES]: the part of p that counts of the text gave
+    from_corpus: FloatArray  # [MAX_CANDIDATES]: the part of p that texts to look up gave
+    spans: npt.NDArray[np.int64]  # [TAIL + 1, MOST, 2]: where the current mix's matches are
+    followers: IntArray  # [FOLLOWERS]: scratch
+    counts: FloatArray  # [FOLLOWERS]: scratch
 
 
 class Sampling(NamedTuple):
@@ -68,13 +79,14 @@ def slot_of(model: Model, token: int) -> int:
 
 
 @compiled_in_place
-def add_candidate(model: Model, n: int, token: int, p: float, from_text: float) -> int:
+def add_candidate(model: Model, n: int, token: int, p: float, from_text: float, from_corpus: float) -> int:
     """Give ``token`` the probability ``p``; returns the number of candidates."""
     slot = slot_of(model, token)
     if model.mark[slot] == model.mix[0]:
         place = model.place[slot]
         model.p[place] += p
         model.from_text[place] += from_text
+        model.from_corpus[place] += from_corpus
         return n
     if n == MAX_CANDIDATES:
         return n
@@ -83,6 +95,7 @@ def add_candidate(model: Model, n: int, token: int, p: float, from_text: float) 
     model.ids[n] = token
     model.p[n] = p
     model.from_text[n] = from_text
+    model.from_corpus[n] = from_corpus
     return n + 1
 
 
@@ -108,8 +121,10 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
     model.mix[0] += 1
     n = 0
     left = 1.0
+    longest = longest_match(model, tail)
     for order in range(TAIL, 0, -1):
-        if not (model.text.has[order] or model.target.has[order]):
+        follows = order <= longest and model.corpus_has[order]
+        if not (model.text.has[order] or model.target.has[order] or follows):
             continue
         key = hash_tail(tail, order)
         if key == 0:
@@ -123,7 +138,7 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
                 if model.text.ids[row, i] == NONE:
                     break
                 p = share * model.text.weights[row, i] / total
-                n = add_candidate(model, n, model.text.ids[row, i], p, p)
+                n = add_candidate(model, n, model.text.ids[row, i], p, p, 0.0)
         row = find(model.target, key) if model.target.has[order] else NONE
         if row != NONE:
             share = left * model.target_trust[order]
@@ -133,7 +148,9 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
                     break
                 p = share * model.target.weights[row, i]
                 if p >= least:
-                    n = add_candidate(model, n, model.target.ids[row, i], p, 0.0)
+                    n = add_candidate(model, n, model.target.ids[row, i], p, 0.0, 0.0)
+        if follows:
+            n, left = _add_followers(model, n, order, left, least)
         if left < 0.003:
             return n
     token = tail[TAIL - 1]
@@ -144,15 +161,32 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
             p = share * model.vocabulary_weights[token, i]
             if p < least:
                 break
-            n = add_candidate(model, n, model.vocabulary_ids[token, i], p, 0.0)
+            n = add_candidate(model, n, model.vocabulary_ids[token, i], p, 0.0, 0.0)
     for i in range(len(model.recent_ids)):
         if model.recent_ids[i] == NONE:
             break
         p = left * model.recent_trust[0] * model.recent_weights[i]
         if p < least:
             break
-        n = add_candidate(model, n, model.recent_ids[i], p, 0.0)
+        n = add_candidate(model, n, model.recent_ids[i], p, 0.0, 0.0)
     return n
+
+
+@compiled_in_place
+def _add_followers(model: Model, n: int, order: int, left: float, least: float) -> Any:
+    """Candidates of a match in texts to look up; returns (their number, what is left)."""
+    n_followers = count_followers(model, order)
+    if n_followers == 0:
+        return n, left
+    total = 0.0
+    for i in range(n_followers):
+        total += model.counts[i]
+    share = left * model.corpus_trust[order, corpus_bucket(total), 1 if n_followers == 1 else 0]
+    for i in range(n_followers):
+        p = share * model.counts[i] / total
+        if p >= least:
+            n = add_candidate(model, n, model.followers[i], p, 0.0, p)
+    return n, left - share
 
 
 @compiled_in_place
@@ -204,12 +238,14 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
         if inverse != 1.0:
             scaled **= inverse
         model.from_text[i] *= scaled / max(model.p[i], 1e-30)
+        model.from_corpus[i] *= scaled / max(model.p[i], 1e-30)
         model.p[i] = scaled
         total += scaled
     rest /= total
     for i in range(n):
         model.p[i] /= total
         model.from_text[i] /= total
+        model.from_corpus[i] /= total
     if sampling.noise_key == 0 or sampling.temperature == 0.0:
         return
     key = mix64(sampling.noise_key ^ np.uint64(position))
@@ -217,6 +253,7 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
     for i in range(n):
         lifted = model.p[i] / exponential(key, model.ids[i])
         model.from_text[i] *= lifted / max(model.p[i], 1e-30)
+        model.from_corpus[i] *= lifted / max(model.p[i], 1e-30)
         model.p[i] = lifted
         total += lifted
     if total == 0.0:
@@ -225,3 +262,4 @@ def weigh_draws(model: Model, n: int, sampling: Sampling, position: int) -> None
         factor = exp(-rest / max(model.p[i], 1e-30)) / total
         model.p[i] *= factor
         model.from_text[i] *= factor
+        model.from_corpus[i] *= factor

@@ -1,8 +1,9 @@
-"""Drafts from one mixed model of what follows: the text's own n-grams and the target's own top probabilities.
+"""Drafts from one mixed model of what follows: the text's own n-grams, the target's own top probabilities, a corpus.
 
-``suffix`` is its text half, ``token-recycling`` its target half (each at our defaults; the published algorithms are in
+``suffix`` is its text part, ``token-recycling`` its target part (each at our defaults; the published algorithms are in
 ``speculators.ngrams.suffix`` and ``speculators.successors.token_recycling``), ``suffix+token-recycling`` is both in one
-tree, where a path may go on with either. Three things are ours:
+tree, where a path may go on with either. With ``+spectra-retrieval`` texts to look up are a third part of the same
+tree. Three things are ours:
 
 * successors are kept for contexts of several lengths, not for the last token alone, and mixed
   (``speculators.successors.mix``) instead of backed off;
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import permutations
 
 import numpy as np
 
@@ -24,15 +26,18 @@ from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
 from engine.top_ids import TopIds
 from engine.tree import FloatArray, IntArray
+from retrieval_store.index.index import Library
 from speculators.pieces import PIECE, piece_beside
+from speculators.successors.corpora import FOLLOWERS, MOST, NO_CORPORA, corpora_of
 from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
 from speculators.successors.mix import MAX_CANDIDATES, SLOTS, Model, Sampling
 from speculators.successors.table import NONE, TAIL, learn_text, make_table
+from speculators.successors.trusts import first_trusts
 from speculators.successors.vocabulary import VocabularyRows
 from speculators.tenant_state import TenantState
 
-TEXT, TARGET = "suffix", "token-recycling"  # the sources a node can come from
+TEXT, TARGET, CORPUS = "suffix", "token-recycling", "spectra-retrieval"  # the sources a node can come from
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class SuccessorConfig:
     top_k: int = 16  # ids read back behind every node and prompt position
     target_orders: tuple[int, ...] = (1, 2, 3, 5)  # lengths of context the target's probabilities are kept for, tokens
     text_orders: tuple[int, ...] = (1, 2, 3, 4, 6, 8)  # lengths of context whose successors are counted, tokens
+    corpus_orders: tuple[int, ...] = (1, 2, 3, 4, 6, 8)  # lengths of context that are looked up, tokens
     text_width: int = 4  # different successors counted per context
     target_rows: int = 32768  # contexts of all lengths, at most
     text_rows: int = 32768
@@ -80,27 +86,17 @@ class SuccessorConfig:
                 raise ConfigError(f"successors: {name} must lie in 0..1, got {getattr(self, name)}")
         if self.recent > MAX_CANDIDATES // 2:
             raise ConfigError(f"successors: recent must be at most {MAX_CANDIDATES // 2}, got {self.recent}")
-        for name in ("target_orders", "text_orders"):
+        for name in ("target_orders", "text_orders", "corpus_orders"):
             orders = getattr(self, name)
             if list(orders) != sorted(set(orders)) or not all(1 <= order <= TAIL for order in orders):
                 raise ConfigError(f"successors: {name} must ascend within 1..{TAIL}, got {orders}")
 
 
-def first_trusts() -> tuple[FloatArray, FloatArray]:
-    """Trusts of text (``[TAIL + 1, 3, 2]``) and target (``[TAIL + 1]``) rows before a request has shown its own.
-
-    Fitted by maximum likelihood on other prompts than those that figures are reported on, temperature
-    0.8, then rounded and made to rise with the counts; they move by themselves from here (``adapt``).
-    """
-    text = np.zeros((TAIL + 1, 3, 2), np.float32)
-    text[1:, :, 0] = (0.11, 0.12, 0.15)  # several successors: seen once, twice, more
-    text[1:, :, 1] = (0.10, 0.25, 0.45)  # always the same one
-    text[1, :, 1] = (0.15, 0.28, 0.78)
-    text[2, 2, 1] = 0.65
-    text[7:, 1, 1] = 0.50
-    target = np.full(TAIL + 1, 0.25, np.float32)
-    target[:5] = (0.30, 0.44, 0.50, 0.20, 0.20)
-    return text, target
+_SOURCES = {
+    places: tuple((TEXT, TARGET, CORPUS)[place] for place in places)
+    for n in range(1, 4)
+    for places in permutations(range(3), n)
+}
 
 
 @dataclass(slots=True)
@@ -119,8 +115,9 @@ class Successors:
 
     Args:
         config: settings.
-        sources: ``suffix``, ``token-recycling``, or both in priority order; the other half is left out.
-        vocabulary: the target's rows behind every token, if they were read; for the target half.
+        sources: ``suffix``, ``token-recycling``, ``spectra-retrieval`` in priority order; the others are left out.
+        vocabulary: the target's rows behind every token, if they were read; for the target's part.
+        library: of the corpus; needed with ``spectra-retrieval``.
     """
 
     def __init__(
@@ -128,10 +125,13 @@ class Successors:
         config: SuccessorConfig | None = None,
         sources: tuple[str, ...] = (TEXT, TARGET),
         vocabulary: VocabularyRows | None = None,
+        library: Library | None = None,
     ) -> None:
+        assert (library is not None) == (CORPUS in sources), "a library is for spectra-retrieval"
         self._config = config or SuccessorConfig()
         self.sources = sources
-        self.from_text = tuple(source for source in sources if source == TEXT)  # need no answers behind nodes
+        self._library = library
+        self.from_text = tuple(source for source in sources if source != TARGET)  # need no answers behind nodes
         self.name = "+".join(sources)
         self._vocabulary = VocabularyRows.none()
         if vocabulary is not None and TARGET in sources:
@@ -149,6 +149,10 @@ class Successors:
             np.zeros(MAX_CANDIDATES, np.int32),
             np.zeros(MAX_CANDIDATES, np.float32),
             np.zeros(MAX_CANDIDATES, np.float32),
+            np.zeros(MAX_CANDIDATES, np.float32),
+            np.zeros((TAIL + 1, MOST, 2), np.int64),
+            np.zeros(FOLLOWERS, np.int32),
+            np.zeros(FOLLOWERS, np.float32),
         )
 
     catches_up = True  # an outcome it missed costs knowledge, not correctness: it reads the tokens from the context
@@ -167,6 +171,7 @@ class Successors:
         if budget > len(self._growth.tokens):
             self._growth = make_growth(budget)
         self._catch_up(state, view)
+        self._look_up(state, view)
         growth = self._growth
         trust = self._config.recent_trust if view.request.params.is_greedy else self._config.recent_trust_sampling
         state.model.recent_trust[0] = trust
@@ -179,9 +184,15 @@ class Successors:
                 self.name,
                 growth.parents[:n].tolist(),
                 scores=growth.scores[:n].tolist(),
-                proposers=self._proposers(growth.text_share[:n]),
+                proposers=self._proposers(growth.text_share[:n], growth.corpus_share[:n]),
             )
         ]
+
+    def _look_up(self, state: _State, view: RequestView) -> None:
+        """Take the texts that the request may look up now: they are replaced while it runs."""
+        if self._library is not None:
+            corpora = corpora_of(self._library.of(view.request.namespace))
+            state.model = state.model._replace(corpora=corpora, vocab=view.vocab_size)
 
     def _catch_up(self, state: _State, view: RequestView) -> None:
         """Count tokens that were committed while no draft was asked for."""
@@ -196,6 +207,7 @@ class Successors:
         Ids are copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
         """
         state, config, context = self._states[view.request_id], self._config, view.context.view
+        self._look_up(state, view)
         model = state.model
         # Trusts learn from committed tokens: the tables must know the prompt before.
         end = state.n_begin if outcome.tokens else state.n_learnt + piece_beside(outcome)
@@ -229,13 +241,14 @@ class Successors:
         """Drop the request's state; what is shared stays."""
         self._states.pop(view.request_id, None)
 
-    def _proposers(self, text_share: FloatArray) -> list[tuple[str, ...]] | None:
-        """The sources of each node, the one that gave it more probability first."""
+    def _proposers(self, text: FloatArray, corpus: FloatArray) -> list[tuple[str, ...]] | None:
+        """The sources of each node, the one that gave it more probability first; of their shares ``[n]``."""
         if len(self.sources) == 1:
             return None
-        only = {0: (TARGET,), 1: (TARGET, TEXT), 2: (TEXT, TARGET), 3: (TEXT,)}
-        kinds = np.searchsorted(np.array([1e-6, 0.5, 1.0 - 1e-6]), text_share, side="right")
-        return [only[kind] for kind in kinds.tolist()]
+        shares = np.stack((text, 1.0 - text - corpus, corpus), 1)
+        order = np.argsort(-shares, axis=1, kind="stable")
+        given = (shares > 1e-6).sum(axis=1)
+        return [_SOURCES[tuple(places[:n])] for places, n in zip(order.tolist(), given.tolist(), strict=True)]
 
     def _sampling(self, params: SamplingParams) -> Sampling:
         knows_noise = not params.is_greedy and params.verification == "coupled"
@@ -256,15 +269,20 @@ class Successors:
         config = self._config
         text_orders = config.text_orders if TEXT in self.sources else ()
         target_orders = config.target_orders if TARGET in self.sources else ()
-        text_trust, target_trust = first_trusts()
-        mark, place, mix, ids, p, from_text = self._scratch
+        corpus_orders = config.corpus_orders if CORPUS in self.sources else ()
+        text_trust, target_trust, corpus_trust = first_trusts()
+        mark, place, mix, ids, p, from_text, from_corpus, spans, followers, counts = self._scratch
         return Model(
             text=make_table(min(config.text_rows, 2 * n_tokens * len(text_orders)), config.text_width, text_orders),
             target=make_table(min(config.target_rows, 64 * n_tokens * len(target_orders)), config.top_k, target_orders),
+            corpora=NO_CORPORA,
+            vocab=0,
+            corpus_has=np.array([order in corpus_orders for order in range(TAIL + 1)], np.int32),
             text_trust=text_trust,
             target_trust=target_trust,
             vocabulary_ids=self._vocabulary.ids,
             vocabulary_weights=self._vocabulary.weights,
+            corpus_trust=corpus_trust,
             recent_ids=np.full(config.recent, NONE, np.int32),
             recent_weights=np.zeros(config.recent, np.float32),
             recent_trust=np.zeros(1, np.float32),
@@ -274,4 +292,8 @@ class Successors:
             ids=ids,
             p=p,
             from_text=from_text,
+            from_corpus=from_corpus,
+            spans=spans,
+            followers=followers,
+            counts=counts,
         )

@@ -22,7 +22,8 @@ from speculators.successors.token_recycling import TokenRecyclingConfig
 from tests.support.engines import complete_all, make_target
 from tests.support.tiny_models import random_prompts
 
-JOINED = ("pld+spectra-core", "suffix+token-recycling", "suffix+token-recycling+rest+auto")
+BOTH = "suffix+token-recycling"
+JOINED = ("pld+spectra-core", BOTH, f"{BOTH}+spectra-retrieval", f"{BOTH}+rest+auto")
 METHODS = (*STANDALONE, "rest", "spectra-retrieval", *JOINED)
 REMEMBER = (
     "auto",

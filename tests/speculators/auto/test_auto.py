@@ -384,8 +384,7 @@ def test_what_was_given_its_input_becomes_a_source():
 
     options = SpeculatorOptions(draft_model=DraftModelConfig(path=None), retrieval=lambda: Empty())
     assert [part.name for part in create("auto", options)._sources.every] == [
-        "suffix+token-recycling",
-        "spectra-retrieval",
+        "suffix+token-recycling+spectra-retrieval",
     ]
     without = replace(options, auto=AutoConfig(retrieval=False))
     assert [part.name for part in create("auto", without)._sources.every] == ["suffix+token-recycling"]

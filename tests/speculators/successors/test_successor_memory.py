@@ -28,8 +28,10 @@ def test_nothing_of_a_request_is_left_and_the_next_one_starts_cold(sources):
     speculator.end(view(PROMPT, 99))  # never begun: harmless
 
 
-def arrays(model):
-    return [array for part in model for array in (part if isinstance(part, tuple) else (part,))]
+def arrays(part):
+    if isinstance(part, tuple):
+        return [array for one in part for array in arrays(one)]
+    return [part] if isinstance(part, np.ndarray) else []
 
 
 def test_memory_is_bounded_as_documented():
