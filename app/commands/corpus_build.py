@@ -11,7 +11,7 @@ from app.inputs.stores import DEFAULT_NAMESPACE
 
 DESCRIPTION = """\
 Turn texts into a snapshot for retrieval (--method spectra, spectra-retrieval, rest): score each text under the model,
-keep those with the lowest perplexity, which read most like what the model writes, and index them for prefix search.
+keep those that cover most of what likely texts have in common, and index them for prefix search.
 
 --input takes, in any mixture:
   F.jsonl    a document per line: {"messages": [..]}, {"prompt": .., "answer": ..}, {"question": .., "answer": ..} or
@@ -33,7 +33,7 @@ last line of stdout is one JSON document.
 
 def add(actions: Any) -> None:
     """Add the action."""
-    parser = actions.add_parser("build", help="score texts, keep the likely ones, write a snapshot")
+    parser = actions.add_parser("build", help="score texts, choose among them, write a snapshot")
     parser.description = DESCRIPTION
     _add_texts(parser)
     _add_choice(parser)
@@ -75,8 +75,8 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--select",
         choices=SELECTIONS,
-        default=SELECTIONS[0],
-        help="keep the likeliest texts (default), or those that cover most of what the texts have in common",
+        help="keep the texts that cover most of what all have in common, likely texts before others (default), or the "
+        "likeliest, as SPECTRA's paper does",
     )
     parser.add_argument(
         "--per-input",

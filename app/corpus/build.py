@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -110,7 +111,8 @@ class _Build:
             raise ConfigError(self._nothing(len(candidates), int(is_outside.sum())))
         is_kept = np.zeros(len(rows), np.bool_)
         is_kept[kept] = True
-        return Choice(rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input)
+        choice = Choice(rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input)
+        return replace(choice, has_threshold=not settings.is_covering)
 
     def _kept(self, texts: Texts, order: Numbers, perplexities: Perplexities | None) -> Numbers:
         """The first texts of ``order``, or those of it that cover most, as many as the budget holds."""
@@ -119,7 +121,7 @@ class _Build:
         def covering_most(mine: Numbers, budget: Budget) -> Numbers:
             return covering(texts, mine, budget, None if perplexities is None else 1.0 / perplexities[mine])
 
-        pick: Pick = covering_most if settings.select == "cover" else partial(first, rows)
+        pick: Pick = covering_most if settings.is_covering else partial(first, rows)
         with self._phases.timed("choosing"):
             if settings.is_per_input:
                 return first_of_each(rows, order, settings.budget, pick)
@@ -197,7 +199,7 @@ class _Build:
             "model_hash": self._target.model_hash,
             "tokenizer_hash": self._target.tokenizer_hash,
             "refined": settings.is_refined,
-            "select": settings.select,
+            "select": "cover" if settings.is_covering else "likely" if settings.is_refined else "sample",
             "per_input": settings.is_per_input,
             "keep": settings.keep,
             "keep_tokens": settings.keep_tokens,

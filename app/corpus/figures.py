@@ -28,6 +28,7 @@ class Choice:
     perplexities: Perplexities | None  # [n], NaN where nothing was scored; None: unrefined
     is_kept: Bools  # [n]
     is_per_input: bool = False  # every input has a threshold of its own
+    has_threshold: bool = True  # the likeliest texts are kept
 
     @property
     def kept(self) -> Numbers:
@@ -43,10 +44,10 @@ class Choice:
         return float(found.min()), float(found.max())
 
     def threshold(self, mine: Bools) -> float | None:
-        """The highest kept perplexity for texts ``mine`` ``[n]`` of one input; None if none was kept."""
+        """The highest kept perplexity for texts ``mine`` ``[n]`` of one input; None if none was kept, or others not."""
         assert self.perplexities is not None, "an unrefined corpus has no perplexities"
         kept = self.perplexities[self.is_kept & mine if self.is_per_input else self.is_kept]
-        return float(kept.max()) if len(kept) else None
+        return float(kept.max()) if len(kept) and self.has_threshold else None
 
 
 def dropped(rows: Rows, shortest: int) -> tuple[Bools, Bools]:

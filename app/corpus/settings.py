@@ -11,7 +11,7 @@ from retrieval_store.refine.selection import Budget
 
 PIECE = 1024  # tokens
 SHORTEST = 8  # tokens
-SELECTIONS = ("likely", "cover")
+SELECTIONS = ("cover", "likely")
 CPU_BATCH, GPU_BATCH = 2048, 16384  # tokens: fits a core's cache; keeps a GPU busy
 
 
@@ -30,7 +30,7 @@ class BuildSettings:
     keep_tokens: int | None = None
     is_forced: bool = False
     is_refined: bool = True
-    select: str = "likely"  # of SELECTIONS
+    select: str | None = None  # of SELECTIONS; None: cover, or a sample where nothing is scored
     is_per_input: bool = False
     seed: int = 0
     piece_tokens: int | None = None  # None: PIECE, or what the model reads if that is less
@@ -55,7 +55,7 @@ class BuildSettings:
             "--min-tokens": (self.min_tokens >= 2, self.min_tokens, "at least 2"),
             "--batch-tokens": (self.batch_tokens is None or self.batch_tokens >= 1, self.batch_tokens, "at least 1"),
             "--threads": (self.threads is None or self.threads >= 1, self.threads, "at least 1"),
-            "--select": (self.select in SELECTIONS, self.select, " or ".join(SELECTIONS)),
+            "--select": (self.select in (None, *SELECTIONS), self.select, " or ".join(SELECTIONS)),
             "--seed": (self.seed >= 0, self.seed, "0 or more"),
             "--device": (all(_is_device(one) for one in self.devices), self.device, "cpu, cuda or cuda:N"),
         }
@@ -64,6 +64,8 @@ class BuildSettings:
                 raise ConfigError(f"{flag} is {value}; it must be {right}")
         if self.keep is None and self.keep_tokens is None:
             raise ConfigError("--keep N or --keep-tokens T is needed: the part of the corpus to keep")
+        if self.select == "likely" and not self.is_refined:
+            raise ConfigError("--select likely needs scores; leave --unrefined out")
         if self.namespace is not None and self.redis is None:
             raise ConfigError(f"--namespace {self.namespace}: give --redis URL too, the store to publish to")
         self._check_paths()
@@ -76,6 +78,11 @@ class BuildSettings:
             raise ConfigError(f"--out {self.out} exists; --force replaces it")
         if self.out.exists() and not (self.out / "manifest.json").is_file():
             raise ConfigError(f"--out {self.out} exists and is no snapshot: --force does not replace that")
+
+    @property
+    def is_covering(self) -> bool:
+        """Whether texts are chosen by what they cover."""
+        return self.select == "cover" or (self.select is None and self.is_refined)
 
     @property
     def devices(self) -> list[str]:

@@ -33,7 +33,7 @@ def perplexity(model: Any, ids: list[int]) -> float:
 
 
 def test_the_likeliest_texts_are_kept(spectra: Run, corpus: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    status, out, _ = spectra("--input", corpus / "talk.jsonl", "--keep", 7)
+    status, out, _ = spectra("--input", corpus / "talk.jsonl", "--keep", 7, "--select", "likely")
     assert status == 0
     tokenizer, model = load_tokenizer(tiny_checkpoint), AutoModelForCausalLM.from_pretrained(tiny_checkpoint).float()
     texts = [as_text(document, tokenizer) for document in read_documents(corpus / "talk.jsonl")]
@@ -55,8 +55,9 @@ def test_the_likeliest_texts_are_kept(spectra: Run, corpus: Path, tiny_checkpoin
 
 def test_the_report_says_what_was_kept_and_why(spectra: Run, corpus: Path, tmp_path: Path) -> None:
     status, out, _ = spectra(
-        "--input", corpus / "talk.jsonl", "--input", corpus / "code", "--keep", 20, "--piece-tokens", 250
-    )
+        "--input", corpus / "talk.jsonl", "--input", corpus / "code", "--keep", 20, "--piece-tokens", 250,
+        "--select", "likely",
+    )  # fmt: skip
     assert status == 0
     folder = tmp_path / "out.report"
     report = json.loads((folder / "report.json").read_text())
@@ -100,7 +101,7 @@ def test_every_input_keeps_its_share_when_asked(spectra: Run, corpus: Path, tmp_
     inputs = ("--input", corpus / "talk.jsonl", corpus / "code", "--piece-tokens", 64, "--work", tmp_path / "work")
     kept = {}
     for flags in ((), ("--per-input",)):
-        assert spectra(*inputs, "--keep", 15, *flags, out=tmp_path / f"out{len(flags)}")[0] == 0
+        assert spectra(*inputs, "--keep", 15, "--select", "likely", *flags, out=tmp_path / f"out{len(flags)}")[0] == 0
         report = json.loads((tmp_path / f"out{len(flags)}.report" / "report.json").read_text())
         kept[flags] = [one["kept"] for one in report["inputs"]]
         scored = [one["scored"] for one in report["inputs"]]
@@ -123,6 +124,23 @@ def test_an_unrefined_corpus_is_a_sample_that_a_seed_decides(spectra: Run, corpu
     assert verify(tmp_path / "out0").about.model == ""
     report = {path.name for path in (tmp_path / "out0.report").iterdir()}
     assert report == {"report.json", "kept.jsonl"}
+
+
+def test_texts_can_be_kept_for_what_they_cover(spectra: Run, corpus: Path, tmp_path: Path) -> None:
+    found = {}
+    covering = ((), ("--per-input",), ("--select", "cover", "--unrefined"))
+    for flags in (*covering, ("--select", "likely"), ("--unrefined",)):
+        out = tmp_path / f"out{len(found)}"
+        inputs = ("--input", corpus / "talk.jsonl", corpus / "code", "--work", tmp_path / "work")
+        status, said, err = spectra(*inputs, "--keep-tokens", 600, *flags, out=out)
+        assert status == 0, err
+        document = json.loads(said.splitlines()[-1])
+        assert 0 < document["tokens"] <= 600
+        assert (document["perplexity"] is None) == ("--unrefined" in flags)
+        report = json.loads((tmp_path / f"{out.name}.report" / "report.json").read_text())
+        assert report["select"] == ("cover" if flags in covering else "sample" if "--unrefined" in flags else "likely")
+        found[flags] = document["version"]
+    assert len({found[flags] for flags in ((), ("--select", "likely"), ("--unrefined",))}) == 3
 
 
 @pytest.fixture
@@ -194,6 +212,7 @@ def test_a_build_can_publish(spectra: Run, corpus: Path, tmp_path: Path) -> None
         (("--input", "F", "--keep", 5, "--device", "cpu,cpu,cpu,cpu,cpu"), "--device .*has only 4 layers"),
         (("--input", "F", "--keep", 5, "--dtype", "int3"), "dtype is 'int3'"),
         (("--input", "F", "--keep", 5, "--threads", 0), "--threads is 0"),
+        (("--input", "F", "--keep", 5, "--unrefined", "--select", "likely"), "--select likely needs scores"),
         (("--input", "F", "--keep", 5, "--namespace", "a"), "--namespace a: give --redis URL"),
         (("--input", "F", "--keep", 5, "--redis", "redis://127.0.0.1:1"), "--redis: "),
         (("--input", "F", "--keep", 5, "--redis", "ftp://x"), "--redis: "),

@@ -37,7 +37,7 @@ def tail_of(tokens):
 
 
 def model_with(*corpora, config=None):
-    speculator = Successors(config or SuccessorConfig(), ALL, FixedLibrary())
+    speculator = Successors(config or SuccessorConfig(), ALL, library=FixedLibrary())
     found = corpora_of([MemoryIndex(documents) for documents in corpora])
     return speculator._new_model(1000)._replace(corpora=found, vocab=VOCAB)
 
@@ -86,7 +86,7 @@ def test_only_so_many_corpora_are_asked_and_those_of_too_many_tokens_are_none():
 
     indexes = [Large(), *(MemoryIndex([[1, i]]) for i in range(MOST + 1))]
     assert len(corpora_of([])) == len(corpora_of(indexes)) == MOST
-    model = Successors(SuccessorConfig(), ALL, FixedLibrary())._new_model(10)
+    model = Successors(SuccessorConfig(), ALL, library=FixedLibrary())._new_model(10)
     model = model._replace(corpora=corpora_of(indexes), vocab=99)
     longest_match(model, tail_of([1]))
     assert sorted(followers(model, 1)) == list(range(MOST))
@@ -172,7 +172,7 @@ def drafted(speculator, request):
 
 def test_a_request_sees_its_namespaces_texts_as_they_are_now_and_keeps_nothing_of_them():
     library = Switching()
-    speculator = Successors(SMALL, (TEXT, CORPUS), library)
+    speculator = Successors(SMALL, (TEXT, CORPUS), library=library)
     mine, other = asked("mine"), asked("other")
     library.indexes["mine"] = (MemoryIndex([[PROMPT[-1], 41, 42]]),)
     speculator.begin(mine)
@@ -187,7 +187,9 @@ def test_a_request_sees_its_namespaces_texts_as_they_are_now_and_keeps_nothing_o
 
 
 def test_ids_that_the_target_lacks_are_not_drafted():
-    speculator = Successors(SMALL, (TEXT, CORPUS), FixedLibrary(MemoryIndex([[PROMPT[-1], 48], [PROMPT[-1], 47]])))
+    speculator = Successors(
+        SMALL, (TEXT, CORPUS), library=FixedLibrary(MemoryIndex([[PROMPT[-1], 48], [PROMPT[-1], 47]]))
+    )
     request = asked("")
     speculator.begin(request)
     assert 47 in drafted(speculator, request)
@@ -198,7 +200,7 @@ def test_ids_that_the_target_lacks_are_not_drafted():
 def test_texts_stay_the_plain_ones_and_every_part_is_named(sources):
     target = HashTarget(48, n_successors=2)
     plain = target.generate(PROMPT, 400)
-    speculator = Successors(SMALL, sources, FixedLibrary(MemoryIndex([plain])))
+    speculator = Successors(SMALL, sources, library=FixedLibrary(MemoryIndex([plain])))
     run = decode(speculator, target, view(PROMPT), 12)
     assert run.output == plain[: len(run.output)]
     assert len(run.output) > 40
@@ -207,7 +209,7 @@ def test_texts_stay_the_plain_ones_and_every_part_is_named(sources):
 
 
 def test_an_empty_context_is_looked_up_nowhere():
-    speculator = Successors(SMALL, ALL, FixedLibrary(MemoryIndex([[7, 8]])))
+    speculator = Successors(SMALL, ALL, library=FixedLibrary(MemoryIndex([[7, 8]])))
     request = view([])
     speculator.begin(request)
     assert speculator.propose(request, 8) == []
