@@ -44,11 +44,25 @@ def corpora_of(indexes: Sequence[Index]) -> Corpora:
 class Lookup(Protocol):
     """What ``speculators.successors.mix.Model`` has for looking up."""
 
-    corpora: Corpora
-    vocab: int  # ids that the target has
-    spans: npt.NDArray[np.int64]  # [TAIL + 1, MOST, 2]: places of the matches in each order, first and behind the last
-    followers: IntArray  # [FOLLOWERS]
-    counts: FloatArray  # [FOLLOWERS]
+    @property
+    def corpora(self) -> Corpora:
+        """Texts to look up."""
+
+    @property
+    def vocab(self) -> int:
+        """Ids that the target has."""
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """``[TAIL + 1, MOST, 2]``: places of the matches in each order, the first and behind the last."""
+
+    @property
+    def followers(self) -> IntArray:
+        """``[FOLLOWERS]``."""
+
+    @property
+    def counts(self) -> FloatArray:
+        """``[FOLLOWERS]``."""
 
 
 @compiled_in_place
