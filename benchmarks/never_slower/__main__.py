@@ -42,6 +42,8 @@ from engine.errors import ConfigError
 from engine.model.identity import model_hash
 
 FIXED = ("pld", "suffix", "suffix+token-recycling", "spectra-core")
+FULL = {"kinds": KINDS, "temperatures": (0.0, 0.8, 1.0), "tokens": 96, "texts": 48, "minutes": 180.0}
+QUICK = {"kinds": (RANDOM, CHAT, EDITS), "temperatures": (0.0, 1.0), "tokens": 48, "texts": 12, "minutes": 10.0}
 LEAST_TEXTS = 8  # of a cell, before its interval is believed
 
 
@@ -58,7 +60,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--fixed", nargs="*", default=FIXED, help="methods to compare with besides none")
     add("--tokens", type=int, help="of a text, at most (default: 96)")
     add("--texts", type=int, help="of a cell, at most, and at least two turns (default: 48)")
-    add("--minutes", type=float, default=float("inf"), help="no turn begins after so many")
+    add("--minutes", type=float, help="no turn begins after so many (default: 180, with --quick 10)")
     add(
         "--clock",
         choices=CLOCKS,
@@ -69,10 +71,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="three kinds, two temperatures, fewer streams and shorter texts")
     add("--out", type=Path, help="folder for records, table and picture; a run goes on from its records")
     arguments = parser.parse_args(given)
-    quick, full = ([RANDOM, CHAT, EDITS], [0.0, 1.0], 48, 12), (list(KINDS), [0.0, 0.8, 1.0], 96, 48)
-    for name, value in zip(
-        ("kinds", "temperatures", "tokens", "texts"), quick if arguments.quick else full, strict=True
-    ):
+    for name, value in (QUICK if arguments.quick else FULL).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     return arguments

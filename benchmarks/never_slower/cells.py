@@ -39,7 +39,8 @@ class Record(msgspec.Struct, frozen=True):
     first_s: list[float]  # until it had its first token
     tokens: int  # of all streams' texts
     forwards: int  # decode steps of all streams that wrote them
-    nodes_per_tree: float  # over all steps, those without a draft too
+    trees: int  # decode steps of all streams, also of those that had their texts
+    nodes: int  # of these trees, many of which have none
     host_s: float  # beside the target: drafting, bookkeeping, messages
     wall_s: float
     processor_s: float  # of this process

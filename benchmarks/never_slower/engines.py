@@ -38,11 +38,6 @@ class Drafted:
                 self.trees += 1
                 self.nodes += len(work.tree)
 
-    @property
-    def nodes_per_tree(self) -> float:
-        """Nodes of the mean tree, empty ones included."""
-        return self.nodes / max(1, self.trees)
-
 
 class ClockedEngine(Engine):
     """An engine whose time is what it takes itself.

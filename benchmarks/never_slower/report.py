@@ -26,7 +26,7 @@ HEAD = (
     "best fixed",
     "tokens a forward",
     "nodes a tree",
-    "host share, none / auto",
+    "host us a step, none / auto",
     "turns",
 )
 
@@ -92,8 +92,8 @@ def _row(one: Summary) -> list[str]:
         "-" if one.over_fixed is None else shown(one.over_fixed.interval),
         " / ".join(dict.fromkeys(one.best)) or "-",
         number(one.per_forward(AUTO)),
-        number(one.mean(AUTO, "nodes_per_tree"), 1),
-        f"{one.host_share(NONE):.3f} / {one.host_share(AUTO):.3f}",
+        number(one.nodes(AUTO), 1),
+        f"{one.host_us(NONE):.0f} / {one.host_us(AUTO):.0f}",
         str(len(one.turns)),
     ]
 
@@ -111,8 +111,8 @@ def _entry(one: Summary) -> dict[str, Any]:
         "methods": {
             method: {
                 "tokens_per_forward": round(one.per_forward(method), 3),
-                "nodes_per_tree": round(one.mean(method, "nodes_per_tree"), 2),
-                "host_s": round(one.mean(method, "host_s"), 4),
+                "nodes_per_tree": round(one.nodes(method), 2),
+                "host_us": round(one.host_us(method), 1),
                 "seconds": round(one.mean_seconds(method), 4),
             }
             for method in methods

@@ -106,7 +106,7 @@ def test_pooling_is_the_geometric_mean_and_narrows() -> None:
 def turn(cell: Cell, number: int, seconds: dict[str, float], digest: str = "same", failures: int = 0) -> Turn:
     """Streams that all take so long."""
     return {
-        method: Record(cell, number, method, [s] * cell.streams, [s / 4] * cell.streams, 40, 36, 1.0, s / 10, s, s,
+        method: Record(cell, number, method, [s] * cell.streams, [s / 4] * cell.streams, 40, 36, 36, 36, s / 10, s, s,
                        digest if method == AUTO else "same", failures, 1.0)
         for method, s in seconds.items()
     }  # fmt: skip
@@ -139,6 +139,12 @@ def test_a_cell_below_a_bar_is_named_and_decides_the_exit_status(
 
 def test_a_text_that_differs_fails_however_fast_it_was() -> None:
     assert misses([summary(digest="other", auto=0.1, pld=1.0)]) == ["8b-h200 chat T=0 x4: other texts by auto"]
+
+
+def test_a_single_turn_is_shown_and_not_judged() -> None:
+    alone = Summary.of(CELL, [turn(CELL, 0, {AUTO: 2.0, NONE: 1.0, "pld": 1.0})])
+    assert misses([alone]) == []
+    assert "0.500" in report([alone], {}).tables
 
 
 def test_speculators_that_failed_are_told_of() -> None:
