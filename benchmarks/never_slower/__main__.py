@@ -105,11 +105,8 @@ def methods_of(cell: Cell, file: RecordFile, methods: Sequence[str]) -> list[str
 def run(arguments: argparse.Namespace, file: RecordFile) -> None:
     """All turns that the file lacks: every cell once, then all that are not sure once more, and so on."""
     began, cells = time.monotonic(), cells_of(arguments)
-    prompts = prompts_of(arguments.kinds, arguments.prompts, arguments.model)
-    stand = Stand(arguments.model, prompts, arguments.fixed, arguments.tokens, CLOCKS[arguments.clock])
-    for machine in arguments.only:
-        stand.warm_up(machine)
-    most = {cell: max(2, arguments.texts // cell.streams) for cell in cells}
+    stand: Stand | None = None
+    most = {cell: max(2, int(arguments.texts) // cell.streams) for cell in cells}
     with bar(None, sum(most.values()), "turn") as shown:
         shown.update(sum(min(len(file.turns(cell)), most[cell]) for cell in cells))
         for number in range(max(most.values())):
@@ -118,13 +115,23 @@ def run(arguments: argparse.Namespace, file: RecordFile) -> None:
                     continue
                 if time.monotonic() - began > 60 * arguments.minutes:
                     return
-                methods = methods_of(cell, file, stand.methods)
+                methods = methods_of(cell, file, [AUTO, NONE, *arguments.fixed])
                 shown.update(1 if methods else most[cell] - number)
                 if methods:
+                    stand = stand or stand_of(arguments)
                     shown.set_description(cell.label)
                     file.append(stand.turn(cell, number, methods))
                 else:
                     most[cell] = number
+
+
+def stand_of(arguments: argparse.Namespace) -> Stand:
+    """Ready to measure; loads the model."""
+    prompts = prompts_of(arguments.kinds, arguments.prompts, arguments.model)
+    stand = Stand(arguments.model, prompts, arguments.fixed, arguments.tokens, CLOCKS[arguments.clock])
+    for machine in arguments.only:
+        stand.warm_up(machine)
+    return stand
 
 
 def main(given: Sequence[str] | None = None) -> int:

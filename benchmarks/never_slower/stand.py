@@ -59,11 +59,6 @@ class Stand:
         self._costs: dict[str, StepCosts] = {}
         self._pools: dict[tuple[str, str], SpeculatorPool] = {}
 
-    @property
-    def methods(self) -> list[str]:
-        """All that take part in a first turn."""
-        return [AUTO, NONE, *self._fixed]
-
     def turn(self, cell: Cell, number: int, methods: Sequence[str]) -> Turn:
         """One turn of a cell; its number decides prompts, seeds and the order of methods."""
         wanted = self._wanted(cell, number)
@@ -82,7 +77,7 @@ class Stand:
     def warm_up(self, machine: str) -> None:
         """Let every method run once, uncounted; measures the step times of the machine before."""
         kind = next(iter(self._prompts))
-        for method in self.methods:
+        for method in (AUTO, NONE, *self._fixed):
             cell = Cell(machine, kind, 0.0, 2)
             run = self._run(cell, 0, method, self._wanted(cell, 0, min(WARM_UP, self._tokens)))
             run.advance(float("inf"))

@@ -301,11 +301,11 @@ def test_a_run_measures_every_cell_and_goes_on_where_it_was(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--model", str(tiny_checkpoint), "--kinds", "edits", "--temperatures", "0", "--texts", "2"]
-    flags += ["--concurrency", "1", "2", "--only", CPU, "70b-h100x4", "--fixed", "pld", "--tokens", "8"]
+    flags += ["--concurrency", "1", "--only", CPU, "70b-h100x4", "--fixed", "pld", "--tokens", "8"]
     assert main([*flags, "--minutes", "0", "--out", str(tmp_path)]) == 0
     main([*flags, "--out", str(tmp_path)])
     document = json.loads(capsys.readouterr().out.rpartition("\n{")[2].join(["{", ""]))
-    assert len(document["cells"]) == 4
+    assert len(document["cells"]) == 2
     assert all(cell["identical"] and cell["turns"] >= 2 for cell in document["cells"])
     assert all(cell["methods"][NONE]["tokens_per_forward"] == 1.0 for cell in document["cells"])
     before = (tmp_path / "records.jsonl").read_bytes()
