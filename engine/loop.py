@@ -61,7 +61,7 @@ class Engine:
             OverloadedError: the queue is full.
         """
         request = request.with_defaults(AUTOREGRESSIVE, MAX_NODES)
-        needs = Needs() if request.method == AUTOREGRESSIVE else self.pool.needs(request.method)
+        needs = Needs() if request.method == AUTOREGRESSIVE else self.pool.needs(request.method, request)
         seq = self._next_id
         sequence = Sequence.of(seq, request, needs)
         self.scheduler.submit(sequence)

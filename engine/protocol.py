@@ -187,8 +187,8 @@ class BatchSpeculator(Speculator, Protocol):
 class DraftPool(Protocol):
     """Speculators of all live requests behind one call per step; in this process or in an actor."""
 
-    def needs(self, method: str) -> Needs:
-        """What the target must read back for a method; raises UnknownMethodError."""
+    def needs(self, method: str, request: Request | None = None) -> Needs:
+        """What the target must read back for a method, or for a request of it; raises UnknownMethodError."""
 
     def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
         """A request was admitted; ``request.method`` says which speculator drafts for it."""

@@ -48,7 +48,7 @@ class Work(msgspec.Struct, frozen=True):
     draw: bool = True
     max_new: int = 1  # tokens the sequence may still emit
     moved: bool = False  # ``new_blocks`` replace the blocks that it had: its rows move there before anything is written
-    reads_back: bool = True  # whether the ids behind nodes that its needs ask for are read back in this step
+    reads_back: bool = True  # whether the ids behind nodes or tokens that its needs ask for are read back in this step
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ class StepCosts:
         prompts: tokens before a chunk -> curve over the rows of the chunk; may be empty, when none was measured.
         plain: sequences that decode -> seconds of a step without nodes of which nothing is read back; where none was
             measured, reading back takes no time.
+        prompt_row: seconds that reading back the ids behind one row of a prompt takes.
 
     Raises:
         ValueError: there is no curve, or one that is none.
@@ -38,6 +39,7 @@ class StepCosts:
     curves: dict[int, Curve]
     prompts: dict[int, Curve] = field(default_factory=dict)
     plain: dict[int, float] = field(default_factory=dict)
+    prompt_row: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.curves:
@@ -51,6 +53,8 @@ class StepCosts:
         for batch, seconds in self.plain.items():
             if batch < 1 or not 0.0 < seconds < float("inf"):
                 raise ValueError(f"the plain step of {batch} sequences takes no time: {seconds}")
+        if not 0.0 <= self.prompt_row < float("inf"):
+            raise ValueError(f"reading a row of a prompt back takes no such time: {self.prompt_row}")
 
     def seconds(self, batch: int, rows: Rows, context: float = MEASURED_BEHIND) -> Seconds:
         """Of steps with ``batch`` sequences and ``rows`` ``[n]`` rows behind ``context`` tokens each.
@@ -141,7 +145,7 @@ def read_costs(file: Path) -> StepCosts | None:
         if found["format"] != FORMAT:
             return None
         plain = {int(batch): float(seconds) for batch, seconds in found["plain"].items()}
-        return StepCosts(_curves(found["curves"]), _curves(found["prompts"]), plain)
+        return StepCosts(_curves(found["curves"]), _curves(found["prompts"]), plain, float(found["prompt_row"]))
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
 

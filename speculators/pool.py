@@ -42,13 +42,13 @@ class SpeculatorPool:
         """Requests that have begun and not ended."""
         return len(self._live)
 
-    def needs(self, method: str) -> Needs:
-        """What the target must read back for ``method``.
+    def needs(self, method: str, request: Request | None = None) -> Needs:
+        """What the target must read back for ``method``; a method may do with less for some requests.
 
         Raises:
             UnknownMethodError: the method is unknown or not available yet.
         """
-        return self._speculator(method).needs
+        return self._speculator(method).needs_of(request)
 
     def begin(self, request_id: int, request: Request, vocab_size: int) -> None:
         """Admit a request; its context is the prompt and what was emitted of it already.

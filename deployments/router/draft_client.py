@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
 from engine.protocol import Branch, DraftPool, Needs, Outcome
+from engine.request import Request
 from engine.scheduling.drafting import DraftRound
 from engine.scheduling.sequence import Sequence
 from engine.tree import EMPTY_TREE
@@ -23,8 +24,8 @@ COUNT_S = 1.0  # seconds to wait for an actor's count of live requests
 class DraftClient(Protocol):
     """Drafts for all live requests."""
 
-    def needs(self, method: str) -> Needs:
-        """What the target must read back for a method; raises UnknownMethodError."""
+    def needs(self, method: str, request: Request | None = None) -> Needs:
+        """What the target must read back for a method, or for a request of it; raises UnknownMethodError."""
 
     def begin(self, sequence: Sequence) -> None:
         """Begin an admitted request."""
@@ -46,9 +47,9 @@ class InlineDraftClient:
         self._pool = pool
         self._vocab_size = vocab_size
 
-    def needs(self, method: str) -> Needs:
-        """What the target must read back for a method; raises UnknownMethodError."""
-        return self._pool.needs(method)
+    def needs(self, method: str, request: Request | None = None) -> Needs:
+        """What the target must read back for a method, or for a request of it; raises UnknownMethodError."""
+        return self._pool.needs(method, request)
 
     def begin(self, sequence: Sequence) -> None:
         """Begin an admitted request."""
@@ -89,9 +90,9 @@ class ActorDraftClient:
         self._known: set[int] = set()  # requests whose actor has all of their text
         self._overdue: dict[int, asyncio.Future[Any]] = {}  # actor -> the call it has not answered in time
 
-    def needs(self, method: str) -> Needs:
-        """What the target must read back for a method; raises UnknownMethodError."""
-        return self._pool.needs(method)
+    def needs(self, method: str, request: Request | None = None) -> Needs:
+        """What the target must read back for a method, or for a request of it; raises UnknownMethodError."""
+        return self._pool.needs(method, request)
 
     def begin(self, sequence: Sequence) -> None:
         """Begin an admitted request."""

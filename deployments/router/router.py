@@ -175,7 +175,7 @@ class Router:
 
     def _open(self, request: Request) -> Session:
         request = as_served(request, self.options)
-        needs = Needs() if request.method == AUTOREGRESSIVE else self._draft_client.needs(request.method)
+        needs = Needs() if request.method == AUTOREGRESSIVE else self._draft_client.needs(request.method, request)
         sequence = Sequence.of(self._next_seq, request, needs)
         lane = self._placement.choose(request)
         if not request.resumed:  # else a lost router has admitted it

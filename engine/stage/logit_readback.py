@@ -39,7 +39,7 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
     """The rows of a work that need logits."""
     if work.tree is None:
         n = len(work.tokens)
-        if needs.prompt_top_k:
+        if needs.prompt_top_k and work.reads_back:
             return LogitRows(list(range(n)), n, needs.prompt_top_k)
         return LogitRows([n - 1] if work.draw else [], int(work.draw))
     tree = work.tree

@@ -29,7 +29,8 @@ LONG_ENOUGH = 1.0  # seconds per curve: a slow target's steps are measured once,
 TOO_LONG = 2.0  # seconds: larger steps than one that takes so long are not measured
 READ_BACK = Needs(node_top_k=16, top_logprobs=True)
 READ_BACK_PROMPT = Needs(prompt_top_k=16, top_logprobs=True)
-NOTHING_READ = 0  # among rows: the step without nodes of which nothing is read back
+NOTHING_READ = 0  # among rows: a step of which nothing is read back, without nodes or with a chunk of UNREAD_ROWS
+UNREAD_ROWS = PROMPT_ROWS[1]
 FIRST_SEQ = 1 << 40  # sequence numbers from here on belong to no request
 
 
@@ -49,6 +50,7 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
     curves: dict[int, Curve] = {}
     prompts: dict[int, Curve] = {}
     plain: dict[int, float] = {}
+    prompt_row = 0.0
     step_id = 0
     grids = {batch: [n for n in grid if _fits(info, batch, n)] for batch, grid in GRID.items()}
     fitting = [batch for batch, nodes in grids.items() if nodes]
@@ -58,25 +60,33 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
         steps = {batch * (n + 1): partial(_decode, info, batch, n, True) for n in nodes}
         if batch in (fitting[0], fitting[-1]):
             steps = {NOTHING_READ: partial(_decode, info, batch, 0, False)} | steps
-        step_id, (rows, seconds) = yield from _curve(step_id + 1, steps)
-        if NOTHING_READ in steps:
-            plain[batch], rows, seconds = seconds[0], rows[1:], seconds[1:]
-        curves[batch] = rows, seconds
+        step_id, taken = yield from _times(step_id + 1, steps)
+        if NOTHING_READ in taken:
+            plain[batch] = min(taken.pop(NOTHING_READ), *taken.values())
+        curves[batch] = _rising(taken)
         yield Step(step_id, [], ends=[FIRST_SEQ + i for i in range(batch)])
         step_id += 1
     for context in _contexts(info):
         chunks = [n for n in PROMPT_ROWS if context + n <= _room(info)]
         yield _begin(info, step_id, context, needs or READ_BACK_PROMPT)
-        step_id, prompts[context] = yield from _curve(
-            step_id + 1, {n: partial(_chunk, info, context, n) for n in chunks}
-        )
+        steps = {n: partial(_chunk, info, context, n, True) for n in chunks}
+        if context == 0 and UNREAD_ROWS in chunks:
+            steps[NOTHING_READ] = partial(_chunk, info, context, UNREAD_ROWS, False)
+        step_id, taken = yield from _times(step_id + 1, steps)
+        unread = taken.pop(NOTHING_READ, None)
+        prompts[context] = _rising(taken)
+        if unread is not None:
+            prompt_row = max(taken[UNREAD_ROWS] - unread, 0.0) / UNREAD_ROWS
         yield Step(step_id, [], ends=[FIRST_SEQ])
         step_id += 1
-    return StepCosts(curves, prompts, plain)
+    return StepCosts(curves, prompts, plain, prompt_row)
 
 
-def _curve(step_id: int, points: Mapping[int, Callable[[int], Step]]) -> Generator[Step, float, tuple[int, Curve]]:
-    """Times of steps by their rows, ascending; also returns the next step's number."""
+def _times(
+    step_id: int, points: Mapping[int, Callable[[int], Step]]
+) -> Generator[Step, float, tuple[int, dict[int, float]]]:
+    """Times of steps, ascending; also returns the next step's number."""
+    first = next(iter(points))
     best: dict[int, float] = {}
     spent = 0.0
     for turn in range(REPEATS + 1):  # in turns, so that a busy moment of the machine does not hit one point only
@@ -88,13 +98,17 @@ def _curve(step_id: int, points: Mapping[int, Callable[[int], Step]]) -> Generat
             spent += seconds
             # The first one found memory, threads and caches unprepared.
             best[rows] = min(best[rows], seconds) if turn > 1 else seconds
-            if turn == 0 and rows > min(points) and seconds > TOO_LONG:
+            if turn == 0 and rows != first and seconds > TOO_LONG:
                 break
         if turn > 0 and spent > LONG_ENOUGH:
             break
-    taken = list(best.values())
-    rising = np.minimum.accumulate(taken[::-1])[::-1]  # noise only adds: no step is slower than a larger one
-    return step_id, (tuple(best), tuple(rising.tolist()))
+    return step_id, best
+
+
+def _rising(taken: Mapping[int, float]) -> Curve:
+    """Times by rows, ascending, as a curve: noise only adds, so no step is slower than a larger one."""
+    rising = np.minimum.accumulate(list(taken.values())[::-1])[::-1]
+    return tuple(taken), tuple(rising.tolist())
 
 
 def measure(target: Target, needs: Needs | None = None) -> StepCosts:
@@ -168,7 +182,7 @@ def _begin(info: TargetInfo, step_id: int, context: int, needs: Needs) -> Step:
     return Step(step_id, [Work(FIRST_SEQ, 0, [0], new_blocks=list(range(n_blocks)))], [start])
 
 
-def _chunk(info: TargetInfo, context: int, n_rows: int, step_id: int) -> Step:
+def _chunk(info: TargetInfo, context: int, n_rows: int, reads_back: bool, step_id: int) -> Step:
     """A chunk of ``n_rows`` behind ``context`` tokens, in the same place as the last one."""
     tokens = [(5 * place + step_id) % info.spec.vocab_size for place in range(n_rows)]
-    return Step(step_id, [Work(FIRST_SEQ, context, tokens)])
+    return Step(step_id, [Work(FIRST_SEQ, context, tokens, reads_back=reads_back)])

@@ -22,7 +22,8 @@ from speculators.auto.sources import Clock
 from speculators.mixing.fault_isolation import FaultIsolated
 
 FARTHEST = 8  # tokens
-LEAST_PAUSE = 4  # steps between two looks at a request
+LEAST_PAUSE = 4  # steps between two looks at a request; it doubles with every look that changes nothing ...
+FARTHEST_LOOK = 32.0  # ... up to this, unless looking is dearer
 
 
 class LookBack:
@@ -40,9 +41,10 @@ class LookBack:
         self._config = config
         self._clock = Clock()
 
-    def pause(self, price: Price | None) -> int:
-        """Steps between two looks at a request."""
-        return int(self._clock.pause(LEAST_PAUSE, self._config.overhead, price))
+    def rest(self, state: RequestState, price: Price | None) -> None:
+        """A pause begins."""
+        state.next_look = self._clock.pause(LEAST_PAUSE, self._config.overhead, price)
+        state.until_look = int(state.next_look)
 
     def wakes(self, view: RequestView, state: RequestState, price: Price | None, drafting: float) -> bool:
         """Count a step of a request's pause; returns whether the request is to be asked in it after all.
@@ -60,7 +62,8 @@ class LookBack:
         began = time.perf_counter()
         pays = self._would_have_paid(view, state, price, drafting)
         self._clock.add(time.perf_counter() - began)
-        state.until_look = self.pause(price)
+        state.next_look = min(2.0 * state.next_look, max(state.next_look, FARTHEST_LOOK))
+        state.until_look = int(state.next_look)
         if pays:
             state.pause = 0
         return pays

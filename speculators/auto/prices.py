@@ -69,6 +69,10 @@ class Prices:
         price.factor = self._factors.get((batch.bit_length(), place), 1.0)
         return price
 
+    def prompt_seconds(self, n_tokens: int) -> float:
+        """What reading back the ids behind a prompt takes."""
+        return self._costs.prompt_row * n_tokens
+
     def may_pay(self, batch: int, context: float, budget: int, margin: float) -> bool:
         """Whether drafts of one request or of all, up to ``budget`` nodes each, could give ``margin`` more tokens per
         second than none if every node were right, and if making them took no time."""

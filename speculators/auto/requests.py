@@ -14,6 +14,8 @@ FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first tw
 FIRST_WAIT = 16  # drafts from text alone until all sources are tried again; it doubles, too ...
 LONGEST_WAIT = 512  # ... up to this
 MEMORY = 0.1  # of the newest step in what a request gains
+RECENT = 1 / 8  # of the newest request in what requests of a scope gain
+MOST_UNREAD = 31  # requests in a row whose prompt is not read back
 FAMILIAR = 1 / 32  # of the newest draft in how often drafts of a scope pay
 FORGIVING = 1 / 256  # of what probes are first believed to bring, that a step without them restores
 
@@ -21,16 +23,34 @@ FORGIVING = 1 / 256  # of what probes are first believed to bring, that a step w
 class ScopeState:
     """What all requests of a scope have shown."""
 
-    __slots__ = ("calibration", "paid")
+    __slots__ = ("calibration", "gain", "n_unread", "paid", "steps")
 
     def __init__(self) -> None:
         self.calibration = DepthCalibration()
+        self.gain = FIRST_CLAIM  # accepted nodes per step of a request
+        self.steps: float | None = None  # of a request
+        self.n_unread = 0  # requests since one whose prompt was read back
         self.paid: dict[int, float] = {}  # bucket of batches -> share of drafts that paid, the last ones counting most
 
     def count(self, bucket: int, paid: bool) -> None:
         """A request of a batch was asked for a draft."""
         before = self.paid.get(bucket, 1.0)
         self.paid[bucket] = before + FAMILIAR * (paid - before)
+
+    def expected_gain(self, max_tokens: int) -> float:
+        """Nodes that a request which may write ``max_tokens`` will have accepted, by what others had."""
+        return self.gain * (max_tokens if self.steps is None else min(self.steps, max_tokens))
+
+    def reads_prompt(self, pays: bool) -> bool:
+        """Whether the next request's prompt is read back: if it pays, and now and then, to see whether it would."""
+        self.n_unread = 0 if pays or self.n_unread == MOST_UNREAD else self.n_unread + 1
+        return self.n_unread == 0
+
+    def end(self, state: RequestState) -> None:
+        """A request is over."""
+        if state.n_steps:
+            self.gain += RECENT * (state.n_accepted / state.n_steps - self.gain)
+            self.steps = state.n_steps if self.steps is None else self.steps + RECENT * (state.n_steps - self.steps)
 
 
 @dataclass(slots=True)
@@ -43,8 +63,11 @@ class RequestState:
     pause: int = 0  # steps until the sources are asked again
     next_pause: float = 0.0  # after the next failure; 0: none yet
     until_look: int = 0  # steps of a pause until it is looked back
+    next_look: float = 0.0  # steps between two looks
     told: bool = True  # whether sources hear of the next outcome that they could catch up with
     heard: int = 0  # tokens of the text that sources were told of at least
+    n_steps: int = 0
+    n_accepted: int = 0  # nodes
     claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
     lately: float = 64.0  # nodes that paid, following rises at once and falls slowly
     gain: float = 1.0  # accepted nodes per step with a draft
@@ -68,10 +91,6 @@ class RequestState:
             self.next_pause = min(FIRST_PAUSE / max(self.shared.paid.get(bucket, 1.0), FORGIVING), longest)
         self.pause = int(self.next_pause)
         self.next_pause = min(2.0 * self.next_pause, longest)
-
-    def succeed(self) -> None:
-        """A draft that pays."""
-        self.next_pause = FIRST_PAUSE
 
     def probe(self, probes: Sequence[Branch], wanted: bool) -> None:
         """Probes of a draft; where some were wanted and none could be paid for, they are tried again some day."""
@@ -97,7 +116,9 @@ class RequestState:
     def learn(self, accepted: int, answered: int, probing: int) -> None:
         """What a step with a draft accepted: nodes, those that only all sources together can have, those of probing
         sources."""
+        self.n_accepted += accepted
         self.gain += MEMORY * (accepted - self.gain)
+        self.next_pause = max(self.next_pause / 4.0**accepted, min(FIRST_PAUSE, self.next_pause))
         if self.all_draft:
             self.answered_gain += MEMORY * (answered - self.answered_gain)
         if self.probing:

@@ -21,7 +21,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.protocol import Branch, Decision, Draft, Outcome, RequestView, Speculator, StepTime
+from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator, StepTime
+from engine.request import Request
 from engine.step_cost import StepCosts
 from speculators.auto.calibration import claims_and_hits
 from speculators.auto.config import AutoConfig
@@ -68,6 +69,17 @@ class Auto:
         self._learning = [0.0, 0.0]  # seconds since the last draft, likewise
         self._look_back = LookBack(self.name, self._sources.look_back, self._config)
         self._step: StepTime | None = None  # the last one
+        self._share = 0.0  # seconds of a step that a request had lately
+        self._is_full = False  # whether drafts could not pay in the last batch
+
+    def needs_of(self, request: Request) -> Needs:
+        """What is read back for a request: of its prompt nothing, where that takes longer than drafts would save."""
+        if self._prices is None or not self.needs.prompt_top_k:
+            return self.needs
+        scope = self._scopes.of(request.scope, ScopeState)
+        saved = self._share * scope.expected_gain(request.params.max_tokens)
+        pays = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
+        return self.needs if scope.reads_prompt(pays) else replace(self.needs, prompt_top_k=0)
 
     def begin(self, view: RequestView) -> None:
         """Forwarded to all sources."""
@@ -79,7 +91,9 @@ class Auto:
 
     def end(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        self._requests.pop(view.request_id, None)
+        state = self._requests.pop(view.request_id, None)
+        if state is not None:
+            state.shared.end(state)
         for part in self._sources.every:
             part.end(view)
 
@@ -92,6 +106,8 @@ class Auto:
             self._step = outcome.step
             if self._prices is not None:
                 self._prices.observe(outcome.step)
+        if not outcome.n_read:
+            state.n_steps += 1
         if len(outcome.tree):
             self._judge(state, outcome)
         if not (state.told or outcome.n_read or outcome.prompt_top_ids is not None):
@@ -138,6 +154,7 @@ class Auto:
                 drafts[i] = self._off(self._requests[view.request_id], BATCH)
             return drafts
         price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
+        self._share = 0.0 if price is None else price.share
         asked: list[Proposal] = []
         for i, (view, budget) in enumerate(zip(views, budgets, strict=True)):
             state = self._requests[view.request_id]
@@ -152,12 +169,11 @@ class Auto:
         return drafts
 
     def _may_pay(self, batch: int, context: float, budget: int) -> bool:
-        """Whether drafts can pay at all in such a batch; where not, new requests read nothing back of their prompts."""
+        """Whether drafts can pay at all in such a batch."""
         if self._prices is None or budget <= 0:
             return True
-        pays = self._prices.may_pay(batch, context, budget, self._config.margin)
-        self.needs = self._sources.needs if pays else replace(self._sources.needs, prompt_top_k=0)
-        return pays
+        self._is_full = not self._prices.may_pay(batch, context, budget, self._config.margin)
+        return not self._is_full
 
     def _off(self, state: RequestState, decision: Decision) -> Draft:
         """No draft: nothing is read back, unless a source has to hear it all."""
@@ -222,7 +238,6 @@ class Auto:
         state.shared.count(bucket, bool(branches))
         if not branches:
             return self._failed(proposal, price, bucket)
-        state.succeed()
         state.told = True
         if not proposal.all_draft:
             return Draft(branches, TEXT_PAYS)
@@ -240,7 +255,7 @@ class Auto:
                 calibration.fade(1 + int(state.next_pause))
         clock = self._clocks[proposal.all_draft]
         state.fail(bucket, clock.pause(self._config.longest_pause, self._config.overhead, price))
-        state.until_look = self._look_back.pause(price)
+        self._look_back.rest(state, price)
         if state.pause:
             return self._off(state, UNLIKELY if proposal.ranked else NOTHING)
         state.told = True

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from engine.protocol import BatchSpeculator, Branch, Needs, Outcome, RequestView, Speculator
+from engine.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +23,13 @@ class FaultIsolated:
         self._batch = inner if isinstance(inner, BatchSpeculator) else None
         self.name = inner.name
         self.catches_up: bool = getattr(inner, "catches_up", False)  # it may miss outcomes: it reads the context
+        self.needs = inner.needs
+        self._needs_of: Callable[[Request], Needs] | None = getattr(inner, "needs_of", None)
         self._failed: set[int] = set()  # request ids
 
-    @property
-    def needs(self) -> Needs:
-        """As the method says now."""
-        return self._inner.needs
+    def needs_of(self, request: Request | None) -> Needs:
+        """What the method needs for a request; it may do with less than for another."""
+        return self.needs if request is None or self._needs_of is None else self._needs_of(request)
 
     def begin(self, view: RequestView) -> None:
         """Forwarded; a failure switches the method off for this request."""
