@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import Branch
-from speculators.auto.calibration import DepthCalibration
+from engine.protocol import Branch, Outcome
+from speculators.auto.calibration import DepthCalibration, claims_and_hits
 from speculators.auto.prices import Price
 from speculators.mixing.estimates import FIRST_CLAIM
 
@@ -113,13 +113,24 @@ class RequestState:
             self.wait, self.next_wait = self.next_wait, min(2 * self.next_wait, LONGEST_WAIT)
             self.answered_gain = min(FIRST_CLAIM, 4.0 * needed)  # as they begin again
 
-    def learn(self, accepted: int, answered: int, probing: int) -> None:
-        """What a step with a draft accepted: nodes, those that only all sources together can have, those of probing
-        sources."""
-        self.n_accepted += accepted
-        self.gain += MEMORY * (accepted - self.gain)
-        self.next_pause = max(self.next_pause / 4.0**accepted, min(FIRST_PAUSE, self.next_pause))
+    def judge(self, outcome: Outcome, text_names: Collection[str]) -> None:
+        """Hold what was claimed of a tree against what came true, and count what was gained by which sources.
+
+        ``text_names`` are those of sources that draft from text.
+        """
+        tree = outcome.tree
+        if self.claims and len(tree) - sum(tree.probe) == len(self.claims):
+            claimed, hits = claims_and_hits(outcome, self.claims)
+            for calibration in (self.shared.calibration, self.calibration):
+                calibration.add(claimed, hits)
+        self.claims = []
+        owners = [tree.source_names[tree.sources[node]] for node in outcome.accepted]
+        self.n_accepted += len(owners)
+        self.gain += MEMORY * (len(owners) - self.gain)
+        self.next_pause = max(self.next_pause / 4.0 ** len(owners), min(FIRST_PAUSE, self.next_pause))
         if self.all_draft:
+            answered = sum(name not in text_names for name in owners)
             self.answered_gain += MEMORY * (answered - self.answered_gain)
         if self.probing:
+            probing = sum(name in self.probing for name in owners)
             self.probe_gain += MEMORY * (probing - self.probe_gain)

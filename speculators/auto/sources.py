@@ -30,6 +30,7 @@ class Sources:
         is_text = [_drafts_from_text(part) for part in parts]
         self.text = [part for part, text in zip(self.every, is_text, strict=True) if text]
         self.look_back = [part for part in self.text if part.catches_up]
+        self.all_look_back = len(self.look_back) == len(self.every)
         self.always_told = [part for part in self.every if not part.catches_up]
         self.can_rest = not any(part.needs.node_top_k for part in self.always_told)
         self.text_names = {

@@ -24,7 +24,6 @@ from dataclasses import replace
 from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator, StepTime
 from engine.request import Request
 from engine.step_cost import StepCosts
-from speculators.auto.calibration import claims_and_hits
 from speculators.auto.config import AutoConfig
 from speculators.auto.decisions import (
     BATCH,
@@ -39,7 +38,7 @@ from speculators.auto.decisions import (
 from speculators.auto.hindsight import LookBack
 from speculators.auto.prices import Price, Prices
 from speculators.auto.proposal import Proposal
-from speculators.auto.requests import FIRST_WAIT, RequestState, ScopeState
+from speculators.auto.requests import FIRST_PAUSE, FIRST_WAIT, RequestState, ScopeState
 from speculators.auto.sharing import share_out
 from speculators.auto.sources import Clock, Sources
 from speculators.tenant_state import TenantState
@@ -69,15 +68,15 @@ class Auto:
         self._learning = [0.0, 0.0]  # seconds since the last draft, likewise
         self._look_back = LookBack(self.name, self._sources.look_back, self._config)
         self._step: StepTime | None = None  # the last one
-        self._share = 0.0  # seconds of a step that a request had lately
+        self._step_share = 0.0  # seconds of a step that a request had lately
         self._is_full = False  # whether drafts could not pay in the last batch
 
     def needs_of(self, request: Request) -> Needs:
         """What is read back for a request: of its prompt nothing, where that takes longer than drafts would save."""
-        if self._prices is None or not self.needs.prompt_top_k:
+        if self._prices is None or not self._step_share or not self.needs.prompt_top_k:
             return self.needs
         scope = self._scopes.of(request.scope, ScopeState)
-        saved = self._share * scope.expected_gain(request.params.max_tokens)
+        saved = self._step_share * scope.expected_gain(request.params.max_tokens)
         pays = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
         return self.needs if scope.reads_prompt(pays) else replace(self.needs, prompt_top_k=0)
 
@@ -109,7 +108,7 @@ class Auto:
         if not outcome.n_read:
             state.n_steps += 1
         if len(outcome.tree):
-            self._judge(state, outcome)
+            state.judge(outcome, self._sources.text_names)
         if not (state.told or outcome.n_read or outcome.prompt_top_ids is not None):
             for part in self._sources.always_told:
                 part.observe(view, outcome)
@@ -119,21 +118,6 @@ class Auto:
             part.observe(view, outcome)
         state.heard = len(view.context)
         self._learning[state.all_draft] += time.perf_counter() - began
-
-    def _judge(self, state: RequestState, outcome: Outcome) -> None:
-        """Hold what was claimed of a tree against what came true."""
-        tree = outcome.tree
-        if state.claims and len(tree) - sum(tree.probe) == len(state.claims):
-            claimed, hits = claims_and_hits(outcome, state.claims)
-            for calibration in (state.shared.calibration, state.calibration):
-                calibration.add(claimed, hits)
-        state.claims = []
-        owners = [tree.source_names[tree.sources[node]] for node in outcome.accepted]
-        state.learn(
-            accepted=len(owners),
-            answered=sum(name not in self._sources.text_names for name in owners),
-            probing=sum(name in state.probing for name in owners),
-        )
 
     # -- drafting ------------------------------------------------------------------------------------------------
 
@@ -154,7 +138,7 @@ class Auto:
                 drafts[i] = self._off(self._requests[view.request_id], BATCH)
             return drafts
         price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
-        self._share = 0.0 if price is None else price.share
+        self._step_share = 0.0 if price is None else price.share
         asked: list[Proposal] = []
         for i, (view, budget) in enumerate(zip(views, budgets, strict=True)):
             state = self._requests[view.request_id]
@@ -239,6 +223,8 @@ class Auto:
         if not branches:
             return self._failed(proposal, price, bucket)
         state.told = True
+        if not self._sources.all_look_back:
+            state.next_pause = FIRST_PAUSE  # nothing else would tell them early that their phase is over
         if not proposal.all_draft:
             return Draft(branches, TEXT_PAYS)
         if price is not None and self._sources.text:
@@ -249,7 +235,7 @@ class Auto:
     def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
         """Nothing pays."""
         state = proposal.state
-        if proposal.ranked and len(self._sources.look_back) < len(self._sources.every):
+        if proposal.ranked and not self._sources.all_look_back:
             # Unless what speaks against their claims ages, sources that cannot look back never prove right again.
             for calibration in (state.shared.calibration, state.calibration):
                 calibration.fade(1 + int(state.next_pause))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.protocol import BatchSpeculator, Branch, Needs, Outcome, RequestView, Speculator
 from engine.request import Request

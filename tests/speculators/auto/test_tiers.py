@@ -1,0 +1,210 @@
+"""``auto`` in tiers: what is asked, read back and told in each, and what moves a request from one to another."""
+
+import numpy as np
+import pytest
+
+from engine.composer import compose
+from engine.protocol import Draft, Needs, Outcome, StepTime
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.step_cost import StepCosts
+from engine.tree import EMPTY_TREE
+from speculators.auto.decisions import BATCH, FULL, NOTHING, OFF, RESTS, TEXT, UNLIKELY
+from speculators.auto.prices import MOST, Prices
+from speculators.auto.speculator import Auto
+from speculators.registry import SpeculatorOptions, create
+from speculators.testing import HashTarget
+from tests.support.auto_sources import FREE, TARGET, VOCAB, Decoding, Fixed, Source, line, make_request
+
+
+def decided(decoding, n_steps):
+    """What was decided about the first request, step by step."""
+    made, inner = [], decoding.speculator.propose_batch
+
+    def propose_batch(views, budgets):
+        drafts = inner(views, budgets)
+        made.append(drafts[0].decision)
+        return drafts
+
+    decoding.speculator.propose_batch = propose_batch
+    decoding.steps(n_steps)
+    return made
+
+
+class Told(Source):
+    """Reads everything back, and counts what it hears."""
+
+    needs = Needs(node_top_k=4)
+    catches_up = True
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.heard = 0
+
+    def observe(self, request, outcome):
+        self.heard += 1
+
+
+def test_a_source_that_is_right_drafts_with_all_at_cheap_nodes_and_is_heard():
+    source = Told(claim=0.9)
+    made = decided(Decoding(Auto([source], line(0.02))), 50)
+    assert {decision.tier for decision in made} == {FULL}
+    assert source.heard == 50
+
+
+def test_a_source_that_is_wrong_ends_off_and_costs_nothing_there():
+    source = Told(claim=0.9, accuracy=0.0)
+    made = decided(Decoding(Auto([source], line(0.2))), 1000)
+    assert made[0].tier == FULL
+    late = made[200:]
+    assert sum(decision.tier == OFF for decision in late) > 0.95 * len(late)
+    assert not any(decision.reads_back for decision in late if decision.tier == OFF)
+    assert sum(decision is RESTS for decision in late) > 0.9 * len(late)
+    assert source.heard < 100
+    assert len(source.asked) < 150
+
+
+def test_where_a_node_costs_a_hundred_steps_nothing_is_asked():
+    for source in (Told(claim=1.0), Fixed([])):
+        decoding = Decoding(Auto([source], line(100.0)), 3)
+        assert decided(decoding, 20) == [BATCH] * 20
+        assert source.asked == []
+
+
+def test_a_batch_can_be_too_large_for_any_draft():
+    """Up to eight sequences a node is nearly free, beyond every row counts twice."""
+    free, full = ((8, 72), (1.0, 1.064)), ((16, 64), (2.0, 50.0))
+    costs = StepCosts({8: free, 16: full})
+    for n, tier in ((8, TEXT), (16, OFF), (64, OFF)):
+        source = Source(claim=0.9)
+        assert decided(Decoding(Auto([source], costs), n), 3)[0].tier == tier
+        assert bool(source.asked) == (tier == TEXT)
+
+
+def test_the_batch_is_that_of_the_step_also_where_others_draft_for_the_rest():
+    free, full = ((1, 65), (1.0, 1.064)), ((16, 64), (2.0, 50.0))
+    auto, request = Auto([Source(claim=0.9)], StepCosts({1: free, 16: full})), make_request()
+    auto.begin(request)
+    assert auto.propose(request, 8)
+    request.context.extend([1])
+    auto.observe(request, Outcome([1], EMPTY_TREE, step=StepTime(2.0, 16, 16, 100.0)))
+    assert auto.propose(request, 8).decision == BATCH
+
+
+def test_reasons_tell_apart_what_had_nothing_and_what_was_too_unlikely():
+    assert NOTHING in decided(Decoding(Auto([Fixed([])], FREE)), 20)
+    assert UNLIKELY in decided(Decoding(Auto([Source(claim=0.1, accuracy=0.0)], line(0.5))), 20)
+
+
+def reading(seconds):
+    """Nodes are nearly free; reading ids back takes ``seconds`` a step and a tenth of that a row."""
+    curves = {n: ((n, 64 * n), (1.0 + seconds * (1 + 0.1 * n), 1.0 + seconds * (1 + 6.4 * n))) for n in (1, 16)}
+    return StepCosts(curves, {}, {1: 1.0, 16: 1.0})
+
+
+@pytest.mark.parametrize(("seconds", "tier"), [(1e-4, FULL), (0.2, TEXT)])
+def test_what_the_target_says_is_read_back_only_where_more_is_gained_by_it(seconds, tier):
+    """Where that is dear, all that the source is right about comes from its text."""
+
+    class Both(Told):
+        from_text = ("source",) if tier == TEXT else ()
+
+    made = decided(Decoding(Auto([Both(claim=0.9)], reading(seconds))), 300)
+    assert made[0].tier == FULL
+    counts = [decision.tier == tier for decision in made[100:]]
+    assert np.mean(counts) > 0.75
+    if tier == TEXT:
+        assert not any(decision.reads_back for decision in made if decision.tier == TEXT)
+        assert any(decision.tier == FULL for decision in made[100:])  # tried again, rarely
+
+
+def test_a_pause_ends_when_looking_back_shows_that_drafts_were_right():
+    """Where the text begins to repeat itself, long pauses would be in the way."""
+    steps, decoding = [], None
+    for target in (HashTarget(4096, 4096), HashTarget(VOCAB, 1)):
+        auto = create("auto", SpeculatorOptions(step_costs=line(0.05))) if decoding is None else decoding.speculator
+        before = None if decoding is None else decoding.requests[0]
+        decoding = Decoding(auto, target=HashTarget(4096, 4096)) if before is None else decoding
+        decoding.target = target
+        steps.append(decoding.steps(150))
+    assert np.mean(np.array(steps[0][50:]) > 0) < 0.15
+    assert sum(steps[1][60:]) > 90  # soon most tokens are drafted
+
+
+def test_a_request_that_rests_tells_nothing_and_its_sources_catch_up():
+    source = Told(claim=0.3, accuracy=0.0)
+    auto, request = Auto([source], line(0.5)), make_request()
+    auto.begin(request)
+    for _ in range(100):
+        before = source.heard
+        draft = auto.propose(request, 8)
+        assert isinstance(draft, Draft)
+        outcome = TARGET.score(request.context.view.tolist(), compose(draft, 8))
+        request.context.extend(outcome.tokens)
+        auto.observe(request, outcome)
+        assert source.heard == before + draft.decision.reads_back
+
+
+def test_new_requests_of_a_scope_where_drafts_do_not_pay_rest_longer_from_the_start():
+    auto = Auto([Source(claim=0.3, accuracy=0.0)], line(0.5))
+    first = [decided(Decoding(auto, first=number), 40) for number in range(20)]
+    asked = [sum(decision is not RESTS for decision in one) for one in first]
+    assert asked[-1] < asked[0] / 2
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def prompt_needs(accuracy, n=40):
+    """How many of ``n`` requests have their prompts read back, after as many others have ended."""
+
+    class Learner(Told):
+        needs = Needs(node_top_k=4, prompt_top_k=4)
+
+    costs = line(0.05)
+    auto = Auto([Learner(claim=0.9, accuracy=accuracy)], StepCosts(costs.curves, prompt_row=0.1))
+    for number in range(n):
+        decoding = Decoding(auto, first=number)
+        decoding.steps(20)
+        decoding.end()
+    wanted = Request(list(range(30)), SamplingParams(max_tokens=20))
+    return [auto.needs_of(wanted).prompt_top_k for _ in range(n)], auto
+
+
+def test_prompts_are_read_back_where_drafts_will_save_more_than_that_takes():
+    always, auto = prompt_needs(1.0)
+    assert always == [4] * 40
+    rarely, auto = prompt_needs(0.0)
+    assert 1 <= sum(top_k > 0 for top_k in rarely) <= 2
+    assert auto.needs.prompt_top_k == 4  # of the method: what a server must be able to read
+    other = Request([1] * 30, SamplingParams(max_tokens=20), scope="another")
+    assert auto.needs_of(other).prompt_top_k == 4  # nothing is known there
+
+
+# -- prices ----------------------------------------------------------------------------------------------------------
+
+PRICED = StepCosts({1: ((1, 65), (1.0, 2.0)), 16: ((16, 80), (3.0, 5.0))}, {0: ((1,), (0.5,)), 2048: ((1,), (0.9,))})
+
+
+def test_prices_know_large_batches_and_long_texts():
+    prices = Prices(PRICED)
+    assert prices.of(64, 0, 8).plain > prices.of(16, 0, 8).plain * 1.5
+    assert prices.of(16, 4000, 8).plain > prices.of(16, 0, 8).plain * 1.5
+    assert prices.of(16, 0, 8).plain == pytest.approx(3.0)
+    assert prices.of(16, 0, 64).wider[64] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(("slower", "factor"), [(1.0, 1.0), (1.7, 1.7), (0.5, 0.5), (50.0, MOST), (0.001, 1 / MOST)])
+def test_a_correction_follows_the_clock_within_bounds(slower, factor):
+    prices = Prices(PRICED)
+    for _ in range(300):
+        prices.observe(StepTime(3.0 * slower, 16, 16, 100.0))
+    assert prices.of(16, 100.0, 4).factor == pytest.approx(factor, rel=0.02)
+    assert prices.of(20, 300.0, 4).factor == prices.of(16, 100.0, 4).factor  # one bucket
+    assert prices.of(1, 100.0, 4).factor == prices.of(16, 3000.0, 4).factor == 1.0  # others
+
+
+def test_one_strange_step_moves_a_correction_little():
+    prices = Prices(PRICED)
+    prices.observe(StepTime(1e6, 16, 16, 100.0))
+    assert prices.of(16, 100.0, 4).factor <= 1.06
