@@ -332,10 +332,11 @@ def told_of(made: Driver, index: int) -> tuple[IntArray, list[int]]:
     return made.rows_of(index), list(made.requests[index].stats.freeze().step_tokens)
 
 
+@pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("style", STYLES[:2])
 @pytest.mark.parametrize("method", ["token-recycling", "suffix+token-recycling"])
-def test_what_was_written_teaches_a_later_turn_as_if_it_were_read(method: str, style: dict[str, Any]) -> None:
-    """A later turn finds its beginning with what the target said behind it; it drafts as if it had read all of it."""
+def test_what_was_written_teaches_as_if_it_were_read(method: str, style: dict[str, Any], resumes: bool) -> None:
+    """A later turn, or an answer that another router began, finds what the target said and drafts as after a read."""
     text, params = TEXTS[0] * 2, SamplingParams(max_tokens=24, **style)
     cached, cold = (
         Driver(make_engine(make_target(FAMILY, block_size=BLOCK), None, options), 2)
@@ -345,13 +346,15 @@ def test_what_was_written_teaches_a_later_turn_as_if_it_were_read(method: str, s
     cached.finish(random.Random(0))
     answer = cached.requests[0].tokens[len(text) :]
     later = Request([*text, *answer, 5, 6, 7], params, method, 16)
+    if resumes:
+        later = Request(text, SamplingParams(max_tokens=48, **style), method, 16, emitted=answer)
     for made in (cached, cold):
         made.submit(later)
     rows, steps = told_of(cached, 1)
     wanted, its_steps = told_of(cold, 0)
     # The last step's bonus token was drawn, never read; what its tree accepted was never moved into place.
-    assert cached.requests[1].stats.n_cached >= whole_blocks(len(text) + 24 - 1 - 17)
-    assert cached.requests[1].stats.n_cached > len(text)
+    assert cached.requests[1].stats.n_cached >= whole_blocks(len(text) + (0 if resumes else 24 - 1 - 17))
+    assert resumes or cached.requests[1].stats.n_cached > len(text)
     assert np.array_equal(rows, wanted)
     assert steps == its_steps
     check_idle(cached.engine)
