@@ -262,7 +262,13 @@ class Successors:
         config = self._config
         kept = self._shared.of(view.request.scope, lambda: TenantState(max(config.prompts, 1)))
         prompt = np.array(view.request.prompt, np.int32).tobytes() if config.prompts else b""
-        return kept.of(blake2b(prompt, digest_size=16).hexdigest(), lambda: self._new_model(config.target_rows))
+        model = kept.of(blake2b(prompt, digest_size=16).hexdigest(), lambda: self._new_model(config.target_rows))
+        recent_ids, recent_weights = self._recent()  # a request's own: others that run beside it write of other things
+        return model._replace(recent_ids=recent_ids, recent_weights=recent_weights)
+
+    def _recent(self) -> tuple[IntArray, FloatArray]:
+        """No recent tokens yet: ids and weights."""
+        return np.full(self._config.recent, NONE, np.int32), np.zeros(self._config.recent, np.float32)
 
     def _new_model(self, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""
@@ -272,6 +278,7 @@ class Successors:
         corpus_orders = config.corpus_orders if CORPUS in self.sources else ()
         text_trust, target_trust, corpus_trust = first_trusts()
         mark, place, mix, ids, p, from_text, from_corpus, spans, followers, counts = self._scratch
+        recent_ids, recent_weights = self._recent()
         return Model(
             text=make_table(min(config.text_rows, 2 * n_tokens * len(text_orders)), config.text_width, text_orders),
             target=make_table(min(config.target_rows, 64 * n_tokens * len(target_orders)), config.top_k, target_orders),
@@ -283,8 +290,8 @@ class Successors:
             vocabulary_ids=self._vocabulary.ids,
             vocabulary_weights=self._vocabulary.weights,
             corpus_trust=corpus_trust,
-            recent_ids=np.full(config.recent, NONE, np.int32),
-            recent_weights=np.zeros(config.recent, np.float32),
+            recent_ids=recent_ids,
+            recent_weights=recent_weights,
             recent_trust=np.zeros(1, np.float32),
             mark=mark,
             place=place,

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.protocol import Outcome
 from engine.top_ids import TopIds
+from speculators.successors.learning import RECENT_WIDTH
 from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.table import NONE
 from speculators.testing import HashTarget
 from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, nodes, view
 
@@ -124,3 +126,20 @@ def test_rollouts_of_a_prompt_start_with_what_earlier_ones_wrote_and_other_promp
         decode(speculator, target, view(other, 3, scope="a"), 15)
     assert {scope: len(kept) for scope, kept in speculator._shared.items()} == {"a": 2, "b": 1}
     assert decode(speculator, target, view(PROMPT, 4, scope="a"), 15).drafts == cold["a"].drafts  # it gave way
+
+
+def test_requests_that_run_together_share_tables_and_not_what_their_text_is_about():
+    target = HashTarget(64)
+    speculator = Successors(SuccessorConfig(shared=True), BOTH)
+    views = [view(PROMPT, 0, scope="a"), view([30, 31, 32], 1, scope="a")]
+    for one in views:
+        speculator.begin(one)
+        speculator.observe(one, target.read_prompt(one.context.view.tolist()))
+    first, second = (speculator._states[one.request_id].model for one in views)
+    assert first.text is second.text
+    assert first.target is second.target
+    recent = [set(model.recent_ids.tolist()) - {NONE} for model in (first, second)]
+    for tokens, prompt in zip(recent, (PROMPT, [30, 31, 32]), strict=True):
+        said = {token for end in range(1, len(prompt) + 1) for token in target.top_ids(prompt[:end])[:RECENT_WIDTH]}
+        assert tokens
+        assert tokens <= said
