@@ -16,19 +16,20 @@ LONGEST_WAIT = 512  # ... up to this
 MEMORY = 0.1  # of the newest step in what a request gains
 RECENT = 1 / 8  # of the newest request in what requests of a scope gain
 MOST_UNREAD = 31  # requests in a row whose prompt is not read back
-FAMILIAR = 1 / 32  # of the newest draft in how often drafts of a scope pay
+FAMILIAR = 1 / 12  # of the newest draft in how often drafts of a scope pay
 FORGIVING = 1 / 256  # of what probes are first believed to bring, that a step without them restores
 
 
 class ScopeState:
     """What all requests of a scope have shown."""
 
-    __slots__ = ("calibration", "gain", "n_unread", "paid", "steps")
+    __slots__ = ("calibration", "gain", "n_ended", "n_unread", "paid", "steps")
 
     def __init__(self) -> None:
         self.calibration = DepthCalibration()
         self.gain = FIRST_CLAIM  # accepted nodes per step of a request
         self.steps: float | None = None  # of a request
+        self.n_ended = 0  # requests
         self.n_unread = 0  # requests since one whose prompt was read back
         self.paid: dict[int, float] = {}  # bucket of batches -> share of drafts that paid, the last ones counting most
 
@@ -49,8 +50,10 @@ class ScopeState:
     def end(self, state: RequestState) -> None:
         """A request is over."""
         if state.n_steps:
-            self.gain += RECENT * (state.n_accepted / state.n_steps - self.gain)
-            self.steps = state.n_steps if self.steps is None else self.steps + RECENT * (state.n_steps - self.steps)
+            self.n_ended += 1
+            weight = max(RECENT, 1.0 / (1 + self.n_ended))  # what is assumed first weighs as much as one request
+            self.gain += weight * (state.n_accepted / state.n_steps - self.gain)
+            self.steps = state.n_steps if self.steps is None else self.steps + weight * (state.n_steps - self.steps)
 
 
 @dataclass(slots=True)

@@ -219,9 +219,11 @@ class Auto:
         state = proposal.state
         branches = proposal.take(price, n_taken)
         state.heard = len(proposal.view.context)
-        state.shared.count(bucket, bool(branches))
         if not branches:
-            return self._failed(proposal, price, bucket)
+            draft = self._failed(proposal, price, bucket)
+            state.shared.count(bucket, False)
+            return draft
+        state.shared.count(bucket, True)
         state.told = True
         if not self._sources.all_look_back:
             state.next_pause = FIRST_PAUSE  # nothing else would tell them early that their phase is over
