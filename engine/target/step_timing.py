@@ -69,9 +69,10 @@ def measurement(info: TargetInfo, needs: Needs | None = None) -> Generator[Step,
     for context in _contexts(info):
         chunks = [n for n in PROMPT_ROWS if context + n <= _room(info)]
         yield _begin(info, step_id, context, needs or READ_BACK_PROMPT)
-        steps = {n: partial(_chunk, info, context, n, True) for n in chunks}
-        if context == 0 and UNREAD_ROWS in chunks:
+        steps = {n: partial(_chunk, info, context, n, True) for n in chunks if n <= UNREAD_ROWS}
+        if context == 0 and UNREAD_ROWS in chunks:  # not behind the largest, which leaves its caches cold
             steps[NOTHING_READ] = partial(_chunk, info, context, UNREAD_ROWS, False)
+        steps |= {n: partial(_chunk, info, context, n, True) for n in chunks if n > UNREAD_ROWS}
         step_id, taken = yield from _times(step_id + 1, steps)
         unread = taken.pop(NOTHING_READ, None)
         prompts[context] = _rising(taken)
