@@ -36,7 +36,7 @@ from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
-from app.speculation.vocabulary import beginning, read_rows
+from app.speculation.vocabulary import beginnings, read_rows
 from benchmarks.acceptance_rows import Row, draft_rows, peers_rows, pld_plus_rows, retrieval_rows, rows
 from benchmarks.paper_rows import paper_rows
 from benchmarks.support.prompt_sets import FILES, USUAL, questions
@@ -139,7 +139,7 @@ def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Ro
         spec = target.info.spec
         table = pld_plus_rows(spec.n_layers, ensure_heads(model, spec, None, lambda: target))
     else:
-        vocabulary = read_rows(target, beginning(model)) if arguments.rows == "mixed" else None
+        vocabulary = read_rows(target, beginnings(model)) if arguments.rows == "mixed" else None
         table = rows(arguments.rows, vocabulary)
     if arguments.draft_model is not None:
         table |= draft_rows(arguments.draft_model)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from app.inputs.cache import cache_folder
 from app.inputs.prompts import Question
 from app.speculation.heads import encoded
@@ -17,43 +19,84 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.info import MAX_TREE, Target
 from speculators.pool import SpeculatorPool
-from speculators.successors.vocabulary import TOP_K, VocabularyReader, VocabularyRows
+from speculators.successors.vocabulary import (
+    MOST_PAIRS,
+    PAIR_TOP_K,
+    READ_TOP_K,
+    VocabularyReader,
+    VocabularyRows,
+    mean_rows,
+)
 
-NOTHING = "."  # asked, says least about the answer
+QUESTIONS = (
+    ".",  # says least about the answer; pairs are read behind it alone
+    "Write a story about a robot.",
+    "Write a Python function that adds two numbers.",
+    "Tom has 3 apples and buys 4 more. How many apples does he have?",
+    "What is the capital of France?",
+    "Summarize the text below in one sentence.",
+)
+"""What a chat model is asked, of several kinds: rows are the mean over answers that begin to these."""
 
 
-def beginning(path: Path) -> list[int]:
-    """The tokens before an answer to nothing, for the model in directory ``path``."""
-    (tokens,) = encoded(path, [Question([NOTHING])], 1 << 20)
-    return tokens
+def beginnings(path: Path) -> list[list[int]]:
+    """The tokens before an answer to each of ``QUESTIONS``, for the model in directory ``path``."""
+    return encoded(path, [Question([question]) for question in QUESTIONS], 1 << 20)
+
+
+def n_rows(vocab_size: int) -> int:
+    """Rows that ``read_rows`` reads behind ``QUESTIONS``."""
+    return vocab_size * (len(QUESTIONS) + 1 + _n_below(vocab_size))
 
 
 def read_rows(
-    target: Target, start: Sequence[int], top_k: int = TOP_K, on_tokens: Callable[[int], object] = lambda _: None
+    target: Target, starts: Sequence[Sequence[int]], on_rows: Callable[[int], object] = lambda _: None
 ) -> VocabularyRows:
-    """Let a target score its vocabulary: some thousand tokens are the nodes of one tree.
+    """Let a target score its vocabulary behind every beginning, and behind the first one each token's likeliest
+    successors, too. Some thousand tokens are the nodes of one tree.
 
     Args:
         target: all of it, in this process.
-        start: tokens in front of every token, at least one.
-        top_k: successors that are kept of every token.
-        on_tokens: called with the number of tokens of every step.
+        starts: tokens in front of every token, at least one beginning of at least one token.
+        on_rows: called with the number of rows of every step.
     """
-    reader = VocabularyReader(target.info.spec.vocab_size, top_k)
+    vocab = target.info.spec.vocab_size
+    alone = np.empty((vocab, 0), np.int32)
+    read = [_read(target, start, VocabularyReader(alone, READ_TOP_K), on_rows) for start in starts]
+    ids, weights = mean_rows([(each.ids[:, 0], each.weights[:, 0]) for each in read])
+    below = ids[:, : _n_below(vocab)]
+    pairs = _read(target, starts[0], VocabularyReader(below, PAIR_TOP_K), on_rows)
+    keys = (np.arange(vocab)[:, None] << 32) | below
+    k = pairs.ids.shape[2]
+    found = keys.ravel(), pairs.ids[:, 1:].reshape(-1, k), pairs.weights[:, 1:].reshape(-1, k)
+    return VocabularyRows.of(ids, weights, found)
+
+
+def _n_below(vocab_size: int) -> int:
+    """Pairs that are read of every token."""
+    return min(max(MOST_PAIRS // vocab_size, 1), PAIR_TOP_K, vocab_size)
+
+
+def _read(
+    target: Target, start: Sequence[int], reader: VocabularyReader, on_rows: Callable[[int], object]
+) -> VocabularyReader:
+    """Run the reader until it has read all."""
     engine = Engine(target, SpeculatorPool(extra={reader.name: lambda _: reader}))
-    # The last token counts as emitted, so that it is the root of the first tree; there is never a second one.
+    # The last token counts as emitted, so that it is the root of the first tree; there is never a second one. The
+    # request must outlive the longest path of it, or its speculator would not be told.
     prompt = [*start[:-1]] or [*start]
-    job = Request(prompt, SamplingParams(max_tokens=4), reader.name, MAX_TREE, emitted=[start[-1]])
-    while reader.n_read < len(reader.rows):
+    job = Request(prompt, SamplingParams(max_tokens=8), reader.name, MAX_TREE, emitted=[start[-1]])
+    while reader.n_read < len(reader.ids):
         n_before = reader.n_read
         seq = engine.submit(job)
         while reader.n_read == n_before:
+            assert engine.has_work, "the reader's request ended before its tree was scored"
             engine.step()
         engine.cancel(seq)
-        on_tokens(reader.n_read - n_before)
+        on_rows((reader.n_read - n_before) * reader.ids.shape[1])
     while engine.has_work:  # the target forgets the last one
         engine.step()
-    return reader.rows
+    return reader
 
 
 def rows_file(path: Path) -> Path:

@@ -10,6 +10,7 @@ from retrieval_store.index.jit import compiled, compiled_in_place
 from speculators.successors.corpora import corpus_bucket, count_followers, longest_match
 from speculators.successors.mix import Model, slot_of, text_bucket
 from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail, put_successors
+from speculators.successors.vocabulary import pair_row
 
 RECENT_WIDTH = 8  # of the best ids behind a context that count as recent
 
@@ -144,23 +145,32 @@ def _components(
             n += 1
         row = find(model.target, key) if model.target.has[order] else NONE
         if row != NONE:
-            orders[n], kinds[n], p[n] = order, 0, 0.0
-            for i in range(model.target.ids.shape[1]):
-                if model.target.ids[row, i] == NONE:
-                    break
-                if model.target.ids[row, i] == token:
-                    p[n] = model.target.weights[row, i]
+            orders[n], kinds[n], p[n] = order, 0, _weight_of(model.target.ids, model.target.weights, row, token)
             n += 1
+        elif order == 2:
+            row = pair_row(model.vocabulary, tail[TAIL - 2], tail[TAIL - 1])
+            if row != NONE:
+                weight = _weight_of(model.vocabulary.pair_ids, model.vocabulary.pair_weights, row, token)
+                orders[n], kinds[n], p[n] = order, 0, weight
+                n += 1
         if follows:
             n = _follower_component(model, order, token, n, orders, kinds, p)
     last = tail[TAIL - 1]
-    if 0 <= last < len(model.vocabulary_ids):
-        orders[n], kinds[n], p[n] = 0, 0, 0.0
-        for i in range(model.vocabulary_ids.shape[1]):
-            if model.vocabulary_ids[last, i] == token:
-                p[n] = model.vocabulary_weights[last, i]
+    if 0 <= last < len(model.vocabulary.ids):
+        orders[n], kinds[n], p[n] = 0, 0, _weight_of(model.vocabulary.ids, model.vocabulary.weights, last, token)
         n += 1
     return n
+
+
+@compiled_in_place
+def _weight_of(ids: IntArray, weights: FloatArray, row: int, token: int) -> float:
+    """The weight of ``token`` in a row; 0 if it is not there."""
+    for i in range(ids.shape[1]):
+        if ids[row, i] == token:
+            return float(weights[row, i])
+        if ids[row, i] == NONE:
+            break
+    return 0.0
 
 
 @compiled_in_place

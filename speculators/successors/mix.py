@@ -2,10 +2,11 @@
 
 From the longest order down, every row found takes its share (its *trust*) of the probability that is left: first what
 the text itself showed (counts), then what the target said behind such a context (its top probabilities), then what
-followed it in texts to look up (counts again); at last what the target says behind the token alone, where that was read
-(``speculators.successors.vocabulary``). What remains goes to *recent* tokens, those the target considered anywhere in
-the last steps: they cover contexts never seen. Stick-breaking as in PPM; the trusts were fitted on other prompts than
-any reported figure (docs/methods).
+followed it in texts to look up (counts again). Where the target has said nothing behind the last two tokens, what it
+says behind them in any text stands in; at last comes what it says behind the last one in any text, both as far as they
+were read (``speculators.successors.vocabulary``). What remains goes to *recent* tokens, those the target considered
+anywhere in the last steps: they cover contexts never seen. Stick-breaking as in PPM; the trusts were fitted on other
+prompts than any reported figure (docs/methods).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from engine.tree import FloatArray, IntArray
 from retrieval_store.index.jit import compiled_in_place
 from speculators.successors.corpora import Corpora, corpus_bucket, count_followers, longest_match
 from speculators.successors.table import NONE, TAIL, Table, find, hash_tail
+from speculators.successors.vocabulary import VocabularyRows, pair_row
 
 MAX_CANDIDATES = 512
 SLOTS = 2 * MAX_CANDIDATES  # of the index of candidates by token; a power of two, never full
@@ -41,8 +43,7 @@ class Model(NamedTuple):
     corpus_has: IntArray  # [TAIL + 1]: 1 for orders that are looked up
     text_trust: FloatArray  # [TAIL + 1, 3, 2]: order; seen once, twice, more; several successors or one
     target_trust: FloatArray  # [TAIL + 1]: order; 0 that of the vocabulary's rows
-    vocabulary_ids: IntArray  # [vocab, k]: the target's best behind each token alone; no rows if they were not read
-    vocabulary_weights: FloatArray  # [vocab, k]
+    vocabulary: VocabularyRows  # what the target says behind tokens and pairs of any text, if it was read
     corpus_trust: FloatArray  # [TAIL + 1, BUCKETS, 2]: order; occurrences; several successors or one
     recent_ids: IntArray  # [n_recent], NONE where there is no more
     recent_weights: FloatArray  # [n_recent], sum at most 1
@@ -143,25 +144,22 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
         if row != NONE:
             share = left * model.target_trust[order]
             left -= share
-            for i in range(model.target.ids.shape[1]):
-                if model.target.ids[row, i] == NONE:
-                    break
-                p = share * model.target.weights[row, i]
-                if p >= least:
-                    n = add_candidate(model, n, model.target.ids[row, i], p, 0.0, 0.0)
+            n = _add_row(model, n, model.target.ids, model.target.weights, row, share, least)
+        elif order == 2:
+            row = pair_row(model.vocabulary, tail[TAIL - 2], tail[TAIL - 1])
+            if row != NONE:
+                share = left * model.target_trust[order]
+                left -= share
+                n = _add_row(model, n, model.vocabulary.pair_ids, model.vocabulary.pair_weights, row, share, least)
         if follows:
             n, left = _add_followers(model, n, order, left, least)
         if left < 0.003:
             return n
     token = tail[TAIL - 1]
-    if 0 <= token < len(model.vocabulary_ids):
+    if 0 <= token < len(model.vocabulary.ids):
         share = left * model.target_trust[0]
         left -= share
-        for i in range(model.vocabulary_ids.shape[1]):
-            p = share * model.vocabulary_weights[token, i]
-            if p < least:
-                break
-            n = add_candidate(model, n, model.vocabulary_ids[token, i], p, 0.0, 0.0)
+        n = _add_row(model, n, model.vocabulary.ids, model.vocabulary.weights, token, share, least)
     for i in range(len(model.recent_ids)):
         if model.recent_ids[i] == NONE:
             break
@@ -169,6 +167,18 @@ def mix_successors(model: Model, tail: IntArray, least: float = 0.0) -> int:
         if p < least:
             break
         n = add_candidate(model, n, model.recent_ids[i], p, 0.0, 0.0)
+    return n
+
+
+@compiled_in_place
+def _add_row(model: Model, n: int, ids: IntArray, weights: FloatArray, row: int, share: float, least: float) -> int:
+    """Candidates of what the target said, a row of ``ids`` and ``weights``; returns their number."""
+    for i in range(ids.shape[1]):
+        if ids[row, i] == NONE:
+            break
+        p = share * weights[row, i]
+        if p >= least:
+            n = add_candidate(model, n, ids[row, i], p, 0.0, 0.0)
     return n
 
 

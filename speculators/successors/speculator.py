@@ -136,7 +136,7 @@ class Successors:
         self._vocabulary = VocabularyRows.none()
         if vocabulary is not None and TARGET in sources:
             # Copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
-            self._vocabulary = VocabularyRows(vocabulary.ids.copy(), vocabulary.weights.copy())
+            self._vocabulary = vocabulary.copy()
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
         self._states: dict[int, _State] = {}
@@ -287,8 +287,7 @@ class Successors:
             corpus_has=np.array([order in corpus_orders for order in range(TAIL + 1)], np.int32),
             text_trust=text_trust,
             target_trust=target_trust,
-            vocabulary_ids=self._vocabulary.ids,
-            vocabulary_weights=self._vocabulary.weights,
+            vocabulary=self._vocabulary,
             corpus_trust=corpus_trust,
             recent_ids=recent_ids,
             recent_weights=recent_weights,

@@ -36,7 +36,11 @@ def new_model(text, seed, config=CONFIG):
     """A model that knows a text's counts and made-up probabilities of the target behind some of its contexts."""
     rng = np.random.default_rng(seed)
     rows = np.array([rng.choice(8, 4, replace=False) for _ in range(VOCAB * (seed % 2))], np.int32).reshape(-1, 4)
-    read = VocabularyRows(rows, np.tile(np.array([0.4, 0.2, 0.1, 0.05], np.float32), (len(rows), 1)))
+    weights = np.array([0.4, 0.2, 0.1, 0.05], np.float32)
+    pairs = rng.permutation([(a << 32) | b for a in range(8) for b in range(8)])[: 30 * (seed % 2)]
+    pair_rows = np.array([rng.choice(8, 4, replace=False) for _ in pairs], np.int32).reshape(-1, 4)
+    behind_pairs = pairs, pair_rows, np.tile(weights, (len(pairs), 1))
+    read = VocabularyRows.of(rows, np.tile(weights, (len(rows), 1)), behind_pairs)
     model = Successors(config, vocabulary=read)._new_model(1000)
     learn_text(model.text, array(text), 0)
     for end in rng.integers(1, len(text) + 1, 10):
@@ -240,6 +244,14 @@ def test_a_short_list_keeps_the_heaviest_recent_tokens_of_many():
 # Trusts.
 
 
+def pair_of(model, first, second):
+    """What the target says behind a pair of tokens in any text; None if it was not read."""
+    rows = model.vocabulary
+    (places,) = np.nonzero(rows.pair_keys == (int(first) << 32 | int(second)))
+    found = [zip(rows.pair_ids[i].tolist(), rows.pair_weights[i].tolist(), strict=True) for i in places]
+    return dict(found[0]) if found else None
+
+
 def literal_adaptation(model, text, first, rate):
     """Online EM over the same stick, on dictionaries of trusts."""
     trusts = {}
@@ -250,6 +262,8 @@ def literal_adaptation(model, text, first, rate):
                 continue
             for kind, table in (("text", model.text), ("target", model.target)):
                 row = row_of(table, text[:end], order)
+                if row is None and kind == "target" and order == 2:
+                    row = pair_of(model, text[end - 2], text[end - 1])
                 if row is None:
                     continue
                 p, where = row.get(text[end], 0.0), (kind, order)
@@ -259,9 +273,9 @@ def literal_adaptation(model, text, first, rate):
                 array_ = model.text_trust if kind == "text" else model.target_trust
                 trusts.setdefault(where, float(array_[where[1:]]))
                 parts.append((where, p))
-        if len(model.vocabulary_ids):
+        if len(model.vocabulary.ids):
             last = text[end - 1]
-            row = dict(zip(model.vocabulary_ids[last].tolist(), model.vocabulary_weights[last].tolist(), strict=True))
+            row = dict(zip(model.vocabulary.ids[last].tolist(), model.vocabulary.weights[last].tolist(), strict=True))
             trusts.setdefault(("target", 0), float(model.target_trust[0]))
             parts.append((("target", 0), row.get(text[end], 0.0)))
         below, given_ = 1e-3, []

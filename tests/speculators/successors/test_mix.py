@@ -35,12 +35,26 @@ def tail_of(tokens):
 
 
 def vocabulary(seed, k=3):
-    """Rows of the target behind every token; of every third seed none were read."""
+    """Rows of the target behind every token and some pairs; of every third seed none were read."""
     if seed % 3 == 0:
         return VocabularyRows.none()
     rng = np.random.default_rng(seed)
-    ids = np.array([rng.choice(VOCAB, k, replace=False) for _ in range(VOCAB)], np.int32)
-    return VocabularyRows(ids, np.sort(rng.uniform(0.0, 0.3, ids.shape).astype(np.float32))[:, ::-1].copy())
+
+    def rows(n):
+        ids = np.array([rng.choice(VOCAB, k, replace=False) for _ in range(n)], np.int32)
+        return ids, np.sort(rng.uniform(0.0, 0.3, ids.shape).astype(np.float32))[:, ::-1].copy()
+
+    pairs = rng.permutation([(a << 32) | b for a in range(6) for b in range(6)])[:18]  # of the texts' tokens
+    return VocabularyRows.of(*rows(VOCAB), (pairs, *rows(len(pairs))))
+
+
+def pairs_of(model):
+    """Pair of tokens -> successors and their weights."""
+    rows = model.vocabulary
+    return {
+        (key >> 32, key & 0xFFFFFFFF): list(zip(ids.tolist(), weights.tolist(), strict=True))
+        for key, ids, weights in zip(rows.pair_keys.tolist(), rows.pair_ids, rows.pair_weights, strict=True)
+    }
 
 
 def build(text, puts, recent, trusts_seed):
@@ -88,11 +102,16 @@ def literal_mix(model, counts, target, recent, context):
             for token, weight in target[gram]:
                 p[token] += left * trust * weight
             left *= 1.0 - trust
+        elif order == 2 and gram in (pairs := pairs_of(model)):
+            trust = float(model.target_trust[order])
+            for token, weight in pairs[gram]:
+                p[token] += left * trust * weight
+            left *= 1.0 - trust
         if left < 0.003:
             return p, from_text, left
-    if context and len(model.vocabulary_ids):
+    if context and len(model.vocabulary.ids):
         trust, last = float(model.target_trust[0]), context[-1]
-        for token, weight in zip(model.vocabulary_ids[last], model.vocabulary_weights[last], strict=True):
+        for token, weight in zip(model.vocabulary.ids[last], model.vocabulary.weights[last], strict=True):
             p[int(token)] += left * trust * float(weight)
         left *= 1.0 - trust
     for token, weight in recent:
