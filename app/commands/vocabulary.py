@@ -7,8 +7,8 @@ import argparse
 from app.offline.flags import add_model, check_flags
 
 DESCRIPTION = """\
-Let the model score every token of its vocabulary behind six beginnings, and pairs of a token and its likeliest
-successors behind one, and keep the best successors of each in the cache folder.
+Let the model score every token of its vocabulary, and pairs of a token and its likeliest successors, behind six
+beginnings of an answer, and keep the best successors of each in the cache folder.
 From then on 'spectra generate|bench|serve' draft with them where a text has not shown what follows a token
 (methods suffix+token-recycling, token-recycling and auto): about 10 % more tokens per forward.
 """

@@ -20,16 +20,18 @@ from engine.sampling.params import SamplingParams
 from engine.target.info import MAX_TREE, Target
 from speculators.pool import SpeculatorPool
 from speculators.successors.vocabulary import (
+    BELOW,
     MOST_PAIRS,
     PAIR_TOP_K,
     READ_TOP_K,
+    TOP_K,
     VocabularyReader,
     VocabularyRows,
     mean_rows,
 )
 
 QUESTIONS = (
-    ".",  # says least about the answer; pairs are read behind it alone
+    ".",  # says least about the answer
     "Write a story about a robot.",
     "Write a Python function that adds two numbers.",
     "Tom has 3 apples and buys 4 more. How many apples does he have?",
@@ -46,14 +48,15 @@ def beginnings(path: Path) -> list[list[int]]:
 
 def n_rows(vocab_size: int) -> int:
     """Rows that ``read_rows`` reads behind ``QUESTIONS``."""
-    return vocab_size * (len(QUESTIONS) + 1 + _n_below(vocab_size))
+    return vocab_size * len(QUESTIONS) * (2 + _n_below(vocab_size))
 
 
 def read_rows(
     target: Target, starts: Sequence[Sequence[int]], on_rows: Callable[[int], object] = lambda _: None
 ) -> VocabularyRows:
-    """Let a target score its vocabulary behind every beginning, and behind the first one each token's likeliest
-    successors, too. Some thousand tokens are the nodes of one tree.
+    """Let a target score its vocabulary behind every beginning, then also what is likeliest behind each token.
+
+    Some thousand tokens are the nodes of one tree.
 
     Args:
         target: all of it, in this process.
@@ -61,20 +64,20 @@ def read_rows(
         on_rows: called with the number of rows of every step.
     """
     vocab = target.info.spec.vocab_size
-    alone = np.empty((vocab, 0), np.int32)
-    read = [_read(target, start, VocabularyReader(alone, READ_TOP_K), on_rows) for start in starts]
-    ids, weights = mean_rows([(each.ids[:, 0], each.weights[:, 0]) for each in read])
+    none = np.empty((vocab, 0), np.int32)
+    alone = [_read(target, start, VocabularyReader(none, READ_TOP_K), on_rows) for start in starts]
+    ids, weights = mean_rows([(each.ids[:, 0], each.weights[:, 0]) for each in alone], vocab, TOP_K)
     below = ids[:, : _n_below(vocab)]
-    pairs = _read(target, starts[0], VocabularyReader(below, PAIR_TOP_K), on_rows)
+    pairs = [_read(target, start, VocabularyReader(below, TOP_K), on_rows) for start in starts]
     keys = (np.arange(vocab)[:, None] << 32) | below
-    k = pairs.ids.shape[2]
-    found = keys.ravel(), pairs.ids[:, 1:].reshape(-1, k), pairs.weights[:, 1:].reshape(-1, k)
-    return VocabularyRows.of(ids, weights, found)
+    return VocabularyRows.of(
+        ids, weights, (keys.ravel(), *mean_rows([each.behind_pairs() for each in pairs], vocab, PAIR_TOP_K))
+    )
 
 
 def _n_below(vocab_size: int) -> int:
     """Pairs that are read of every token."""
-    return min(max(MOST_PAIRS // vocab_size, 1), PAIR_TOP_K, vocab_size)
+    return min(max(MOST_PAIRS // vocab_size, 1), BELOW, TOP_K, vocab_size)
 
 
 def _read(

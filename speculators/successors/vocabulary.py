@@ -2,8 +2,8 @@
 
 Tables that learn from a request know a token's successors once the target has scored that token. Until then nothing but
 *recent* tokens is known, and half of the nodes are guesses. Rows that are read once per target fill that gap: one per
-token, the mean of what the target says behind it after several beginnings, and one per pair of a token and each of its
-likeliest successors. No text of a request is in them, so that all requests may share them. One forward of the target
+token, and one per pair of a token and each of its likeliest successors, each the mean of what the target says after
+several beginnings. No text of a request is in them, so that all requests may share them. One forward of the target
 reads about a thousand rows, as the nodes of one tree.
 """
 
@@ -28,7 +28,8 @@ FORMAT, VERSION = "spectra-vocabulary", "2"
 TOP_K = 16  # successors kept behind a token
 PAIR_TOP_K = 8  # and behind a pair: what a longer context says is concentrated
 READ_TOP_K = 32  # ids read back: a mean of several lists needs more of each
-MOST_PAIRS = 1 << 18  # 18 MiB of rows
+BELOW = 16  # pairs of a token, at most
+MOST_PAIRS = 1 << 18  # of all tokens: 18 MiB of rows
 
 
 class VocabularyRows(NamedTuple):
@@ -107,24 +108,25 @@ def pair_row(rows: VocabularyRows, first: int, second: int) -> int:
     return place if place < len(rows.pair_keys) and rows.pair_keys[place] == key else -1
 
 
-def mean_rows(read: Sequence[tuple[IntArray, FloatArray]], k: int = TOP_K) -> tuple[IntArray, FloatArray]:
-    """The ``k`` likeliest successors of every token by the mean of several lists; a token that a list lacks is 0 there.
+def mean_rows(read: Sequence[tuple[IntArray, FloatArray]], vocab: int, k: int) -> tuple[IntArray, FloatArray]:
+    """The ``k`` likeliest successors by the mean of several lists; a token that a list lacks has no weight there.
 
     Args:
-        read: ids ``[vocab, n]`` and weights ``[vocab, n]`` of each list.
-        k: successors that are kept.
+        read: ids and weights of each list, ``[n, m]``.
+        vocab: ids that there are.
+        k: successors that are kept, where there are so many tokens.
     """
-    vocab = len(read[0][0])
-    k = min(k, vocab)
-    ids, weights = np.empty((vocab, k), np.int32), np.empty((vocab, k), np.float32)
-    for first in range(0, vocab, 64):
-        rows = np.arange(min(64, vocab - first))[:, None]
+    n, k = len(read[0][0]), min(k, vocab)
+    ids, weights = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
+    for first in range(0, n, 64):
+        here = slice(first, first + 64)
+        rows = np.arange(len(ids[here]))[:, None]
         sums = np.zeros((len(rows), vocab), np.float32)
         for some_ids, some_weights in read:
-            sums[rows, some_ids[first : first + 64]] += some_weights[first : first + 64] / len(read)
+            sums[rows, some_ids[here]] += some_weights[here] / len(read)
         best = np.argpartition(-sums, k - 1, axis=1)[:, :k]
         best = np.take_along_axis(best, np.argsort(-sums[rows, best], axis=1, kind="stable"), axis=1)
-        ids[first : first + 64], weights[first : first + 64] = best, sums[rows, best]
+        ids[here], weights[here] = best, sums[rows, best]
     return ids, weights
 
 
@@ -173,3 +175,8 @@ class VocabularyReader:
 
     def end(self, view: RequestView) -> None:
         """Nothing to drop."""
+
+    def behind_pairs(self) -> tuple[IntArray, FloatArray]:
+        """Ids and weights behind every token and each one below it, ``[vocab * n_below, k]``."""
+        k = self.ids.shape[2]
+        return self.ids[:, 1:].reshape(-1, k), self.weights[:, 1:].reshape(-1, k)

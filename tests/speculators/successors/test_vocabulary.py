@@ -13,12 +13,13 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from speculators.registry import SpeculatorOptions, create
 from speculators.successors.speculator import SuccessorConfig, Successors
-from speculators.successors.vocabulary import PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, mean_rows, pair_row
+from speculators.successors.vocabulary import BELOW, PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, mean_rows, pair_row
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, tiny_model
 
 FAMILY = "qwen3"
 STARTS = [[5, 6, 7], [8, 9]]
+VOCAB = tiny_model(FAMILY).config.vocab_size
 
 
 @pytest.fixture(scope="module")
@@ -32,39 +33,42 @@ def behind(texts: list[list[int]]) -> np.ndarray:
         return tiny_model(FAMILY)(torch.tensor(texts)).logits[:, -1].softmax(-1).numpy()
 
 
-def test_rows_are_what_the_model_says_behind_each_token_on_average(read: VocabularyRows) -> None:
-    n = tiny_model(FAMILY).config.vocab_size
-    mean = np.zeros((n, n))
+def mean_behind(texts: list[list[int]], n_read: int) -> np.ndarray:
+    """The mean over all beginnings of what is read back of the model's probabilities, ``[n, vocab]``."""
+    mean = np.zeros((len(texts), VOCAB))
     for start in STARTS:
-        said = behind([[*start, token] for token in range(n)])
-        said[said < np.sort(said)[:, -READ_TOP_K, None]] = 0.0  # what is not read back of a list
+        said = behind([[*start, *text] for text in texts])
+        said[said < np.sort(said)[:, -n_read, None]] = 0.0
         mean += said / len(STARTS)
-    assert read.ids.shape == (n, TOP_K)
+    return mean
+
+
+def test_rows_are_what_the_model_says_behind_each_token_on_average(read: VocabularyRows) -> None:
+    mean = mean_behind([[token] for token in range(VOCAB)], READ_TOP_K)
+    assert read.ids.shape == (VOCAB, TOP_K)
     assert np.allclose(read.weights, -np.sort(-mean)[:, :TOP_K], atol=1e-4)
-    assert np.allclose(read.weights, mean[np.arange(n)[:, None], read.ids], atol=1e-4)
+    assert np.allclose(read.weights, mean[np.arange(VOCAB)[:, None], read.ids], atol=1e-4)
 
 
 def test_pairs_are_of_a_token_and_its_likeliest_successors(read: VocabularyRows) -> None:
-    n = tiny_model(FAMILY).config.vocab_size
     pairs = [(key >> 32, key & 0xFFFFFFFF) for key in read.pair_keys.tolist()]
     assert pairs == sorted(pairs)
-    assert set(pairs) == {(token, below) for token in range(n) for below in read.ids[token, :PAIR_TOP_K].tolist()}
-    said = np.sort(behind([[*STARTS[0], *pair] for pair in pairs]))[:, : -1 - PAIR_TOP_K : -1]
-    assert np.allclose(read.pair_weights, said, atol=1e-4)
-    found = [pair_row(read, *pair) for pair in (*pairs[:9], (n, 0), (0, n))]
+    assert set(pairs) == {(token, below) for token in range(VOCAB) for below in read.ids[token, :BELOW].tolist()}
+    mean = mean_behind([list(pair) for pair in pairs], TOP_K)
+    assert np.allclose(read.pair_weights, -np.sort(-mean)[:, :PAIR_TOP_K], atol=1e-4)
+    found = [pair_row(read, *pair) for pair in (*pairs[:9], (VOCAB, 0), (0, VOCAB))]
     assert found == [*range(9), -1, -1]
 
 
 def test_a_mean_is_over_all_lists() -> None:
     lists = [([[0, 1]], [[0.5, 0.25]]), ([[2, 1]], [[0.75, 0.125]])]
-    ids, weights = mean_rows([(np.tile(i, (3, 1)), np.tile(np.float32(w), (3, 1))) for i, w in lists], 2)
-    assert ids.tolist() == [[2, 0]] * 3
-    assert weights.tolist() == [[0.375, 0.25]] * 3
+    ids, weights = mean_rows([(np.tile(i, (70, 1)), np.tile(np.float32(w), (70, 1))) for i, w in lists], 3, 2)
+    assert ids.tolist() == [[2, 0]] * 70
+    assert weights.tolist() == [[0.375, 0.25]] * 70
 
 
 def test_one_token_is_beginning_enough() -> None:
-    n = tiny_model(FAMILY).config.vocab_size
-    assert len(read_rows(make_target(FAMILY), [[5]]).ids) == len(read_rows(make_target(FAMILY), [[5, 6]]).ids) == n
+    assert len(read_rows(make_target(FAMILY), [[5]]).ids) == len(read_rows(make_target(FAMILY), [[5, 6]]).ids) == VOCAB
 
 
 def test_a_file_holds_the_rows_of_one_model(read: VocabularyRows, tmp_path) -> None:
