@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
@@ -70,6 +68,9 @@ class VocabularyRows(NamedTuple):
         Raises:
             ConfigError: it cannot be written there.
         """
+        from safetensors import SafetensorError  # here: a router drafts with rows, and reads no file
+        from safetensors.numpy import save_file
+
         partial = path.with_name(path.name + ".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +86,8 @@ class VocabularyRows(NamedTuple):
         Raises:
             ConfigError: it cannot be read, is no such file, or belongs to another version or model.
         """
+        from safetensors import SafetensorError, safe_open
+
         try:
             with safe_open(path, "numpy") as file:
                 told = file.metadata() or {}

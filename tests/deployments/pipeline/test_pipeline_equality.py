@@ -24,6 +24,7 @@ from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.methods import AVAILABLE
+from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
@@ -70,6 +71,7 @@ def draft_client(
     corpus = [[*job.prompt, *generate(job)] for job in (make_job(number) for number in range(2))]
     options = SpeculatorOptions(
         pld_plus=PLD_PLUS,
+        adapld=AdaPldConfig(layer=1, dims=16),
         draft_model=DraftModelConfig(str(tiny_checkpoint), draft_tokens=3, block_size=16, kv_gib=0.01),
         retrieval=lambda: FixedLibrary(MemoryIndex(corpus)),
         step_costs=COSTS,
