@@ -1,0 +1,100 @@
+"""What is no frame of a stage costs its connection or its step, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from deployments.pipeline.frames import encode_frame
+from deployments.pipeline.tensor_header import TensorHeader
+from deployments.stage.links.base import allocate
+from deployments.stage.links.negotiation import Offer
+from deployments.transport.async_channel import AsyncChannel
+from deployments.transport.channel import Channel
+from engine.stage.base import Activations
+from tests.support.stage_steps import connected, first_step
+
+CPU = torch.device("cpu")
+
+
+def stage_frame(step: bytes = b"", tensors: Any = (), **more: Any) -> bytes:
+    fields = {"error": "", "rows_at": (), "seconds": ()} | more
+    return msgspec.msgpack.encode([step, tensors, *fields.values()])
+
+
+BAD_FRAMES = [
+    b"",
+    b"\xc1",
+    stage_frame(tensors=[["float64", [1]]]),
+    stage_frame(tensors=[["float32", [1 << 30, 1 << 30]]]),
+    stage_frame(tensors=[["float32", [0]]] * 3),
+    stage_frame(b"no step"),
+    stage_frame(seconds=("long",)),
+    stage_frame(rows_at=7),
+]
+
+
+async def as_a_stage(served: Any) -> Channel:
+    """A connection to the last stage that has agreed on a link."""
+    last = served.stages.workers[-1]
+    peer = await asyncio.to_thread(Channel.connect, last.address, served.stages.endpoints.secret, "stage")
+    peer.send(msgspec.msgpack.encode(Offer(("socket",), "cpu")))
+    await asyncio.to_thread(peer.receive)  # the choice
+    return peer
+
+
+@pytest.mark.parametrize("frame", BAD_FRAMES, ids=range(len(BAD_FRAMES)))
+async def test_what_is_no_frame_of_a_stage_costs_the_connection_only(frame: bytes, serving: Any) -> None:
+    async with serving(2) as served:
+        pipeline = await connected(served)
+        pipeline.send(first_step())
+        before = await pipeline.receive()
+        pipeline.close()
+        hostile = await as_a_stage(served)
+        hostile.send(frame)
+        with pytest.raises((EOFError, OSError)):
+            await asyncio.to_thread(hostile.receive)
+        hostile.close()
+        pipeline = await served.connect()
+        pipeline.send(first_step())
+        assert (await pipeline.receive()).results == before.results
+        pipeline.close()
+
+
+async def test_tensors_of_a_router_are_refused(serving: Any) -> None:
+    async with serving(1) as served:
+        pipeline = await connected(served)
+        pipeline._steps.send(encode_frame(first_step(), Activations(torch.ones(1, 3, 32))))
+        with pytest.raises(Exception, match="broke"):
+            await pipeline.receive()
+        pipeline.close()
+
+
+async def test_activations_of_the_wrong_shape_fail_their_step_only(
+    serving: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    async with serving(2) as served:
+        await served.router.close()
+        endpoints = served.stages.endpoints
+        results = await AsyncChannel.connect(endpoints.last, endpoints.secret, "results")
+        peer = await as_a_stage(served)
+        for hidden in (torch.ones(1, 3, 7), torch.ones(2), torch.ones(1, 0, 32)):
+            peer.send(encode_frame(first_step(), Activations(hidden)))
+            peer.send_all([memoryview(hidden.reshape(-1).view(torch.uint8).numpy())])
+            answer = msgspec.msgpack.decode(await results.receive())
+            assert answer["error"]
+        peer.close()
+        results.close()
+
+
+def test_a_head_says_what_its_tensor_is() -> None:
+    head = TensorHeader.of(torch.ones(2, 3, dtype=torch.bfloat16))
+    assert head == TensorHeader("bfloat16", (2, 3))
+    assert head.n_bytes == 12
+    assert allocate([head], CPU)[0].shape == (2, 3)

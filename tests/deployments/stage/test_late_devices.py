@@ -1,0 +1,151 @@
+"""Devices that are done later than the loop that drives them, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import TargetLostError
+from engine.loop import Completion
+from engine.request import Request
+from engine.stage.base import Activations, Computing
+from engine.stage.stage import Stage
+from engine.step import Step
+from tests.support.stage_steps import connected, first_step, wait_until
+
+CPU = torch.device("cpu")
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
+
+
+class Late(Stage):
+    """As on a GPU: activations are true some time after ``forward`` has returned."""
+
+    @torch.inference_mode()
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        made = super().forward(step, incoming)
+        self._late = Computed(made.hidden.clone(), made.hidden)
+        made.hidden.fill_(float("nan"))
+        return made
+
+    def computing(self) -> Computing:
+        return self._late
+
+
+class Computed:
+    """What a device writes at last."""
+
+    def __init__(self, true: Tensor, to: Tensor) -> None:
+        self._true, self._to = true, to
+
+    def wait(self) -> float:
+        time.sleep(0.002)
+        with torch.inference_mode():
+            self._to.copy_(self._true)
+        return 3.5
+
+
+class Stuck:
+    """A device that is done when the test says so."""
+
+    def __init__(self, go_on: threading.Event) -> None:
+        self._go_on = go_on
+
+    def wait(self) -> float:
+        assert self._go_on.wait(60)
+        return 0.0
+
+
+def hanging(go_on: threading.Event) -> type[Stage]:
+    """A stage whose device hangs until ``go_on``."""
+
+    class Hangs(Late):
+        def computing(self) -> Computing:
+            return Stuck(go_on)
+
+    return Hangs
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+async def test_texts_are_the_same_when_a_device_is_later_than_its_loop(
+    transport: str, serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    jobs = [make_job(number, "pld", max_tokens=12, stop_ids=(), temperature=0.8) for number in range(3)]
+    async with serving(3, [Late, Late, Stage], transport=transport) as served:
+        answers = await asyncio.gather(*(served.answer(job) for job in jobs))
+        assert [answer.token_ids for answer in answers] == [offline(job).token_ids for job in jobs]
+        pipeline = await connected(served)
+        for step in (first_step(), Step(1, [])):
+            pipeline.send(step)
+        first, second = [await pipeline.receive() for _ in range(2)]
+        assert first.stage_seconds[:2] == (3.5, 3.5)  # the device's, not the loop's
+        assert all(seconds < 3.0 for seconds in second.stage_seconds)
+        await wait_until(lambda: all(worker.busy_since is None for worker in served.stages.workers))
+        pipeline.close()
+
+
+async def test_a_device_that_is_not_done_shows_as_a_busy_stage(serving: Any) -> None:
+    go_on = threading.Event()
+    async with serving(2, [hanging(go_on), Stage]) as served:
+        pipeline = await connected(served)
+        first, last = served.stages.workers
+        before = time.monotonic()
+        pipeline.send(first_step())
+        pipeline.send(Step(1, []))
+        await wait_until(lambda: first.busy_since is not None)
+        await asyncio.sleep(0.05)
+        assert before <= first.busy_since <= time.monotonic()
+        assert last.busy_since is None
+        go_on.set()
+        assert [(await pipeline.receive()).step_id for _ in range(2)] == [0, 1]
+        await wait_until(lambda: first.busy_since is None)
+        pipeline.close()
+
+
+async def test_a_stage_whose_device_hangs_stays_busy_without_its_router_and_serves_no_other(serving: Any) -> None:
+    go_on = threading.Event()
+    async with serving(2, [hanging(go_on), Stage]) as served:
+        pipeline = await connected(served)
+        first = served.stages.workers[0]
+        pipeline.send(first_step())
+        await wait_until(lambda: first.busy_since is not None)
+        began = first.busy_since
+        pipeline.close()
+        await wait_until(lambda: first.n_sequences == 0)  # the loop has noticed
+        again = await connected(served)
+        again.send(Step(0, []))
+        answer = asyncio.ensure_future(again.receive())
+        assert not (await asyncio.wait([answer], timeout=0.2))[0]
+        assert first.busy_since == began
+        go_on.set()
+        assert (await answer).step_id == 0
+        await wait_until(lambda: first.busy_since is None)
+        again.close()
+
+
+async def test_a_device_that_fails_ends_its_stage(serving: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    class Breaks(Late):
+        def computing(self) -> Computing:
+            class Broken:
+                def wait(self) -> float:
+                    raise torch.AcceleratorError("unspecified launch failure")
+
+            return Broken()
+
+    async with serving(2, [Breaks, Stage]) as served:
+        pipeline = await connected(served)
+        pipeline.send(first_step())
+        with pytest.raises(TargetLostError):
+            await pipeline.receive()
+        assert not served.stages.workers[0].is_alive
+        pipeline.close()
