@@ -82,9 +82,8 @@ class Auto:
 
     def begin(self, view: RequestView) -> None:
         """Forwarded to all sources."""
-        state = RequestState(self._scopes.of(view.request.scope, ScopeState))
-        state.heard = len(view.context)
-        self._requests[view.request_id] = state
+        shared = self._scopes.of(view.request.scope, ScopeState)
+        self._requests[view.request_id] = RequestState(shared, heard=len(view.context))
         for part in self._sources.every:
             part.begin(view)
 
@@ -105,11 +104,11 @@ class Auto:
             self._step = outcome.step
             if self._prices is not None:
                 self._prices.observe(outcome.step)
-        if not outcome.n_read:
-            state.n_steps += 1
+        is_prompt = outcome.n_read > 0 or outcome.prompt_top_ids is not None
+        state.n_steps += not is_prompt
         if len(outcome.tree):
             state.judge(outcome, self._sources.text_names)
-        if not (state.told or outcome.n_read or outcome.prompt_top_ids is not None):
+        if not (state.told or is_prompt):
             for part in self._sources.always_told:
                 part.observe(view, outcome)
             return
@@ -117,7 +116,8 @@ class Auto:
         for part in self._sources.every:
             part.observe(view, outcome)
         state.heard = len(view.context)
-        self._learning[state.all_draft] += time.perf_counter() - began
+        # A prompt is learnt from whether or not anything is drafted.
+        self._learning[state.all_draft] += 0.0 if is_prompt else time.perf_counter() - began
 
     # -- drafting ------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from engine.protocol import Needs, Outcome
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
 from speculators.auto.config import AutoConfig
@@ -214,3 +215,23 @@ def test_the_first_draft_of_a_process_may_take_long():
     source.seconds, source.n_slow = 0.2, 1
     fast = StepCosts({1: ((1, 100), (0.003, 0.0031))})
     assert Decoding(Auto([source], fast)).steps(20)[1:] == [4] * 19
+
+
+@pytest.mark.parametrize("of_prompts", [True, False])
+def test_learning_prompts_takes_no_time_from_drafts_and_learning_answers_does(of_prompts):
+    class SlowLearner(Source):
+        needs = Needs(node_top_k=4)
+
+        def observe(self, request, outcome):
+            if (outcome.n_read > 0) == of_prompts:
+                time.sleep(0.01)
+
+    auto = Auto([SlowLearner(depth=4)], StepCosts({1: ((1, 100), (0.001, 0.0011))}))
+    decoding, sizes = Decoding(auto), []
+    for number in range(1, 30):  # a request begins beside every step
+        other = make_request(number)
+        auto.begin(other)
+        auto.observe(other, Outcome([1], EMPTY_TREE, n_read=len(other.context)))
+        sizes += decoding.step()
+    assert sizes[0] == 4
+    assert (sizes[-1] == 4) == of_prompts
