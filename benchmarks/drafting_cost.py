@@ -29,6 +29,7 @@ from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
+from speculators.auto.config import AutoConfig
 from speculators.methods import STANDALONE
 from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
@@ -46,7 +47,12 @@ def main() -> None:
     target = HashTarget(args.vocabulary, _SUCCESSORS)
     with tempfile.TemporaryDirectory() as folder:
         library = _library(target, Path(folder) / "snapshot", args.corpus_tokens)
-    options = SpeculatorOptions(retrieval=lambda: library, pld_plus=PLD_PLUS, adapld=AdaPldConfig(layer=0))
+    options = SpeculatorOptions(
+        auto=AutoConfig(retrieval=False),  # as a server that is given no texts has it
+        retrieval=lambda: library,
+        pld_plus=PLD_PLUS,
+        adapld=AdaPldConfig(layer=0),
+    )
     print(f"{'method':<24}{'context':>8}{'p50 us':>9}{'p99 us':>9}{'begin us':>10}{'nodes':>7}")
     results = []
     for method in args.methods.split(","):

@@ -1,4 +1,4 @@
-"""``spectra vocabulary read``: what a model says behind every token, for ``suffix`` and ``token-recycling``."""
+"""``spectra vocabulary read``: what a model says behind every token, for ``token-recycling`` and mixes with it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from app.offline.flags import add_model, check_flags
 
 DESCRIPTION = """\
 Let the model score every token of its vocabulary, and pairs of a token and its likeliest successors, behind six
-beginnings of an answer, and keep the best successors of each in the cache folder.
-From then on 'spectra generate|bench|serve' draft with them where a text has not shown what follows a token
-(methods suffix+token-recycling, token-recycling and auto): about 10 % more tokens per forward.
+beginnings of an answer, and keep the best successors of each in the cache folder ($XDG_CACHE_HOME/spectra-serve).
+Once for each model: 'spectra generate|bench|serve' that start later draft with them where a text has not shown what
+follows a token (methods token-recycling, mixes with it, and auto). No text changes by it. Minutes on a GPU, for a
+large vocabulary many hours on a CPU.
 """
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -111,8 +110,10 @@ class _Build:
             raise ConfigError(self._nothing(len(candidates), int(is_outside.sum())))
         is_kept = np.zeros(len(rows), np.bool_)
         is_kept[kept] = True
-        choice = Choice(rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input)
-        return replace(choice, has_threshold=not settings.is_covering)
+        has_threshold = not settings.is_covering
+        return Choice(
+            rows, is_short, is_repeated, is_outside, perplexities, is_kept, settings.is_per_input, has_threshold
+        )
 
     def _kept(self, texts: Texts, order: Numbers, perplexities: Perplexities | None) -> Numbers:
         """The first texts of ``order``, or those of it that cover most, as many as the budget holds."""

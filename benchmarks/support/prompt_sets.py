@@ -34,12 +34,12 @@ def questions(
         ConfigError: a prompt file is missing.
     """
     found = {kind: read_questions(folder / FILES[kind]) for kind in (("chat",) if categories else files)}
-    chat = found.get("chat", [])
-    kinds: dict[str, tuple[str, ...]] = {category: (category,) for category in categories}
-    if "chat" in files and not categories:
-        kinds = {"chat": CHAT_CATEGORIES}
-    asked = {kind: [q for q in chat if q.category in wanted] for kind, wanted in kinds.items()}
-    every = asked if categories else found | asked
+    if categories:
+        every = {category: [q for q in found["chat"] if q.category == category] for category in categories}
+    else:
+        every = {
+            kind: [q for q in some if kind != "chat" or q.category in CHAT_CATEGORIES] for kind, some in found.items()
+        }
     return {kind: [_first_turn(q, kind) for q in _spread(some, per_kind, offset)] for kind, some in every.items()}
 
 
