@@ -1,102 +1,23 @@
 """``auto``: the nodes that pay, and none where none do."""
 
-import itertools
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import BatchSpeculator, Branch, Needs
-from engine.step_cost import StepCosts
 from engine.tree import ROOT
 from speculators.auto.config import AutoConfig
-from speculators.auto.prices import Prices
-from speculators.auto.sharing import share_out
-from speculators.auto.sources import FIRST_DRAFTING
 from speculators.auto.speculator import Auto
 from speculators.draft_model.speculator import DraftModelConfig
 from speculators.ngrams.pld import PromptLookup
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
-from tests.support.auto_sources import FREE, TARGET, VOCAB, Decoding, Fixed, Source, first_draft, line, make_request
-
-# -- sharing nodes out -----------------------------------------------------------------------------------------------
-
-
-@st.composite
-def step_costs(draw):
-    made = {}
-    for batch in draw(st.sets(st.integers(1, 6), min_size=1, max_size=3)):
-        rows = sorted(draw(st.sets(st.integers(batch, 20), min_size=1, max_size=5)))
-        steps = draw(st.lists(st.floats(0.0, 2e-3), min_size=len(rows), max_size=len(rows)))
-        made[batch] = (tuple(rows), tuple((1e-3 + np.cumsum(steps)).tolist()))
-    return StepCosts(made)
-
-
-def shared_out(costs, reaches, batch, margin=0.01):
-    """Nodes per draft, if drafts take what is assumed before the first and nothing is read back."""
-    price = Prices(costs).of(batch, 0, sum(map(len, reaches)))
-    return share_out(reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin)
-
-
-probabilities = st.lists(st.floats(1e-3, 1.0), max_size=4).map(lambda values: sorted(values, reverse=True))
-
-
-@settings(max_examples=100)
-@given(st.lists(probabilities, max_size=3), st.integers(0, 4), step_costs(), st.sampled_from([0.0, 0.01, 0.2]))
-def test_no_other_way_to_share_out_gives_more_tokens_per_second(reaches, n_others, costs, margin):
-    batch = max(len(reaches) + n_others, 1)
-
-    def rate(counts):
-        seconds = float(costs.seconds(batch, [batch + sum(counts)])[0])
-        seconds += FIRST_DRAFTING * len(reaches) if sum(counts) else 0.0
-        return (batch + sum(sum(reach[:n]) for reach, n in zip(reaches, counts, strict=True))) / seconds
-
-    counts = shared_out(costs, reaches, batch, margin)
-    assert len(counts) == len(reaches)
-    assert all(0 <= n <= len(reach) for n, reach in zip(counts, reaches, strict=True))
-    best = max(map(rate, itertools.product(*(range(len(reach) + 1) for reach in reaches))))
-    nothing = rate([0] * len(reaches))
-    if sum(counts):
-        assert math.isclose(rate(counts), best, rel_tol=1e-9)
-        assert best >= nothing * (1.0 + margin) * (1.0 - 1e-9)
-    else:
-        assert best <= nothing * (1.0 + margin) * (1.0 + 1e-9)
-
-
-@given(st.lists(probabilities, max_size=3), step_costs())
-def test_the_most_probable_nodes_of_all_requests_come_first(reaches, costs):
-    counts = shared_out(costs, reaches, max(len(reaches), 1))
-    taken = [p for reach, n in zip(reaches, counts, strict=True) for p in reach[:n]]
-    left = [p for reach, n in zip(reaches, counts, strict=True) for p in reach[n:]]
-    assert min(taken, default=1.0) >= max(left, default=0.0)
-
-
-@given(st.lists(probabilities, max_size=3))
-def test_free_nodes_are_all_taken_and_dear_ones_never(reaches):
-    batch = max(len(reaches), 1)
-    assert shared_out(line(1.01), reaches, 1) == [0] * len(reaches)
-    pays = sum(map(sum, reaches)) > 0.01 * batch + 1e-2  # the margin, and drafting
-    if pays:
-        assert shared_out(FREE, reaches, batch) == [len(reach) for reach in reaches]
-
-
-def test_the_margin_is_what_a_draft_must_promise_more():
-    costs = line(0.1)  # one node of 0.2: 1.2 tokens in 1.1002 s, that is 9.07 per cent more
-    for margin, count in ((0.0, 1), (0.09, 1), (0.092, 0), (0.5, 0)):
-        assert shared_out(costs, [[0.2]], 1, margin) == [count]
-
-
-def test_requests_without_a_draft_make_a_step_worth_less_to_the_others():
-    costs = StepCosts({1: ((1, 9), (1.0, 1.8)), 8: ((8, 16), (1.0, 1.8))})  # 0.1 s a node, on top of 1 s
-    assert shared_out(costs, [[0.3, 0.2]], 1) == [2]
-    assert shared_out(costs, [[0.3, 0.2]], 8) == [0]  # 8.3 tokens in 1.1 s, instead of 8 in 1 s
-
+from tests.support.auto_sources import FREE, TARGET, Decoding, Fixed, Source, first_draft, line, make_request
 
 # -- drafts ----------------------------------------------------------------------------------------------------------
 
@@ -170,105 +91,6 @@ def test_a_source_without_estimates_is_believed_a_little():
     assert 0 < first_draft(line(0.05), unsaid) < first_draft(line(0.05), Source(claim=0.9))
     assert first_draft(line(0.5), unsaid) == 0
     assert first_draft(None, unsaid) == 8
-
-
-def drawn(tokens, name="drawn"):
-    return Branch(tokens, name, q=np.full((len(tokens), VOCAB), 1 / VOCAB, np.float32))
-
-
-@pytest.mark.parametrize("costs", [None, FREE], ids=["no costs", "free"])
-def test_drawn_branches_and_probes_pass_untouched_where_nodes_are_free(costs):
-    for special in (drawn([1, 2]), Branch([1, 2], "probing", probe=True)):
-        rest = Branch([3, 4], "rest", scores=[0.9, 0.9])
-        auto = Auto([Fixed([special]), Fixed([rest])], costs)
-        request = make_request()
-        auto.begin(request)
-        for _ in range(5):
-            drafts = auto.propose(request, 32)
-            assert any(branch is special for branch in drafts)
-            assert sum(len(branch.tokens) for branch in drafts) == 4
-            outcome = TARGET.score(request.context.view.tolist(), compose(drafts, 32))
-            request.context.extend(outcome.tokens)
-            auto.observe(request, outcome)
-
-
-@pytest.mark.parametrize("per_row", [0.05, 0.2, 0.3, 1.0])
-def test_of_drawn_branches_a_first_part_is_kept_whatever_was_drawn(per_row):
-    """How many draws count must not depend on them, or the test against ``q`` would not hold."""
-    sizes = set()
-    for tokens in ([1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [3, 3, 3, 3, 3, 3]):
-        auto = Auto([Fixed([drawn(tokens)])], line(per_row))
-        request = make_request()
-        auto.begin(request)
-        drafts = auto.propose(request, 32)
-        sizes.add(sum(len(branch.tokens) for branch in drafts))
-        for branch in drafts:
-            assert branch.tokens == tokens[: len(branch.tokens)]
-            assert branch.q.shape == (len(branch.tokens), VOCAB)
-            assert branch.scores is None
-    assert len(sizes) == 1
-    assert (sizes == {0}) == (per_row == 1.0)
-    assert sizes != {6}
-
-
-def test_a_drawn_branch_that_is_always_right_is_kept_longer_and_one_that_is_wrong_is_dropped():
-    class Drawn(Source):
-        def propose(self, request, budget):
-            (branch,) = super().propose(request, budget)
-            return [drawn(branch.tokens)]
-
-    right, wrong = Decoding(Auto([Drawn()], line(0.2))), Decoding(Auto([Drawn(accuracy=0.0)], line(0.2)))
-    good, bad = right.steps(60), wrong.steps(60)
-    assert good[0] == bad[0]
-    assert good[-1] > good[0]
-    assert sum(bad[-20:]) <= 2  # it is tried again now and then
-
-
-class Probing(Source):
-    """Guesses nothing; probes eight branches of four nodes."""
-
-    needs = Needs(probe_top_k=4)
-
-    def propose(self, request, budget):
-        self.asked.append(request.request_id)
-        return [Branch([row, 1, 2, 3], self.name, probe=True) for row in range(8)]
-
-
-@pytest.mark.parametrize(("per_row", "least", "most"), [(0.0, 32, 32), (0.04, 4, 8), (0.2, 0, 0), (100.0, 0, 0)])
-def test_probes_are_kept_as_far_as_they_are_paid_for(per_row, least, most):
-    """What they bring is taken for a third of a token a step at first."""
-    (n,) = Decoding(Auto([Probing()], line(per_row))).step()
-    assert least <= n <= most
-    assert n % 4 == 0  # whole or not at all
-
-
-@pytest.mark.parametrize("per_row", [0.002, 0.02, 0.5])
-def test_probes_that_bring_nothing_are_given_up_and_tried_again_some_day(per_row):
-    sizes = Decoding(Auto([Probing()], line(per_row))).steps(1500)
-    assert sum(sizes[200:]) * per_row < 0.02 * 1300  # seconds, of steps that take one
-    if per_row < 0.05:
-        assert sizes[0] > 0
-        assert any(sizes[200:])
-
-
-def test_guesses_beside_probes_are_ranked_and_charged():
-    guess = Branch([5, 6, 7, 8], "guess", scores=[0.9, 0.9, 0.1, 0.1])
-    auto = Auto([Fixed([guess, *Probing().propose(make_request(), 32)], name="both")], line(0.3))
-    request = make_request()
-    auto.begin(request)
-    assert [branch.tokens for branch in auto.propose(request, 64)] == [[5, 6]]
-
-
-def test_drawn_branches_of_one_request_leave_the_others_to_their_estimates():
-    class Mixed(Source):
-        def propose(self, request, budget):
-            if request.request_id % 2:
-                return super().propose(request, budget)
-            return [drawn([1, 2])]
-
-    for claim, sizes in ((0.9, [1, 5, 1, 5]), (0.05, [1, 0, 1, 0])):
-        decoding = Decoding(Auto([Mixed(claim, depth=5)], line(0.1)), 4)
-        assert decoding.step() == sizes
 
 
 def test_every_source_has_its_nodes_counted_as_its_own():
