@@ -17,7 +17,17 @@ from speculators.draft_model.speculator import DraftModelConfig
 from speculators.ngrams.pld import PromptLookup
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
-from tests.support.auto_sources import FREE, TARGET, Decoding, Fixed, Source, first_draft, line, make_request
+from tests.support.auto_sources import (
+    FREE,
+    TARGET,
+    Decoding,
+    Fixed,
+    Source,
+    first_draft,
+    line,
+    make_request,
+    shared_out,
+)
 
 # -- drafts ----------------------------------------------------------------------------------------------------------
 
