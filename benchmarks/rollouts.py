@@ -30,7 +30,7 @@ from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-from speculators.successors.speculator import SuccessorConfig
+from speculators.successors.config import SuccessorConfig
 
 STATES = {
     "per request": SuccessorConfig(),

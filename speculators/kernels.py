@@ -11,7 +11,8 @@ from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE
 from retrieval_store.index.memory import MemoryIndex
 from speculators.ngrams.matches import Occurrences
-from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.speculator import Successors
 
 
 def compile_kernels() -> None:

@@ -28,7 +28,8 @@ from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, Pld
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
 from speculators.spectra.speculator import Spectra, SpectraConfig
-from speculators.successors.speculator import CORPUS, TARGET, TEXT, SuccessorConfig, Successors
+from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
+from speculators.successors.speculator import Successors
 from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
 from speculators.successors.vocabulary import VocabularyRows
 

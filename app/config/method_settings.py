@@ -24,7 +24,7 @@ from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrievalConfig
 from speculators.spectra.speculator import SpectraConfig
-from speculators.successors.speculator import SuccessorConfig
+from speculators.successors.config import SuccessorConfig
 from speculators.successors.token_recycling import TokenRecyclingConfig
 
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(

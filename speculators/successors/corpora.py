@@ -7,7 +7,7 @@ are sampled evenly over all of them, so that a frequent context costs no more th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,39 +41,33 @@ def corpora_of(indexes: Sequence[Index]) -> Corpora:
     return (*found, *NO_CORPORA)[:MOST]
 
 
-class Lookup(Protocol):
-    """What ``speculators.successors.mix.Model`` has for looking up."""
+class Lookup(NamedTuple):
+    """Texts to look up, and the scratch space to do it."""
 
-    @property
-    def corpora(self) -> Corpora:
-        """Texts to look up."""
+    corpora: Corpora  # those that the request may
+    vocab: int  # ids that the target has
+    has: IntArray  # [TAIL + 1]: 1 for orders that are looked up
+    spans: npt.NDArray[np.int64]  # [TAIL + 1, MOST, 2]: where the current matches are, the first and behind the last
+    followers: IntArray  # [FOLLOWERS]
+    counts: FloatArray  # [FOLLOWERS]
 
-    @property
-    def vocab(self) -> int:
-        """Ids that the target has."""
 
-    @property
-    def spans(self) -> npt.NDArray[np.int64]:
-        """``[TAIL + 1, MOST, 2]``: places of the matches in each order, the first and behind the last."""
-
-    @property
-    def followers(self) -> IntArray:
-        """``[FOLLOWERS]``."""
-
-    @property
-    def counts(self) -> FloatArray:
-        """``[FOLLOWERS]``."""
+def make_lookup(orders: tuple[int, ...]) -> Lookup:
+    """No texts yet, to be looked up for contexts of ``orders`` tokens."""
+    has = np.array([order in orders for order in range(TAIL + 1)], np.int32)
+    spans = np.zeros((TAIL + 1, MOST, 2), np.int64)
+    return Lookup(NO_CORPORA, 0, has, spans, np.zeros(FOLLOWERS, np.int32), np.zeros(FOLLOWERS, np.float32))
 
 
 @compiled_in_place
-def longest_match(model: Lookup, tail: IntArray) -> int:
+def longest_match(lookup: Lookup, tail: IntArray) -> int:
     """The most tokens at the end of ``tail`` ``[TAIL]`` that occur somewhere; finds ``spans`` for all up to that."""
     for order in range(1, TAIL + 1):
         occurs = False
         for i in range(MOST):
-            corpus = model.corpora[i]
+            corpus = lookup.corpora[i]
             first, behind = occurrences(corpus.text, corpus.order, corpus.starts, tail, order)
-            model.spans[order, i, 0], model.spans[order, i, 1] = first, behind
+            lookup.spans[order, i, 0], lookup.spans[order, i, 1] = first, behind
             occurs |= first < behind
         if not occurs:
             return order - 1
@@ -81,33 +75,33 @@ def longest_match(model: Lookup, tail: IntArray) -> int:
 
 
 @compiled_in_place
-def count_followers(model: Lookup, order: int) -> int:
+def count_followers(lookup: Lookup, order: int) -> int:
     """What followed the matches of ``order`` tokens into ``followers`` and ``counts``; returns how many.
 
     Tokens that the target does not have are left out: a tokenizer may know more than the model.
     """
     n = 0
     for i in range(MOST):
-        corpus = model.corpora[i]
-        first, behind = model.spans[order, i, 0], model.spans[order, i, 1]
+        corpus = lookup.corpora[i]
+        first, behind = lookup.spans[order, i, 0], lookup.spans[order, i, 1]
         n_rows = min(behind - first, SAMPLES)
         place = -1
         for row in range(n_rows):
             position = np.int64(corpus.order[first + row * (behind - first) // n_rows])
             token = np.int64(corpus.text[position + order])
-            if token >= model.vocab:  # an end, too
+            if token >= lookup.vocab:  # an end, too
                 continue
-            if place < 0 or model.followers[place] != token:  # suffixes are sorted: equal tokens come together
+            if place < 0 or lookup.followers[place] != token:  # suffixes are sorted: equal tokens come together
                 place = 0
-                while place < n and model.followers[place] != token:
+                while place < n and lookup.followers[place] != token:
                     place += 1
                 if place == FOLLOWERS:
                     place = -1
                     continue
                 if place == n:
-                    model.followers[n], model.counts[n] = token, 0.0
+                    lookup.followers[n], lookup.counts[n] = token, 0.0
                     n += 1
-            model.counts[place] += 1.0
+            lookup.counts[place] += 1.0
     return n
 
 

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.jit import compiled_in_place
-from speculators.successors.mix import Model, Sampling, mix_successors, weigh_draws
+from speculators.successors.draws import Sampling, weigh_draws
+from speculators.successors.mix import Model, mix_successors
 from speculators.successors.table import NONE, TAIL, fill_tail
 
 Doubles = npt.NDArray[np.float64]
@@ -65,11 +66,12 @@ def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position:
     """The most probable successors of a row of the tree, at most MAX_CHILDREN, best first."""
     least = WORTHLESS / growth.reach[row] if sampling.temperature == 0.0 else 0.0  # noise may lift any candidate
     n = mix_successors(model, growth.tails[row], least)
-    weigh_draws(model, n, sampling, position)
+    candidates = model.candidates
+    weigh_draws(candidates, n, sampling, position)
     ids, p, text, corpus = growth.child_ids, growth.child_p, growth.child_text, growth.child_corpus
     kept = 0
     for i in range(n):
-        value = model.p[i]
+        value = candidates.p[i]
         if kept == MAX_CHILDREN:
             if value <= p[row, kept - 1]:
                 continue
@@ -81,8 +83,8 @@ def expand(model: Model, growth: Growth, row: int, sampling: Sampling, position:
             text[row, place] = text[row, place - 1]
             corpus[row, place] = corpus[row, place - 1]
             place -= 1
-        ids[row, place], p[row, place] = model.ids[i], value
-        text[row, place], corpus[row, place] = model.from_text[i], model.from_corpus[i]
+        ids[row, place], p[row, place] = candidates.ids[i], value
+        text[row, place], corpus[row, place] = candidates.from_text[i], candidates.from_corpus[i]
         kept += 1
     growth.n_children[row] = kept
 

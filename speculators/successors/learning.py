@@ -7,10 +7,11 @@ import numpy.typing as npt
 
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.jit import compiled, compiled_in_place
-from speculators.successors.corpora import corpus_bucket, count_followers, longest_match
-from speculators.successors.mix import Model, slot_of, text_bucket
+from speculators.successors.candidates import add_candidate
+from speculators.successors.corpora import Lookup, corpus_bucket, count_followers, longest_match
+from speculators.successors.mix import Model, target_row, text_bucket
 from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail, put_successors
-from speculators.successors.vocabulary import pair_row
+from speculators.successors.trusts import Trusts
 
 RECENT_WIDTH = 8  # of the best ids behind a context that count as recent
 
@@ -55,19 +56,20 @@ def learn_prompt(model: Model, context: IntArray, start: int, ids: IntArray, wei
 @compiled_in_place
 def remember_recent(model: Model, ids: IntArray, weights: FloatArray, decay: float) -> None:
     """The best of all rows, the last rows counting most, into the list of recent tokens."""
-    model.mix[0] += 1
+    candidates = model.candidates
+    candidates.mix[0] += 1
     n = 0
     fade = decay ** len(ids)
     for i in range(len(model.recent_ids)):
         if model.recent_ids[i] != NONE:
-            n = _add_recent(model, n, model.recent_ids[i], model.recent_weights[i] * fade)
+            n = add_candidate(candidates, n, model.recent_ids[i], model.recent_weights[i] * fade, 0.0, 0.0)
     for row in range(len(ids) - 1, -1, -1):  # the last rows first: if room runs out, what weighs least is left out
         fade = (1.0 - decay) * decay ** (len(ids) - 1 - row)
         for i in range(min(ids.shape[1], RECENT_WIDTH)):
-            n = _add_recent(model, n, ids[row, i], weights[row, i] * fade)
+            n = add_candidate(candidates, n, ids[row, i], weights[row, i] * fade, 0.0, 0.0)
     kept = 0
     for i in range(n):
-        value = model.p[i]
+        value = candidates.p[i]
         if kept == len(model.recent_ids):
             if value <= model.recent_weights[kept - 1]:
                 continue
@@ -77,23 +79,8 @@ def remember_recent(model: Model, ids: IntArray, weights: FloatArray, decay: flo
             model.recent_ids[place] = model.recent_ids[place - 1]
             model.recent_weights[place] = model.recent_weights[place - 1]
             place -= 1
-        model.recent_ids[place], model.recent_weights[place] = model.ids[i], value
+        model.recent_ids[place], model.recent_weights[place] = candidates.ids[i], value
         kept += 1
-
-
-@compiled_in_place
-def _add_recent(model: Model, n: int, token: int, weight: float) -> int:
-    slot = slot_of(model, token)
-    if model.mark[slot] == model.mix[0]:
-        model.p[model.place[slot]] += weight
-        return n
-    if n == len(model.p):
-        return n
-    model.mark[slot] = model.mix[0]
-    model.place[slot] = n
-    model.ids[n] = token
-    model.p[n] = weight
-    return n + 1
 
 
 @compiled
@@ -108,14 +95,14 @@ def adapt_trust(model: Model, context: IntArray, first: int, rate: float) -> Non
         n = _components(model, tail, context[end], orders, kinds, p)
         below = 1e-3  # of the token, by everything from component i on
         for i in range(n - 1, -1, -1):
-            trust = _trust(model, orders[i], kinds[i])
+            trust = _trust(model.trusts, orders[i], kinds[i])
             p[i], below = trust * p[i], trust * p[i] + (1.0 - trust) * below
             p[i] /= below  # probability that component i, once reached, gave the token
         reached = 1.0
         for i in range(n):
-            trust = _trust(model, orders[i], kinds[i])
+            trust = _trust(model.trusts, orders[i], kinds[i])
             moved = trust + rate * reached * (p[i] - trust)
-            _set_trust(model, orders[i], kinds[i], min(max(moved, 0.02), 0.98))
+            _set_trust(model.trusts, orders[i], kinds[i], min(max(moved, 0.02), 0.98))
             reached *= 1.0 - p[i]
 
 
@@ -124,10 +111,11 @@ def _components(
     model: Model, tail: IntArray, token: int, orders: IntArray, kinds: IntArray, p: npt.NDArray[np.float64]
 ) -> int:
     """The rows that ``mix_successors`` would use, in its order, and the probability each gives ``token``."""
+    vocabulary = model.vocabulary
     n = 0
-    longest = longest_match(model, tail)
+    longest = longest_match(model.lookup, tail)
     for order in range(TAIL, 0, -1):
-        follows = order <= longest and model.corpus_has[order]
+        follows = order <= longest and model.lookup.has[order]
         if not (model.text.has[order] or model.target.has[order] or follows):
             continue
         key = hash_tail(tail, order)
@@ -143,21 +131,19 @@ def _components(
                 if model.text.ids[row, i] == token:
                     p[n] = model.text.weights[row, i] / total
             n += 1
-        row = find(model.target, key) if model.target.has[order] else NONE
+        row, is_pair = target_row(model.target, vocabulary, tail, order, key)
         if row != NONE:
-            orders[n], kinds[n], p[n] = order, 0, _weight_of(model.target.ids, model.target.weights, row, token)
+            orders[n], kinds[n] = order, 0
+            if is_pair:
+                p[n] = _weight_of(vocabulary.pair_ids, vocabulary.pair_weights, row, token)
+            else:
+                p[n] = _weight_of(model.target.ids, model.target.weights, row, token)
             n += 1
-        elif order == 2:
-            row = pair_row(model.vocabulary, tail[TAIL - 2], tail[TAIL - 1])
-            if row != NONE:
-                weight = _weight_of(model.vocabulary.pair_ids, model.vocabulary.pair_weights, row, token)
-                orders[n], kinds[n], p[n] = order, 0, weight
-                n += 1
         if follows:
-            n = _follower_component(model, order, token, n, orders, kinds, p)
+            n = _follower_component(model.lookup, order, token, n, orders, kinds, p)
     last = tail[TAIL - 1]
-    if 0 <= last < len(model.vocabulary.ids):
-        orders[n], kinds[n], p[n] = 0, 0, _weight_of(model.vocabulary.ids, model.vocabulary.weights, last, token)
+    if 0 <= last < len(vocabulary.ids):
+        orders[n], kinds[n], p[n] = 0, 0, _weight_of(vocabulary.ids, vocabulary.weights, last, token)
         n += 1
     return n
 
@@ -175,36 +161,36 @@ def _weight_of(ids: IntArray, weights: FloatArray, row: int, token: int) -> floa
 
 @compiled_in_place
 def _follower_component(
-    model: Model, order: int, token: int, n: int, orders: IntArray, kinds: IntArray, p: npt.NDArray[np.float64]
+    lookup: Lookup, order: int, token: int, n: int, orders: IntArray, kinds: IntArray, p: npt.NDArray[np.float64]
 ) -> int:
     """The component that ``mix_successors`` would use of texts to look up; returns the number of components."""
-    n_followers = count_followers(model, order)
+    n_followers = count_followers(lookup, order)
     if n_followers == 0:
         return n
     total = 0.0
     for i in range(n_followers):
-        total += model.counts[i]
+        total += lookup.counts[i]
     orders[n], kinds[n], p[n] = order, -1 - 2 * corpus_bucket(total) - (1 if n_followers == 1 else 0), 0.0
     for i in range(n_followers):
-        if model.followers[i] == token:
-            p[n] = model.counts[i] / total
+        if lookup.followers[i] == token:
+            p[n] = lookup.counts[i] / total
     return n + 1
 
 
 @compiled_in_place
-def _trust(model: Model, order: int, kind: int) -> float:
+def _trust(trusts: Trusts, order: int, kind: int) -> float:
     if kind == 0:
-        return float(model.target_trust[order])
+        return float(trusts.target[order])
     if kind < 0:
-        return float(model.corpus_trust[order, (-1 - kind) // 2, (-1 - kind) % 2])
-    return float(model.text_trust[order, (kind - 1) // 2, (kind - 1) % 2])
+        return float(trusts.corpus[order, (-1 - kind) // 2, (-1 - kind) % 2])
+    return float(trusts.text[order, (kind - 1) // 2, (kind - 1) % 2])
 
 
 @compiled_in_place
-def _set_trust(model: Model, order: int, kind: int, value: float) -> None:
+def _set_trust(trusts: Trusts, order: int, kind: int, value: float) -> None:
     if kind == 0:
-        model.target_trust[order] = value
+        trusts.target[order] = value
     elif kind < 0:
-        model.corpus_trust[order, (-1 - kind) // 2, (-1 - kind) % 2] = value
+        trusts.corpus[order, (-1 - kind) // 2, (-1 - kind) % 2] = value
     else:
-        model.text_trust[order, (kind - 1) // 2, (kind - 1) % 2] = value
+        trusts.text[order, (kind - 1) // 2, (kind - 1) % 2] = value

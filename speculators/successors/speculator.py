@@ -15,12 +15,10 @@ tree. Three things are ours:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import permutations
 
 import numpy as np
 
-from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
@@ -28,69 +26,15 @@ from engine.top_ids import TopIds
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.index import Library
 from speculators.pieces import PIECE, piece_beside
-from speculators.successors.corpora import FOLLOWERS, MOST, NO_CORPORA, corpora_of
+from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
+from speculators.successors.corpora import corpora_of
+from speculators.successors.draws import Sampling
 from speculators.successors.growth import grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
-from speculators.successors.mix import MAX_CANDIDATES, SLOTS, Model, Sampling
-from speculators.successors.table import NONE, TAIL, learn_text, make_table
-from speculators.successors.trusts import first_trusts
+from speculators.successors.mix import Model
+from speculators.successors.models import Models
+from speculators.successors.table import learn_text
 from speculators.successors.vocabulary import VocabularyRows
-from speculators.tenant_state import TenantState
-
-TEXT, TARGET, CORPUS = "suffix", "token-recycling", "spectra-retrieval"  # the sources a node can come from
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessorConfig:
-    """Settings of the mixed model.
-
-    Memory per request: at most ``target_rows`` rows of 140 bytes at the defaults and ``text_rows`` of 44, that is 4.6
-    and 1.4 MB; short texts take less.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    top_k: int = 16  # ids read back behind every node and prompt position
-    target_orders: tuple[int, ...] = (1, 2, 3, 5)  # lengths of context the target's probabilities are kept for, tokens
-    text_orders: tuple[int, ...] = (1, 2, 3, 4, 6, 8)  # lengths of context whose successors are counted, tokens
-    corpus_orders: tuple[int, ...] = (1, 2, 3, 4, 6, 8)  # lengths of context that are looked up, tokens
-    text_width: int = 4  # different successors counted per context
-    target_rows: int = 32768  # contexts of all lengths, at most
-    text_rows: int = 32768
-    recent: int = 32  # tokens of the fallback for contexts never seen
-    recent_decay: float = 0.98  # per context scored
-    recent_trust: float = 0.3  # share of what no table explains that goes to recent tokens, greedy
-    recent_trust_sampling: float = 1.0  # the same when the target samples
-    adapt: float = 0.03  # how fast trusts follow what proves right; 0: never
-    least: float = 1e-5  # path probability below which no node is drafted
-    prompt_window: int = 8192  # last tokens of a long prompt that are learnt from
-    shared: bool = False  # one state for all requests of a scope, instead of one per request
-    prompts: int = 0  # of what is shared: states kept per scope, one for each of its latest prompts; 0: one for all
-
-    def __post_init__(self) -> None:
-        least = {
-            "top_k": 1,
-            "text_width": 1,
-            "target_rows": 4,
-            "text_rows": 4,
-            "recent": 1,
-            "prompt_window": 0,
-            "prompts": 0,
-        }
-        for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise ConfigError(f"successors: {name} must be at least {minimum}, got {getattr(self, name)}")
-        for name in ("recent_decay", "recent_trust", "recent_trust_sampling", "adapt", "least"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"successors: {name} must lie in 0..1, got {getattr(self, name)}")
-        if self.recent > MAX_CANDIDATES // 2:
-            raise ConfigError(f"successors: recent must be at most {MAX_CANDIDATES // 2}, got {self.recent}")
-        for name in ("target_orders", "text_orders", "corpus_orders"):
-            orders = getattr(self, name)
-            if list(orders) != sorted(set(orders)) or not all(1 <= order <= TAIL for order in orders):
-                raise ConfigError(f"successors: {name} must ascend within 1..{TAIL}, got {orders}")
-
 
 _SOURCES = {
     places: tuple((TEXT, TARGET, CORPUS)[place] for place in places)
@@ -133,27 +77,11 @@ class Successors:
         self._library = library
         self.from_text = tuple(source for source in sources if source != TARGET)  # need no answers behind nodes
         self.name = "+".join(sources)
-        self._vocabulary = VocabularyRows.none()
-        if vocabulary is not None and TARGET in sources:
-            # Copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
-            self._vocabulary = vocabulary.copy()
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
         self._states: dict[int, _State] = {}
-        self._shared: TenantState[TenantState[Model]] = TenantState()  # scope -> prompt, or "" for all -> its model
+        self._models = Models(self._config, sources, vocabulary)
         self._growth = make_growth(64)
-        self._scratch = (
-            np.zeros(SLOTS, np.int32),
-            np.zeros(SLOTS, np.int32),
-            np.zeros(1, np.int32),
-            np.zeros(MAX_CANDIDATES, np.int32),
-            np.zeros(MAX_CANDIDATES, np.float32),
-            np.zeros(MAX_CANDIDATES, np.float32),
-            np.zeros(MAX_CANDIDATES, np.float32),
-            np.zeros((TAIL + 1, MOST, 2), np.int64),
-            np.zeros(FOLLOWERS, np.int32),
-            np.zeros(FOLLOWERS, np.float32),
-        )
 
     catches_up = True  # an outcome it missed costs knowledge, not correctness: it reads the tokens from the context
 
@@ -161,7 +89,7 @@ class Successors:
         """Begin to count the prompt's n-grams; pieces follow with its chunks, the rest with the first token."""
         n = len(view.context)
         first = max(n - self._config.prompt_window, 0)
-        state = _State(self._model(view), self._sampling(view.request.params), n, first, n)
+        state = _State(self._models.of(view), self._sampling(view.request.params), n, first, n)
         self._states[view.request_id] = state
         self._learn_until(state, view.context.view, first + PIECE)
 
@@ -192,7 +120,8 @@ class Successors:
         """Take the texts that the request may look up now: they are replaced while it runs."""
         if self._library is not None:
             corpora = corpora_of(self._library.of(view.request.namespace))
-            state.model = state.model._replace(corpora=corpora, vocab=view.vocab_size)
+            lookup = state.model.lookup._replace(corpora=corpora, vocab=view.vocab_size)
+            state.model = state.model._replace(lookup=lookup)
 
     def _catch_up(self, state: _State, view: RequestView) -> None:
         """Count tokens that were committed while no draft was asked for."""
@@ -253,53 +182,4 @@ class Successors:
     def _sampling(self, params: SamplingParams) -> Sampling:
         knows_noise = not params.is_greedy and params.verification == "coupled"
         key = request_key(params.seed, params.choice) if knows_noise else 0
-        return Sampling(params.temperature, np.uint64(key))
-
-    def _model(self, view: RequestView) -> Model:
-        """The request's own model, its scope's, or its prompt's in its scope."""
-        if not self._config.shared:
-            return self._new_model(len(view.context) + view.request.params.max_tokens)
-        config = self._config
-        kept = self._shared.of(view.request.scope, lambda: TenantState(max(config.prompts, 1)))
-        prompt = np.array(view.request.prompt, np.int32).tobytes() if config.prompts else b""
-        model = kept.of(blake2b(prompt, digest_size=16).hexdigest(), lambda: self._new_model(config.target_rows))
-        recent_ids, recent_weights = self._recent()  # a request's own: others that run beside it write of other things
-        return model._replace(recent_ids=recent_ids, recent_weights=recent_weights)
-
-    def _recent(self) -> tuple[IntArray, FloatArray]:
-        """No recent tokens yet: ids and weights."""
-        return np.full(self._config.recent, NONE, np.int32), np.zeros(self._config.recent, np.float32)
-
-    def _new_model(self, n_tokens: int) -> Model:
-        """An empty model with room for a text of ``n_tokens``; all models of this speculator share scratch space."""
-        config = self._config
-        text_orders = config.text_orders if TEXT in self.sources else ()
-        target_orders = config.target_orders if TARGET in self.sources else ()
-        corpus_orders = config.corpus_orders if CORPUS in self.sources else ()
-        text_trust, target_trust, corpus_trust = first_trusts()
-        mark, place, mix, ids, p, from_text, from_corpus, spans, followers, counts = self._scratch
-        recent_ids, recent_weights = self._recent()
-        return Model(
-            text=make_table(min(config.text_rows, 2 * n_tokens * len(text_orders)), config.text_width, text_orders),
-            target=make_table(min(config.target_rows, 64 * n_tokens * len(target_orders)), config.top_k, target_orders),
-            corpora=NO_CORPORA,
-            vocab=0,
-            corpus_has=np.array([order in corpus_orders for order in range(TAIL + 1)], np.int32),
-            text_trust=text_trust,
-            target_trust=target_trust,
-            vocabulary=self._vocabulary,
-            corpus_trust=corpus_trust,
-            recent_ids=recent_ids,
-            recent_weights=recent_weights,
-            recent_trust=np.zeros(1, np.float32),
-            mark=mark,
-            place=place,
-            mix=mix,
-            ids=ids,
-            p=p,
-            from_text=from_text,
-            from_corpus=from_corpus,
-            spans=spans,
-            followers=followers,
-            counts=counts,
-        )
+        return Sampling(float(params.temperature), np.uint64(key))

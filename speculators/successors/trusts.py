@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from engine.tree import FloatArray
@@ -9,9 +11,16 @@ from speculators.successors.corpora import BUCKETS
 from speculators.successors.table import TAIL
 
 
-def first_trusts() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Trusts of text (``[TAIL + 1, 3, 2]``), target (``[TAIL + 1]``) and corpus rows (``[TAIL + 1, BUCKETS, 2]``)
-    before a request has shown its own.
+class Trusts(NamedTuple):
+    """Shares of the probability that is left, by order."""
+
+    text: FloatArray  # [TAIL + 1, 3, 2]: order; seen once, twice, more; several successors or one
+    target: FloatArray  # [TAIL + 1]: order; 0 that of the vocabulary's rows
+    corpus: FloatArray  # [TAIL + 1, BUCKETS, 2]: order; occurrences; several successors or one
+
+
+def first_trusts() -> Trusts:
+    """Trusts before a request has shown its own.
 
     Fitted by maximum likelihood on other prompts than those that figures are reported on, temperature
     0.8, then rounded and made to rise with the counts; they move by themselves from here (``adapt``).
@@ -30,4 +39,4 @@ def first_trusts() -> tuple[FloatArray, FloatArray, FloatArray]:
     corpus[6:, :2, 1] = (0.18, 0.23)
     corpus[1, 1:, 0] = (0.15, 0.27, 0.50)
     corpus[2, 3, 0] = 0.30
-    return text, target, corpus
+    return Trusts(text, target, corpus)

@@ -35,7 +35,7 @@ class VocabularyRows(NamedTuple):
 
     ids: IntArray  # [vocab, k] int32; no rows if they were not read
     weights: FloatArray  # [vocab, k] fp32: probabilities
-    pair_keys: npt.NDArray[np.int64]  # [n_pairs], ascending: ``pair_key``
+    pair_keys: npt.NDArray[np.int64]  # [n_pairs], ascending; see ``pair_row``
     pair_ids: IntArray  # [n_pairs, k] int32
     pair_weights: FloatArray  # [n_pairs, k] fp32
 

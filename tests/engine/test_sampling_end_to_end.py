@@ -12,7 +12,8 @@ from engine.events import STOP
 from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.speculator import Successors
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, reference_tokens, tiny_model
 

@@ -12,6 +12,7 @@ from speculators.methods import STANDALONE
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+from speculators.successors.models import Models
 from speculators.testing import HashTarget
 
 COMBINED = [*STANDALONE, "pld+spectra-core", "suffix+token-recycling", "token-recycling+suffix+spectra-core+lookahead"]
@@ -118,12 +119,12 @@ def test_what_is_shared_is_kept_by_scope_and_nothing_by_request():
 
 
 def _states(speculator):
-    """The keys of everything below a speculator, wrappers included: request ids and scopes."""
+    """The keys of everything below a speculator, its parts included: request ids and scopes."""
     for value in vars(speculator).values():
         if isinstance(value, dict | set):
             yield from value
         for inner in value if isinstance(value, list) else [value]:
-            if hasattr(inner, "propose"):
+            if hasattr(inner, "propose") or isinstance(inner, Models):
                 yield from _states(inner)
 
 

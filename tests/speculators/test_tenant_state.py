@@ -14,7 +14,8 @@ from speculators.mixing.estimates import Estimates
 from speculators.ngrams.anpd import Anpd
 from speculators.ngrams.pld import PromptLookup
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
-from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.speculator import Successors
 from speculators.tenant_state import MOST, TenantState
 
 
@@ -99,7 +100,7 @@ def test_the_text_of_another_scope_is_not_drafted_and_old_scopes_go(method):
         request.context.extend([7, 8, 7, 8])
         method.observe(request, Outcome([7, 8, 7, 8], EMPTY_TREE))
         method.end(request)
-    kept = method._earlier if isinstance(method, SuffixDecoding) else method._shared
+    kept = method._earlier if isinstance(method, SuffixDecoding) else method._models._shared
     assert len(kept) == MOST
 
     def drafted(scope):

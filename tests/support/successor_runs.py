@@ -4,7 +4,7 @@ from engine.composer import compose
 from engine.protocol import RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig
+from speculators.successors.config import TARGET, TEXT, SuccessorConfig
 
 BOTH = (TEXT, TARGET)
 HALVES = [(TEXT,), (TARGET,), BOTH]

@@ -35,7 +35,7 @@ from speculators.ngrams.suffix import SuffixConfig
 from speculators.peers.adapld import AdaPldConfig
 from speculators.peers.goose import GooseConfig
 from speculators.peers.stand import StandConfig
-from speculators.successors.speculator import SuccessorConfig
+from speculators.successors.config import SuccessorConfig
 from speculators.successors.token_recycling import TokenRecyclingConfig
 
 Spectra = Callable[..., dict[str, Any]]

@@ -23,7 +23,8 @@ from engine.verify.rules import Randomness, decide_rejection
 from speculators.draft_model.drafter import Drafter
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
 from speculators.mixing.combined import Combined
-from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.speculator import Successors
 from tests.support.enumeration import EXACT, SETTINGS, VOCAB, Target, every_outcome, worst_error
 from tests.support.reference_walks import walk
 

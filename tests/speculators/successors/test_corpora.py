@@ -15,10 +15,12 @@ from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.registry import SpeculatorOptions, create
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
+from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import MOST, SAMPLES, corpora_of, corpus_bucket, count_followers, longest_match
 from speculators.successors.learning import adapt_trust
 from speculators.successors.mix import mix_successors
-from speculators.successors.speculator import CORPUS, TARGET, TEXT, SuccessorConfig, Successors
+from speculators.successors.models import Models
+from speculators.successors.speculator import Successors
 from speculators.successors.table import TAIL, fill_tail, learn_text, put_successors
 from speculators.testing import HashTarget
 from tests.support.successor_runs import PROMPT, SMALL, decode, view
@@ -37,9 +39,12 @@ def tail_of(tokens):
 
 
 def model_with(*corpora, config=None):
-    speculator = Successors(config or SuccessorConfig(), ALL, library=FixedLibrary())
     found = corpora_of([MemoryIndex(documents) for documents in corpora])
-    return speculator._new_model(1000)._replace(corpora=found, vocab=VOCAB)
+    return looking_up(Models(config or SuccessorConfig(), ALL).new(1000), found, VOCAB)
+
+
+def looking_up(model, corpora, vocab):
+    return model._replace(lookup=model.lookup._replace(corpora=corpora, vocab=vocab))
 
 
 def literal_followers(documents, gram):
@@ -54,15 +59,16 @@ def literal_followers(documents, gram):
 
 
 def followers(model, order):
-    n = count_followers(model, order)
-    return dict(zip(model.followers[:n].tolist(), model.counts[:n].tolist(), strict=True))
+    lookup = model.lookup
+    n = count_followers(lookup, order)
+    return dict(zip(lookup.followers[:n].tolist(), lookup.counts[:n].tolist(), strict=True))
 
 
 @FAST
 @given(st.lists(DOCUMENTS, max_size=3), CONTEXTS)
 def test_every_order_up_to_the_longest_match_is_counted_over_all_corpora(corpora, context):
     model = model_with(*corpora)
-    longest = longest_match(model, tail_of(context))
+    longest = longest_match(model.lookup, tail_of(context))
     every = [document for documents in corpora for document in documents]
     for order in range(1, min(TAIL, len(context)) + 1):
         occurs, counts = literal_followers(every, context[-order:])
@@ -74,7 +80,7 @@ def test_every_order_up_to_the_longest_match_is_counted_over_all_corpora(corpora
 def test_frequent_contexts_are_sampled_evenly():
     documents = [[1, 2]] * 300 + [[1, 3]] * 100
     model = model_with(documents)
-    assert longest_match(model, tail_of([1])) == 1
+    assert longest_match(model.lookup, tail_of([1])) == 1
     counts = followers(model, 1)
     assert sum(counts.values()) == SAMPLES
     assert counts[2] == 3 * counts[3]
@@ -86,9 +92,8 @@ def test_only_so_many_corpora_are_asked_and_those_of_too_many_tokens_are_none():
 
     indexes = [Large(), *(MemoryIndex([[1, i]]) for i in range(MOST + 1))]
     assert len(corpora_of([])) == len(corpora_of(indexes)) == MOST
-    model = Successors(SuccessorConfig(), ALL, library=FixedLibrary())._new_model(10)
-    model = model._replace(corpora=corpora_of(indexes), vocab=99)
-    longest_match(model, tail_of([1]))
+    model = looking_up(Models(SuccessorConfig(), ALL).new(10), corpora_of(indexes), 99)
+    longest_match(model.lookup, tail_of([1]))
     assert sorted(followers(model, 1)) == list(range(MOST))
 
 
@@ -104,27 +109,27 @@ def test_the_corpus_takes_its_share_behind_text_and_target(documents, text, cont
     config = SuccessorConfig(corpus_orders=orders, text_width=6)
     model = model_with(documents, config=config)
     rng = np.random.default_rng(seed)
-    for trusts in (model.text_trust, model.target_trust, model.corpus_trust):
+    for trusts in (model.trusts.text, model.trusts.target, model.trusts.corpus):
         trusts[:] = rng.uniform(0.02, 0.98, trusts.shape)
     learn_text(model.text, np.array(text, np.int32), 0)
     put_successors(model.target, tail_of(context or [0]), np.array([1, 4], np.int32), np.array([0.5, 0.2], np.float32))
     n = mix_successors(model, tail_of(context))
-    found = dict(zip(model.ids[:n].tolist(), model.p[:n].tolist(), strict=True))
-    parts = dict(zip(model.ids[:n].tolist(), model.from_corpus[:n].tolist(), strict=True))
+    found = dict(zip(model.candidates.ids[:n].tolist(), model.candidates.p[:n].tolist(), strict=True))
+    parts = dict(zip(model.candidates.ids[:n].tolist(), model.candidates.from_corpus[:n].tolist(), strict=True))
 
-    bare = model._replace(corpora=corpora_of([]))
+    bare = looking_up(model, corpora_of([]), VOCAB)
     left, wanted = 1.0, Counter()
     for order in range(min(TAIL, len(context)), 0, -1):  # the stick, with what the other two parts take of it known
         gram = context[-order:]
         if order in config.text_orders:
             counts = Counter(text[i + order] for i in range(len(text) - order) if text[i : i + order] == gram)
             if counts:
-                left *= 1.0 - float(bare.text_trust[order, min(counts.total(), 3) - 1, int(len(counts) == 1)])
+                left *= 1.0 - float(bare.trusts.text[order, min(counts.total(), 3) - 1, int(len(counts) == 1)])
         if order in config.target_orders:
-            left *= 1.0 - float(bare.target_trust[order])
+            left *= 1.0 - float(bare.trusts.target[order])
         occurs, counts = literal_followers(documents, gram)
         if order in orders and occurs and counts:
-            trust = float(model.corpus_trust[order, corpus_bucket(counts.total()), int(len(counts) == 1)])
+            trust = float(model.trusts.corpus[order, corpus_bucket(counts.total()), int(len(counts) == 1)])
             for token, count in counts.items():
                 wanted[token] += left * trust * count / counts.total()
             left *= 1.0 - trust
@@ -144,11 +149,11 @@ def test_trust_moves_to_a_corpus_that_is_right_and_from_one_that_is_wrong():
         model_with([[1, 2, 3, 1, 2]], config=config),
         model_with([[1, 2, 5], [2, 3, 5], [3, 1, 5]], config=config),
     )
-    before = float(right.corpus_trust[2, 0, 1])
+    before = float(right.trusts.corpus[2, 0, 1])
     for model in (right, wrong):
         adapt_trust(model, text, 0, 0.1)
-    assert float(wrong.corpus_trust[2, 0, 1]) < 0.05 < before < 0.9 < float(right.corpus_trust[2, 0, 1])
-    assert (right.corpus_trust[3:] == wrong.corpus_trust[3:]).all()
+    assert float(wrong.trusts.corpus[2, 0, 1]) < 0.05 < before < 0.9 < float(right.trusts.corpus[2, 0, 1])
+    assert (right.trusts.corpus[3:] == wrong.trusts.corpus[3:]).all()
 
 
 class Switching:

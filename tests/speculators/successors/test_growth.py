@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.tree import ROOT
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.draws import Sampling, weigh_draws
 from speculators.successors.growth import LIKELY, MAX_CHILDREN, WORTHLESS, expand, grow, make_growth
 from speculators.successors.learning import RECENT_WIDTH, adapt_trust, learn_prompt, learn_tree, remember_recent
-from speculators.successors.mix import Sampling, mix_successors, weigh_draws
-from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.mix import mix_successors
+from speculators.successors.models import Models
 from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail, learn_text, put_successors
 from speculators.successors.vocabulary import VocabularyRows
+from tests.support.successor_runs import BOTH
 
 VOCAB = 64
 CONFIG = SuccessorConfig(text_width=4, top_k=4, recent=6)
@@ -41,7 +44,7 @@ def new_model(text, seed, config=CONFIG):
     pair_rows = np.array([rng.choice(8, 4, replace=False) for _ in pairs], np.int32).reshape(-1, 4)
     behind_pairs = pairs, pair_rows, np.tile(weights, (len(pairs), 1))
     read = VocabularyRows.of(rows, np.tile(weights, (len(rows), 1)), behind_pairs)
-    model = Successors(config, vocabulary=read)._new_model(1000)
+    model = Models(config, BOTH, read).new(1000)
     learn_text(model.text, array(text), 0)
     for end in rng.integers(1, len(text) + 1, 10):
         ids = rng.choice(8, 4, replace=False).astype(np.int32)
@@ -59,8 +62,10 @@ def successors(model, context, sampling, reach):
     """
     least = 0.0 if sampling.temperature else WORTHLESS / float(np.float32(reach))
     n = mix_successors(model, tail_of(context), least)
-    weigh_draws(model, n, sampling, len(context))
-    best = sorted(zip(model.p[:n].tolist(), model.ids[:n].tolist(), strict=True), reverse=True)[:MAX_CHILDREN]
+    weigh_draws(model.candidates, n, sampling, len(context))
+    best = sorted(zip(model.candidates.p[:n].tolist(), model.candidates.ids[:n].tolist(), strict=True), reverse=True)[
+        :MAX_CHILDREN
+    ]
     return {token: p for p, token in best}
 
 
@@ -132,7 +137,7 @@ def test_the_most_probable_come_first(text, seed, budget, how):
 @FAST
 @given(st.lists(st.floats(1e-3, 1.0), max_size=60))
 def test_a_row_keeps_its_best_successors_in_order(weights):
-    model = Successors(SuccessorConfig(top_k=60))._new_model(100)
+    model = Models(SuccessorConfig(top_k=60), BOTH).new(100)
     put_successors(model.target, tail_of([1]), np.arange(len(weights), dtype=np.int32), np.array(weights, np.float32))
     growth = make_growth(2)
     growth.tails[0] = tail_of([1])
@@ -168,7 +173,7 @@ def test_a_tree_teaches_what_the_target_said_behind_each_of_its_nodes(text, data
     rng = np.random.default_rng(n)
     ids = np.array([rng.choice(VOCAB, 4, replace=False) for _ in nodes], np.int32)
     weights = rng.uniform(0.0, 0.25, ids.shape).astype(np.float32)
-    model = Successors(CONFIG)._new_model(1000)
+    model = Models(CONFIG, BOTH).new(1000)
     learn_tree(model, array(text), n_before, array(tokens), array(parents), array(nodes), ids, weights, 0.9)
     wanted = {}
     for node, row, weight in zip(nodes, ids.tolist(), weights.tolist(), strict=True):
@@ -190,7 +195,7 @@ def test_a_prompt_teaches_the_same_in_chunks_of_any_size(text, chunk, seed):
     rng = np.random.default_rng(seed)
     ids = np.array([rng.choice(VOCAB, 4, replace=False) for _ in text], np.int32)
     weights = rng.uniform(0.0, 0.25, ids.shape).astype(np.float32)
-    whole, parts = (Successors(CONFIG)._new_model(1000) for _ in range(2))
+    whole, parts = (Models(CONFIG, BOTH).new(1000) for _ in range(2))
     learn_prompt(whole, array(text), 0, ids, weights, 0.9)
     for start in range(0, len(text), chunk):
         end = start + chunk
@@ -211,7 +216,7 @@ STEPS = st.lists(
 @FAST
 @given(STEPS, st.sampled_from([0.5, 0.9, 0.98]))
 def test_recent_tokens_are_the_heaviest_of_a_fading_sum(steps, decay):
-    model = Successors(SuccessorConfig(recent=40))._new_model(100)
+    model = Models(SuccessorConfig(recent=40), BOTH).new(100)
     literal = {}
     for number, step in enumerate(steps):
         ids = np.array(step, np.int32)
@@ -232,7 +237,7 @@ def test_recent_tokens_are_the_heaviest_of_a_fading_sum(steps, decay):
 
 def test_a_short_list_keeps_the_heaviest_recent_tokens_of_many():
     """More different tokens in one step than there is scratch room for: what is newest must not be what is lost."""
-    model = Successors(SuccessorConfig(recent=16))._new_model(100)
+    model = Models(SuccessorConfig(recent=16), BOTH).new(100)
     ids = np.arange(1000, dtype=np.int32).reshape(125, 8)
     remember_recent(model, ids, np.full(ids.shape, 0.125, np.float32), 0.98)
     assert set(model.recent_ids.tolist()) == set(range(1000 - 16, 1000))
@@ -270,13 +275,13 @@ def literal_adaptation(model, text, first, rate):
                 if kind == "text":
                     total = sum(row.values())
                     p, where = p / total, ("text", order, min(int(total), 3) - 1, int(len(row) == 1))
-                array_ = model.text_trust if kind == "text" else model.target_trust
+                array_ = model.trusts.text if kind == "text" else model.trusts.target
                 trusts.setdefault(where, float(array_[where[1:]]))
                 parts.append((where, p))
         if len(model.vocabulary.ids):
             last = text[end - 1]
             row = dict(zip(model.vocabulary.ids[last].tolist(), model.vocabulary.weights[last].tolist(), strict=True))
-            trusts.setdefault(("target", 0), float(model.target_trust[0]))
+            trusts.setdefault(("target", 0), float(model.trusts.target[0]))
             parts.append((("target", 0), row.get(text[end], 0.0)))
         below, given_ = 1e-3, []
         for where, p in reversed(parts):
@@ -296,21 +301,21 @@ def literal_adaptation(model, text, first, rate):
 def test_trusts_follow_online_em_and_stay_within_bounds(known, text, seed, rate):
     model = new_model(known, seed)
     wanted = literal_adaptation(model, text, 0, rate)
-    before = model.text_trust.copy(), model.target_trust.copy()
+    before = model.trusts.text.copy(), model.trusts.target.copy()
     adapt_trust(model, array(text), 0, rate)
     for (kind, *where), trust in wanted.items():
-        found = model.text_trust if kind == "text" else model.target_trust
+        found = model.trusts.text if kind == "text" else model.trusts.target
         assert found[tuple(where)] == pytest.approx(trust, abs=1e-4)
         assert 0.0199 <= found[tuple(where)] <= 0.9801
         (before[0] if kind == "text" else before[1])[tuple(where)] = found[tuple(where)]
-    assert (model.text_trust == before[0]).all(), "a trust moved that nothing spoke for or against"
-    assert (model.target_trust == before[1]).all()
+    assert (model.trusts.text == before[0]).all(), "a trust moved that nothing spoke for or against"
+    assert (model.trusts.target == before[1]).all()
 
 
 @pytest.mark.parametrize("right", ["text", "target"])
 def test_trust_moves_to_the_half_that_is_right(right):
     config = SuccessorConfig(text_orders=(2,), target_orders=(2,), top_k=1)
-    model = Successors(config)._new_model(1000)
+    model = Models(config, BOTH).new(1000)
     text = [1, 2, 3] * 40
     said = {(1, 2): 3, (2, 3): 1, (3, 1): 2}
     for pair, token in said.items():
@@ -318,9 +323,9 @@ def test_trust_moves_to_the_half_that_is_right(right):
         learn_text(model.text, array([*pair, token if right == "text" else wrong]), 2)
         shown = array([token if right == "target" else wrong])
         put_successors(model.target, tail_of(pair), shown, np.full(1, 0.9, np.float32))
-    text_before, target_before = float(model.text_trust[2, 0, 1]), float(model.target_trust[2])
+    text_before, target_before = float(model.trusts.text[2, 0, 1]), float(model.trusts.target[2])
     adapt_trust(model, array(text), 0, 0.1)
-    text_after, target_after = float(model.text_trust[2, 0, 1]), float(model.target_trust[2])
+    text_after, target_after = float(model.trusts.text[2, 0, 1]), float(model.trusts.target[2])
     if right == "text":
         assert text_after > 0.9 > text_before
     else:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.protocol import Outcome
 from engine.top_ids import TopIds
+from speculators.successors.config import SuccessorConfig
 from speculators.successors.learning import RECENT_WIDTH
-from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE
 from speculators.testing import HashTarget
 from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, nodes, view
@@ -25,7 +26,7 @@ def test_nothing_of_a_request_is_left_and_the_next_one_starts_cold(sources):
     target = HashTarget(48, n_successors=2)
     speculator = Successors(SMALL, sources)
     first = decode(speculator, target, view(PROMPT))
-    assert (speculator._states, speculator._shared) == ({}, {})
+    assert (speculator._states, speculator._models._shared) == ({}, {})
     assert decode(speculator, target, view(PROMPT)).drafts == first.drafts
     speculator.end(view(PROMPT, 99))  # never begun: harmless
 
@@ -38,10 +39,10 @@ def arrays(part):
 
 def test_memory_is_bounded_as_documented():
     speculator = Successors(SuccessorConfig(), BOTH)
-    model = speculator._new_model(1_000_000)
+    model = speculator._models.new(1_000_000)
     assert sum(array.nbytes for array in model.target) < 1.01 * 32768 * 140
     assert sum(array.nbytes for array in model.text) < 1.01 * 32768 * 44
-    short = speculator._new_model(50)
+    short = speculator._models.new(50)
     assert sum(array.nbytes for array in short.text) < 0.1 * sum(array.nbytes for array in model.text)
     assert sum(array.nbytes for array in short.target) < 0.6 * sum(array.nbytes for array in model.target)
 
@@ -68,7 +69,7 @@ def test_ended_requests_are_not_held_by_anything():
     held = [
         o
         for o in gc.get_objects()
-        if type(o).__name__ == "Model" and getattr(o, "mark", None) is speculator._scratch[0]
+        if type(o).__name__ == "Model" and getattr(o, "candidates", None) is speculator._models._candidates
     ]
     assert held == []
 
@@ -108,7 +109,7 @@ def test_a_warm_request_starts_with_what_its_scope_knows(sources):
     other = decode(speculator, target, view(PROMPT, 2, scope="b"), 15)
     assert len(warm.output) > len(cold.output)
     assert other.drafts == cold.drafts
-    assert set(speculator._shared) == {"a", "b"}
+    assert set(speculator._models._shared) == {"a", "b"}
 
 
 @pytest.mark.parametrize("sources", HALVES)
@@ -124,7 +125,7 @@ def test_rollouts_of_a_prompt_start_with_what_earlier_ones_wrote_and_other_promp
     assert decode(speculator, target, view(others[0], 2, scope="a"), 15).drafts == alone.drafts
     for other in others[1:]:
         decode(speculator, target, view(other, 3, scope="a"), 15)
-    assert {scope: len(kept) for scope, kept in speculator._shared.items()} == {"a": 2, "b": 1}
+    assert {scope: len(kept) for scope, kept in speculator._models._shared.items()} == {"a": 2, "b": 1}
     assert decode(speculator, target, view(PROMPT, 4, scope="a"), 15).drafts == cold["a"].drafts  # it gave way
 
 

@@ -8,7 +8,8 @@ import pytest
 from engine.protocol import Outcome
 from engine.sampling.noise import gumbel_row
 from engine.tree import EMPTY_TREE
-from speculators.successors.speculator import TARGET, Successors
+from speculators.successors.config import TARGET
+from speculators.successors.speculator import Successors
 from speculators.testing import HashTarget
 from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, nodes, view
 

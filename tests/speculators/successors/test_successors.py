@@ -17,8 +17,9 @@ from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.suffix import SuffixConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions, create
+from speculators.successors.config import TARGET, TEXT, SuccessorConfig
 from speculators.successors.learning import learn_prompt, learn_tree
-from speculators.successors.speculator import TARGET, TEXT, SuccessorConfig, Successors
+from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE
 from speculators.successors.token_recycling import TokenRecyclingConfig
 from speculators.testing import HashTarget
@@ -172,7 +173,7 @@ def read(model):
         n = np.where((ids == NONE).any(1), (ids == NONE).argmax(1), ids.shape[1]).tolist()
         rows = zip(table.keys[used].tolist(), ids.tolist(), table.weights[used].tolist(), n, strict=True)
         tables.append({key: list(zip(i[:m], w[:m], strict=True)) for key, i, w, m in rows})
-    return tables, model.text_trust.tolist(), model.target_trust.tolist()
+    return tables, model.trusts.text.tolist(), model.trusts.target.tolist()
 
 
 @settings(max_examples=20, deadline=None)

@@ -12,7 +12,8 @@ from engine.protocol import RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from speculators.registry import SpeculatorOptions, create
-from speculators.successors.speculator import SuccessorConfig, Successors
+from speculators.successors.config import TARGET, SuccessorConfig
+from speculators.successors.models import Models
 from speculators.successors.vocabulary import BELOW, PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, mean_rows, pair_row
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, tiny_model
@@ -114,7 +115,7 @@ def test_rows_from_another_process_are_drafted_with_as_they_are(read: Vocabulary
     sent = pickle.loads(pickle.dumps(read))
     for array in sent:
         array.flags.writeable = False
-    model = Successors(SuccessorConfig(), vocabulary=sent)._new_model(10)
+    model = Models(SuccessorConfig(), (TARGET,), sent).new(10)
     assert all(array.flags.writeable for array in model.vocabulary)
     assert first_draft(sent, "token-recycling") == first_draft(read, "token-recycling")
 
