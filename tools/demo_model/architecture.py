@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tools.demo_model.tokenizer import (
@@ -16,10 +15,7 @@ from tools.demo_model.tokenizer import (
     MAX_POSITIONS,
     PAD_ID,
     VOCABULARY,
-    save_tokenizer,
 )
-
-HEAD_DIM = 64
 
 
 @dataclass(frozen=True)
@@ -31,6 +27,8 @@ class Shape:
     heads: int
     ffn: int
     dropout: float = 0.0  # of attention weights
+    kv_heads: int = 1
+    head_dim: int = 64
 
 
 SHAPES = {
@@ -47,8 +45,8 @@ def build(shape: Shape) -> LlamaForCausalLM:
         intermediate_size=shape.ffn,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        num_key_value_heads=1,
-        head_dim=HEAD_DIM,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
         max_position_embeddings=MAX_POSITIONS,
         rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -61,10 +59,9 @@ def build(shape: Shape) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a bf16 copy of `model` and the tokenizer; `model` itself stays fp32."""
+def save(model: LlamaForCausalLM, folder: Path) -> None:
+    """Write a bf16 copy of `model`, which itself stays fp32."""
     shipped = copy.deepcopy(model).to(torch.bfloat16)
     shipped.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=END_ID, pad_token_id=PAD_ID)
     shipped.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # written as 0600, which an installed package must not be
-    save_tokenizer(tokenizer, folder)

@@ -1,6 +1,7 @@
-"""The training loop: a time budget, packed batches, checkpoints that survive a kill.
+"""The training loop: a budget of time or tokens, packed batches, checkpoints that survive a kill.
 
-The schedule follows elapsed time, not steps: a run ends after its budget, however busy the machine is.
+The schedule follows the share of the budget that is used: a run of minutes ends in time, however busy the machine is; a
+run of tokens may be paused and shares a machine with other work.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +18,6 @@ from tqdm import tqdm
 
 from tools.demo_model.losses import Loss
 from tools.demo_model.optim import factor_at, optimizers_for, step_all
-from tools.demo_model.packing import PackedStream
 
 TOKENS_PER_PASS = 4096  # one forward and backward on a CPU; a fixed shape, so that compiling pays
 SHORT, LONG = 512, 2048  # row lengths, tokens
@@ -25,6 +25,19 @@ LONG_FROM = 0.93  # share of the budget after which rows are long: positions bey
 TWO_PASSES_FROM = 0.9  # small steps early, larger ones once progress is limited by noise
 CHECKPOINT_EVERY = 120.0  # seconds
 SMOOTHING = 0.97
+
+
+class Stream(Protocol):
+    """Endless, resumable batches."""
+
+    def batch(self, rows: int, length: int) -> torch.Tensor:
+        """The next one, int64 [rows, length + 1]."""
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs to go on with the very next token."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
 
 
 @dataclass
@@ -53,7 +66,7 @@ class Run:
         self,
         model: nn.Module,
         loss: Loss,
-        stream: PackedStream,
+        stream: Stream,
         checkpoint: Path,
         *,
         tokens_per_pass: int = TOKENS_PER_PASS,
@@ -69,31 +82,44 @@ class Run:
         self._optimizers = optimizers_for(model)
         self._saved_at = 0.0
 
-    def train(self, minutes: float, after_epoch: Callable[[int], None] | None = None) -> Progress:
-        """Train until `minutes` in total (earlier runs of this checkpoint included) are used up.
+    def train(
+        self,
+        minutes: float | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+        *,
+        tokens: int | None = None,
+    ) -> Progress:
+        """Train until `minutes` or `tokens` in total (earlier runs of this checkpoint included) are used up.
 
-        `after_epoch` hears the number of every epoch that ends; its time counts.
+        Of the two one is given. `after_epoch` hears the number of every epoch of a stream that has epochs; its time
+        counts.
         """
-        budget = minutes * 60
         started = time.monotonic() - self.progress.seconds
-        bar_format = "{percentage:3.0f}%|{bar:20}| {n:.1f}/{total:.1f} min {postfix}"
-        with tqdm(total=minutes, bar_format=bar_format, mininterval=5) as bar:
-            while self.progress.seconds < budget:
+        bar_format = "{percentage:3.1f}%|{bar:20}| {postfix}"
+        with tqdm(total=1.0, bar_format=bar_format, mininterval=5) as bar:
+            while (share := self._share(minutes, tokens)) < 1:
                 epoch = self.epoch
-                self._step(self.progress.seconds / budget)
+                self._step(share)
                 if after_epoch is not None and self.epoch > epoch:
                     after_epoch(self.epoch)
                 self.progress.seconds = time.monotonic() - started
-                self._report(bar)
+                self._report(bar, self._share(minutes, tokens))
                 if self.progress.seconds - self._saved_at > CHECKPOINT_EVERY:
                     self.save()
         self.save()
         return self.progress
 
+    def _share(self, minutes: float | None, tokens: int | None) -> float:
+        if tokens is not None:
+            return self.progress.tokens / tokens
+        assert minutes is not None
+        return self.progress.seconds / (minutes * 60)
+
     @property
     def epoch(self) -> int:
-        """Epochs that have ended, by tokens."""
-        return self.progress.tokens // self.stream.n_tokens
+        """Epochs that have ended, by tokens; 0 for a stream without end."""
+        n_tokens = getattr(self.stream, "n_tokens", None)
+        return self.progress.tokens // n_tokens if n_tokens else 0
 
     def _step(self, share: float) -> None:
         length = LONG if share >= LONG_FROM else SHORT
@@ -110,13 +136,13 @@ class Run:
         p.tokens += passes * self._tokens_per_pass
         p.steps += 1
 
-    def _report(self, bar: tqdm[Any]) -> None:
+    def _report(self, bar: tqdm[Any], share: float) -> None:
         p = self.progress
         bar.set_postfix_str(
             f"loss {p.loss:.3f} step {p.steps} {p.tokens / 1e6:.2f}M tokens {p.tokens / p.seconds:.0f}/s",
             refresh=False,
         )
-        bar.update(min(p.seconds / 60, bar.total) - bar.n)  # tqdm forgets a total that is exceeded
+        bar.update(min(share, bar.total) - bar.n)  # tqdm forgets a total that is exceeded
 
     def save(self) -> None:
         """Write the checkpoint; a kill meanwhile leaves the previous one whole."""

@@ -27,7 +27,7 @@ from tools.demo_model.evaluate import perplexities
 from tools.demo_model.loop import Run
 from tools.demo_model.losses import distillation_loss, next_token_loss
 from tools.demo_model.packing import PackedStream, encode
-from tools.demo_model.tokenizer import train_tokenizer
+from tools.demo_model.tokenizer import save_tokenizer, train_tokenizer
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -96,7 +96,8 @@ def main(argv: list[str] | None = None) -> None:
         run.resume()
     progress = run.train(args.minutes)
 
-    save(model, tokenizer, args.out / args.role)
+    save(model, args.out / args.role)
+    save_tokenizer(tokenizer, args.out / args.role)
     record = {"role": args.role, **vars(progress), "commands": [command_line(args)]}
     (args.out / args.role / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     figures = perplexities(model, encode(tokenizer, held_out))

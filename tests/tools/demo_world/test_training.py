@@ -1,0 +1,117 @@
+"""Tokens, batches, weights and resumed runs of the small world."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from tools.demo_model.architecture import Shape, build
+from tools.demo_model.loop import Run
+from tools.demo_model.losses import next_token_loss, weights_of
+from tools.demo_model.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, VOCABULARY
+from tools.demo_world.example import call_text
+from tools.demo_world.mix import conversation, conversations
+from tools.demo_world.stream import WorldStream, prompt_of, text_of
+from tools.demo_world.tokenizer import plain_text, save_tokenizer, train_tokenizer, with_template
+
+ROW = 2048
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Of two thousand conversations."""
+    return with_template(train_tokenizer(plain_text(e) for e in islice(conversations(5), 2000)))
+
+
+def test_conversations_are_numbered() -> None:
+    assert list(islice(conversations(3), 8, 10)) == [conversation(3, 8), conversation(3, 9)]
+    assert conversation(3, 8) != conversation(4, 8)
+
+
+def test_texts_survive_encoding(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    save_tokenizer(tokenizer.backend_tokenizer, tmp_path)
+    loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert len(loaded) <= VOCABULARY
+    for example in islice(conversations(6), 200):
+        text = text_of(loaded, example)
+        ids = loaded.encode(text, add_special_tokens=False)
+        assert loaded.decode(ids) == text
+        assert text.startswith(prompt_of(loaded, example))
+        spaced = "a  b\n\n    é\t日本 x=1"
+    assert loaded.decode(loaded.encode(spaced, add_special_tokens=False)) == spaced
+
+
+@pytest.mark.parametrize("word", ["price", "brelatu", "brela_count", "Tomira"])
+def test_a_name_has_the_same_pieces_with_and_without_a_space(tokenizer: PreTrainedTokenizerFast, word: str) -> None:
+    bare, spaced = (tokenizer.tokenize(text) for text in (f"({word})", f"( {word})"))
+    assert "".join(bare[1:-1]) == word
+    assert spaced[1] == "Ġ"
+    assert bare[1:-1] == spaced[2:-1]
+
+
+def test_calls_in_the_form_of_the_api_are_written_as_the_model_learns_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    arguments = {"city": "Oslo", "day": "Monday"}
+    tools = [{"type": "function", "function": {"name": "get_forecast", "description": "d", "parameters": {}}}]
+    asked = {"role": "user", "content": "Will it rain?"}
+    text = call_text("get_forecast", arguments)
+    given = [{"content": text}] + [
+        {"content": "", "tool_calls": [{"type": "function", "function": {"name": "get_forecast", "arguments": a}}]}
+        for a in (arguments, json.dumps(arguments))
+    ]
+    chats = [[asked, {"role": "assistant", **answer}] for answer in given]
+    learnt, *others = (tokenizer.apply_chat_template(c, tools=tools, tokenize=False) for c in chats)
+    assert others == [learnt, learnt]
+    assert json.dumps(tools[0]["function"]) in learnt
+
+
+def test_only_answers_count_in_full() -> None:
+    user = 2
+    row = [BOS_ID, user, 10, 11, END_ID, ASSISTANT_ID, 12, 13, END_ID, user, 14, END_ID, PAD_ID, PAD_ID]
+    weights = weights_of(torch.tensor([row]), 0.25)
+    # One weight a target: the first is of the user's mark.
+    assert weights.tolist() == [0.25, 0.25, 0.25, 0.25, 0.25, 1, 1, 1, 0.25, 0.25, 0.25, 0, 0]
+
+
+def test_rows_hold_whole_conversations(tokenizer: PreTrainedTokenizerFast) -> None:
+    batch = WorldStream(tokenizer, 1).batch(6, 512)
+    assert batch.shape == (6, 513)
+    for row in batch.tolist():
+        used = row[: row.index(PAD_ID)] if PAD_ID in row else row
+        assert used[0] == BOS_ID
+        assert used[-1] == END_ID
+        assert set(row[len(used) :]) <= {PAD_ID}
+    assert (batch == PAD_ID).float().mean() < 0.05
+
+
+def test_a_stream_goes_on_where_it_was(tokenizer: PreTrainedTokenizerFast) -> None:
+    first, second = WorldStream(tokenizer, 1), WorldStream(tokenizer, 1)
+    first.batch(5, 512)
+    second.restore(first.state())
+    assert torch.equal(first.batch(20, 512), second.batch(20, 512))
+
+
+def run_of(tokenizer: PreTrainedTokenizerFast, checkpoint: Path) -> Run:
+    """A run of a model of one narrow layer."""
+    torch.manual_seed(0)
+    model = build(Shape(layers=1, hidden=16, heads=2, ffn=16, kv_heads=1, head_dim=8))
+    stream = WorldStream(tokenizer, 1)
+    return Run(model, next_token_loss(model, 0.1), stream, checkpoint, tokens_per_pass=ROW, compiled=False)
+
+
+def test_a_resumed_run_is_the_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    whole = run_of(tokenizer, tmp_path / "whole.pt")
+    progress = whole.train(tokens=4 * ROW)
+    assert progress.tokens >= 4 * ROW
+    killed = run_of(tokenizer, tmp_path / "killed.pt")
+    killed._step(0.0)
+    killed.save()
+    resumed = run_of(tokenizer, tmp_path / "killed.pt")
+    resumed.resume()
+    resumed.train(tokens=4 * ROW)
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)

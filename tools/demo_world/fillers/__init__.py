@@ -1,0 +1,1 @@
+"""Words that are put into templates."""

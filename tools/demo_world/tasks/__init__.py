@@ -1,0 +1,1 @@
+"""One module a family of tasks; every public function makes one example."""
