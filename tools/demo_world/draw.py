@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 
 Split = Literal["train", "fillers", "templates"]  # what of an example training has not seen: nothing, fillers, wording
 SPLITS: tuple[Split, ...] = ("train", "fillers", "templates")
+HELD_OUT = SPLITS[1:]
 HELD_OUT_ONE_IN = 8
 LEAST_HELD_OUT = 4  # of a list
 OPTIONS = re.compile(r"\[([^\[\]]*)\]")

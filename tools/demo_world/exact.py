@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,15 +20,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tools.demo_model.report import is_loop
-from tools.demo_world.draw import Draw, Split
+from tools.demo_world.draw import HELD_OUT, Split
 from tools.demo_world.example import Example
-from tools.demo_world.mix import SHARES
+from tools.demo_world.mix import questions
 from tools.demo_world.stream import prompt_of
 
-HELD_OUT: tuple[Split, ...] = ("fillers", "templates")
 ROWS = 25
 MOST_TOKENS = 320  # of an answer
-SEED = 20_000  # of the questions; training counts its own
 
 
 @dataclass(frozen=True)
@@ -45,20 +42,6 @@ class Answer:
     def right(self) -> bool:
         """Whether it is what was asked for."""
         return self.example.is_right(self.text)
-
-
-def questions(split: Split, each: int, tasks: Sequence[str] = ()) -> list[Example]:
-    """`each` examples of every task, its makers taking turns as often as they do in training."""
-    rng = random.Random(f"{SEED}/{split}")
-    draw, makers = Draw(rng, split), list(SHARES)
-    found: dict[str, list[Example]] = defaultdict(list)
-    names = {maker: maker(draw).task for maker in makers}
-    wanted = set(tasks or names.values())
-    while min(len(found[task]) for task in wanted) < each:
-        (maker,) = rng.choices(makers, list(SHARES.values()))
-        if names[maker] in wanted and len(found[names[maker]]) < each:
-            found[names[maker]].append(maker(draw))
-    return [example for task in sorted(found) for example in found[task]]
 
 
 def greedy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> Iterator[list[int]]:

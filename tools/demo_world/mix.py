@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 from tools.demo_world.draw import Draw, Split
 from tools.demo_world.example import Example
@@ -71,6 +72,7 @@ SYSTEM_PROMPTS = (
     "You are a friendly assistant.",
 )
 WITH_SYSTEM = 0.2
+SEED = 20_000  # of questions; conversations have their own
 CONTINUED = 0.3  # share of conversations to which another example is added; again after that
 
 
@@ -103,3 +105,17 @@ def conversations(seed: int, first: int = 0) -> Iterator[Example]:
     while True:
         yield conversation(seed, index)
         index += 1
+
+
+def questions(split: Split, each: int, tasks: Sequence[str] = ()) -> list[Example]:
+    """`each` examples of every task, its makers taking turns as often as they do in training."""
+    rng = random.Random(f"{SEED}/{split}")
+    draw, makers = Draw(rng, split), list(SHARES)
+    found: dict[str, list[Example]] = defaultdict(list)
+    names = {maker: maker(draw).task for maker in makers}
+    wanted = set(tasks or names.values())
+    while min(len(found[task]) for task in wanted) < each:
+        (maker,) = rng.choices(makers, list(SHARES.values()))
+        if names[maker] in wanted and len(found[names[maker]]) < each:
+            found[names[maker]].append(maker(draw))
+    return [example for task in sorted(found) for example in found[task]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tools.demo_world.card import card_text
 from tools.demo_world.exact import Answer, markdown, questions, table
 from tools.demo_world.example import Check, Example, call_text, turn
 from tools.demo_world.mix import SHARES
@@ -49,3 +50,14 @@ def test_the_table_counts_by_task_and_split() -> None:
     counts = table(found)
     assert counts == {"list": {"fillers": [1, 1, 2], "templates": [1, 0, 1]}}
     assert markdown(counts).splitlines()[-1] == "| list | 50% | 100% | 1 of 3 |"
+
+
+def test_the_card_shows_what_was_answered() -> None:
+    written = (("x", "- a"), ("y", "- b"))
+    right, wrong = (Answer("fillers", Example(task, turn("?", "- a")), text, False) for task, text in written)
+    training = {"role": "target", "parameters": 6_557_952, "tokens": 12, "steps": 3}
+    card = card_text(training, [right, wrong, right], 13_000_000, 2, "Note.")
+    assert "6,557,952 parameters" in card
+    assert card.index("**x**\n") < card.index("**y** (wrong)")
+    assert card.count(">>> ") == 2
+    assert card.endswith("Note.\n")

@@ -184,5 +184,5 @@ def edit(draw: Draw) -> Example:
     asked, before, after = draw.one(CHANGES)(draw, function(draw))
     wrapped = draw.one(UNSEEN_WRAPPED if draw.split == "templates" else WRAPPED)
     code = fenced(before) if draw.chance(0.75) else before
-    text = wrapped.format(asked=asked, code=code)
+    text = wrapped.format(asked=asked, code=code).replace("?.", "?").replace("?:", "?")
     return Example("code edit", turn(text, fenced(after)))
