@@ -6,7 +6,8 @@
 
 Without --split: the conversations that training with this seed sees, from number --first on. With it: n examples of
 every task whose fillers or wordings training does not see. --prompts writes those without tools to
-DIR/spec_bench.jsonl, with their tasks as categories, as `python -m benchmarks.acceptance --prompts DIR --categories code-edit,list` reads them.
+DIR/spec_bench.jsonl, with their tasks as categories, which is how `python -m benchmarks.acceptance --prompts DIR
+--categories code-edit,list` reads them.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.demo_world.draw import Draw, Wordings
 from tools.demo_world.example import Example, turn
+from tools.demo_world.fillers.code_names import VARIABLES
 from tools.demo_world.fillers.people import CITIES, NAMES
 from tools.demo_world.fillers.things import FOODS, OBJECTS, THINGS
 
@@ -96,8 +97,8 @@ def upper(draw: Draw) -> Example:
 
 
 def repeat(draw: Draw) -> Example:
-    """What is said, exactly."""
-    words = draw.some(draw.one((THINGS, NAMES, OBJECTS)), draw.number(2, 6))
+    """What is said, exactly: names and things in any order, which nothing but copying predicts."""
+    words = [draw.pick(draw.one((THINGS, NAMES, OBJECTS, CITIES, VARIABLES))) for _ in range(draw.number(2, 24))]
     return Example("words", turn(draw.wording(REPEAT, items=" ".join(words)), " ".join(words)))
 
 
