@@ -57,7 +57,7 @@ SHARES: dict[Maker, float] = {  # of examples
     stories.story: 5,
     stories.poem: 1.5,
     stories.letter: 1.5,
-    small_talk.talk: 5,
+    small_talk.talk: 6,
     small_talk.my_name: 1,
 }
 MAKERS, WEIGHTS = list(SHARES), list(SHARES.values())

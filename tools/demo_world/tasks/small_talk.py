@@ -81,6 +81,18 @@ PERSONAL: Talk = (
     ),
     ("I am a small demo model and have no feelings. I can help you with a text or a sum.",),
 )
+JOKE: Talk = (
+    Wordings(
+        (
+            "[tell|write] me a joke[.|!]",
+            "[do you know|can you tell me] a joke?",
+            "make me laugh[.|!]",
+            "a joke, please.",
+        ),
+        ("say something funny.", "be funny!"),
+    ),
+    ("Why was the small model happy? It had only good memories, and very few of them.",),
+)
 UNKNOWN: Talk = (
     Wordings(
         (
@@ -99,6 +111,13 @@ UNKNOWN: Talk = (
             "who is the [president|king|queen|chancellor|mayor] of [France|England|Germany|the USA|{city}]?",
             "what do you know about [history|politics|football|{city}|dinosaurs|biology|music|medicine|law]?",
             "write [an essay|a report|a book|a thesis] about [{city}|democracy|the climate|economics|history].",
+            "give me [tips|advice|ideas] for [a job interview|my garden|a birthday party|saving money|better sleep].",
+            "plan [a trip to {city}|my week|a party|a diet|my holidays].",
+            "compare [cats and dogs|tea and coffee|trains and planes|{city} and Rome].",
+            "what are the [benefits|risks|causes|effects] of [exercise|smoking|stress|coffee|climate change]?",
+            "recommend [a film|a song|a restaurant in {city}|a hotel|a game].",
+            "[write|implement] a [class|program|website|game] for [a bank account|a shop|chess|a library|{city}].",
+            "[imagine|pretend] you are [a pirate|a lawyer|a tour guide|Einstein|a doctor].",
             "who won the [match|world cup|election|race|game]?",
             "should I [buy|sell] [gold|shares|a house|bitcoin]?",
             "what are the symptoms of [flu|measles|a cold|diabetes]?",
@@ -114,11 +133,28 @@ UNKNOWN: Talk = (
             "who was the first person in space?",
             "describe the theory of music.",
             "compare socialism and capitalism.",
+            "how can I become a better speaker?",
+            "develop a mobile app for farmers.",
         ),
     ),
     ("I am a small demo model and do not know that. I can only use what you tell me here.",),
 )
-TALKS = (GREETINGS, THANKS, GOODBYES, WHO, ABILITIES, PERSONAL, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+TALKS = (
+    GREETINGS,
+    THANKS,
+    GOODBYES,
+    WHO,
+    ABILITIES,
+    PERSONAL,
+    JOKE,
+    UNKNOWN,
+    UNKNOWN,
+    UNKNOWN,
+    UNKNOWN,
+    UNKNOWN,
+    UNKNOWN,
+    UNKNOWN,
+)
 
 
 def talk(draw: Draw) -> Example:
