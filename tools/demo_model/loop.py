@@ -96,7 +96,7 @@ class Run:
         """
         started = time.monotonic() - self.progress.seconds
         bar_format = "{percentage:3.1f}%|{bar:20}| {postfix}"
-        with tqdm(total=1.0, bar_format=bar_format, mininterval=5) as bar:
+        with tqdm(total=1.0, bar_format=bar_format, mininterval=5, miniters=0) as bar:
             while (share := self._share(minutes, tokens)) < 1:
                 epoch = self.epoch
                 self._step(share)

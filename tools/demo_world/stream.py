@@ -39,22 +39,30 @@ class WorldStream:
         self._waiting: list[np.ndarray] = []  # uint16 [n] each
 
     def batch(self, rows: int, length: int) -> torch.Tensor:
-        """The next `rows` rows, int64 [rows, length + 1]: inputs and targets overlap by all but one."""
+        """The next `rows` rows, int64 [rows, length + 1]: inputs and targets overlap by all but one.
+
+        Conversations that are longer than a row are left out: few, and only of rows that are short.
+        """
         batch = np.full((rows, length + 1), PAD_ID, dtype=np.int64)
+        self._keep(length + 1)
         for row in batch:
             used = 0
-            while (ids := self._fitting(length + 1 - used)) is not None:
+            while (ids := self._fitting(length + 1 - used, length + 1)) is not None:
                 row[used : used + len(ids)] = ids
                 used += len(ids)
         return torch.from_numpy(batch)
 
-    def _fitting(self, room: int) -> np.ndarray | None:
-        """The first waiting conversation of at most `room` tokens."""
+    def _fitting(self, room: int, most: int) -> np.ndarray | None:
+        """The first waiting conversation of at most `room` tokens, of those that `most` tokens hold."""
         while len(self._waiting) < WAITING:
             self._encode()
+            self._keep(most)
         fitting = (i for i, ids in enumerate(self._waiting) if len(ids) <= room)
         i = next(fitting, None)
         return None if i is None else self._waiting.pop(i)
+
+    def _keep(self, most: int) -> None:
+        self._waiting = [ids for ids in self._waiting if len(ids) <= most]
 
     def _encode(self) -> None:
         numbers = range(self._next, self._next + AT_ONCE)

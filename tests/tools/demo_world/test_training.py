@@ -88,6 +88,12 @@ def test_rows_hold_whole_conversations(tokenizer: PreTrainedTokenizerFast) -> No
     assert (batch == PAD_ID).float().mean() < 0.05
 
 
+def test_long_conversations_do_not_fill_the_waiting_room(tokenizer: PreTrainedTokenizerFast) -> None:
+    stream = WorldStream(tokenizer, 1)
+    for _ in range(12):
+        assert (stream.batch(8, 64) != PAD_ID).any(1).all()
+
+
 def test_a_stream_goes_on_where_it_was(tokenizer: PreTrainedTokenizerFast) -> None:
     first, second = WorldStream(tokenizer, 1), WorldStream(tokenizer, 1)
     first.batch(5, 512)
