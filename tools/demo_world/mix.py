@@ -38,7 +38,8 @@ SHARES: dict[Maker, float] = {  # of examples
     code_writing.explain: 1,
     extraction.one_record: 7,
     extraction.several_records: 3,
-    tool_calls.call: 7,
+    tool_calls.call: 5,
+    tool_calls.invented: 5,
     tool_calls.two_calls: 1.5,
     tool_calls.answer: 2.5,
     tool_calls.not_needed: 1,
@@ -72,6 +73,11 @@ SYSTEM_PROMPTS = (
     "You are a friendly assistant.",
 )
 WITH_SYSTEM = 0.2
+OPENERS = (
+    "Hi! ", "Hello, ", "Please help me. ", "Could you help me? ", "Next: ", "One more thing: ", "Now: ", "A question: ",
+    "My next task: ", "Good morning. ",
+)  # fmt: skip
+OPENED = 0.12  # share of conversations that do not come to the point at once
 SEED = 20_000  # of questions; conversations have their own
 CONTINUED = 0.3  # share of conversations to which another example is added; again after that
 
@@ -90,6 +96,8 @@ def conversation(seed: int, index: int) -> Example:
     rng = random.Random(f"{seed}/{index}")
     example = make(rng, "train")
     messages = list(example.messages)
+    if rng.random() < OPENED:
+        messages[0] = {"role": "user", "content": rng.choice(OPENERS) + messages[0]["content"]}
     while rng.random() < CONTINUED:
         further = make(rng, "train")
         if not further.tools:

@@ -119,7 +119,7 @@ def test_extracted_values_stand_in_the_text(maker: Maker) -> None:
                 assert str(value) in example.messages[0]["content"]
 
 
-@pytest.mark.parametrize("maker", [tool_calls.call, tool_calls.two_calls])
+@pytest.mark.parametrize("maker", [tool_calls.call, tool_calls.two_calls, tool_calls.invented])
 def test_calls_fit_a_tool_that_is_offered(maker: Maker) -> None:
     for example in examples(maker):
         offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in example.tools}

@@ -92,6 +92,10 @@ UNSEEN = (
 )
 SUMS = Wordings(
     (
+        "{sum}, please",
+        "the result of {words}?",
+        "[how many are|what makes] {words}?",
+        "[quick: |]{sum} =",
         "[What is|How much is|Calculate|Work out|Compute|Tell me] {sum}[?||.]",
         "{sum} = ?",
         "{sum}",
@@ -103,6 +107,9 @@ SUMS = Wordings(
 )
 DRILLS = Wordings(
     (
+        "[sums|exercises]:\n{sums}",
+        "{sums}",
+        "[do|finish] these[ sums|], please:\n{sums}",
         "[Work out|Calculate|Solve|Compute] [these|the following|these sums]:\n{sums}",
         "[Please solve|Answer] [these|each of these]:\n{sums}",
     ),

@@ -14,6 +14,12 @@ from tools.demo_world.tasks.functions import COMPARISONS, OPERATORS, Function, f
 Change = Callable[[Draw, Function], "tuple[str, str, str]"]  # what is asked, source before, source after
 RENAME = Wordings(
     (
+        "{old} [must|has to] be [called|named] {new}",
+        "instead of {old} [use|write] {new}",
+        "[let|make] {old} be {new}",
+        "[please |]give {old} the name {new}",
+        "{old} -> {new}",
+        "[exchange|substitute] the name {old} for {new}",
         "[please |]rename [the variable |]{old} to {new}[ in this function|]",
         "[please |]change the name {old} to {new}",
         "[call|name] the variable {new} instead of {old}",
@@ -24,6 +30,10 @@ RENAME = Wordings(
 )
 RENAME_FUNCTION = Wordings(
     (
+        "this function [must|has to] be [called|named] {new}",
+        "{new} is a better name for [this|the] function",
+        "instead of {old} the function is {new}",
+        "[let|make] the [name|function name] be {new}",
         "[please |]rename [the|this] function to {new}",
         "[please |]call the function {new}[ instead|]",
         "change the function's name to {new}",
@@ -34,6 +44,9 @@ RENAME_FUNCTION = Wordings(
 )
 PRINT_BEFORE = Wordings(
     (
+        "[please |]output {v} with print before the [return|function returns]",
+        "before the [return|last line], [print|add print of] {v}",
+        "[add|insert] the line print({v}) [right |]before the return",
         "[please |]print {v} before [the function returns|the return|returning]",
         "add a print of {v} before the return",
         "insert print({v}) before the [last line|return]",
@@ -42,6 +55,9 @@ PRINT_BEFORE = Wordings(
 )
 DOCSTRING = Wordings(
     (
+        '[put|write|insert] the docstring "{text}" [under|below] the first line',
+        'docstring: "{text}"',
+        '"{text}" [is|shall be] the docstring',
         '[please |]add the docstring "{text}"[ to this function|]',
         '[please |]give [this|the] function the docstring "{text}"',
         'add a docstring that says "{text}"',
@@ -50,6 +66,9 @@ DOCSTRING = Wordings(
 )
 CONSTANT = Wordings(
     (
+        "{old} [must|has to] be {new}",
+        "the [number|constant] is {new}, not {old}",
+        "[put|write] {new} [in place of|for] {old}",
         "[please |]change {old} to {new}[ in this function|]",
         "[please |]use {new} instead of {old}",
         "replace {old} by {new}",
@@ -57,15 +76,33 @@ CONSTANT = Wordings(
     ("the number {old} should be {new}", "make it {new} where it is {old}"),
 )
 DEFAULT = Wordings(
-    ("[please |]give {v} the default [value |]{k}", "set the default of {v} to {k}", "let {v} be {k} by default"),
+    (
+        "the default of {v} [is|shall be] {k}",
+        "[add|write] a default for {v}: {k}",
+        "[use|take] {k} as the default for {v}",
+        "[please |]give {v} the default [value |]{k}",
+        "set the default of {v} to {k}",
+        "let {v} be {k} by default",
+    ),
     ("{v} should be {k} when it is not given", "make {v} optional, with {k}"),
 )
 OPERATOR = Wordings(
-    ("[please |]use {new} instead of {old}", "[please |]change the operator {old} to {new}", "replace {old} by {new}"),
+    (
+        "it must be {new}, not {old}",
+        "[put|write] {new} [in place of|for] {old}",
+        "{old} [is wrong, use|must become] {new}",
+        "[please |]use {new} instead of {old}",
+        "[please |]change the operator {old} to {new}",
+        "replace {old} by {new}",
+    ),
     ("the operator should be {new}", "write {new} where {old} is"),
 )
 FIX = Wordings(
     (
+        "[there is a|I have an] error[ in this function|], [please fix|find|correct] it",
+        "why does this not [run|work]?",
+        "[debug|repair|check] this[ function| code|]",
+        "I get a syntax error",
         "[please |]fix the [bug|error|mistake][ in this function|]",
         "[please |]fix this[ function|]",
         "this [function|code] does not work, fix it",

@@ -134,6 +134,10 @@ PURPOSES = (
 )
 ASK = Wordings(
     (
+        "[code|write code] that {does}.",
+        "[make|program] a [Python |]function: it {does}.",
+        "I want a function that {does}",
+        "[let|have] a Python function do this: it {does}.",
         "[please |can you |]write a [Python |]function that {does}[.|]",
         "[I need|give me] a [Python |]function that {does}.",
         "how do I write a [Python |]function that {does}?",
@@ -144,6 +148,9 @@ ASK = Wordings(
 )
 ASK_NAMED = Wordings(
     (
+        "[make|program] {f}: a function that {does}.",
+        "a function {f} that {does}, please",
+        "[code|write] `{f}`, it {does}.",
         "[please |]write a [Python |]function [called |named |]{f} that {does}[.|]",
         "[define|create] a function {f} which {does}.",
         "[I need|give me] a function with the name {f} that {does}.",
@@ -152,6 +159,8 @@ ASK_NAMED = Wordings(
 )
 EXPLAIN = Wordings(
     (
+        "{code}\n\n[Tell me|Say] what this does.",
+        "[what happens in|what is the purpose of] this[ function|]?\n{code}",
         "[what does this function do|explain this function|explain this code|what is this code for][?|]\n\n{code}",
         "{code}\n[what does it do|what is this]?",
     ),

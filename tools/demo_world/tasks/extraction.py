@@ -128,6 +128,12 @@ RECORDS = (
 )
 ASK = Wordings(
     (
+        "JSON of {keys}: {text}",
+        "[find|read] {keys} in [this|the] text and [give|write] JSON.\n\n{text}",
+        "{text}\n\nAs JSON, please: {keys}",
+        "which {keys}? Answer in JSON. {text}",
+        "[output|show|print] {keys} as [a |]JSON[ object|].\n{text}",
+        "[parse|structure] this: {text}\nkeys: {keys}",
         "[please |]extract {keys} as JSON[ from this text|].[ |\n\n]{text}",
         "[please |]extract {keys} as JSON: {text}",
         "[give|return|write] {keys} as JSON.\n\n{text}",
@@ -143,6 +149,10 @@ ASK = Wordings(
 )
 ASK_ALL = Wordings(
     (
+        "JSON list of {keys}: {text}",
+        "{text}\n\nAs a JSON list, please: {keys}",
+        "[find|read] all {keys} and [give|write] a JSON list. {text}",
+        "[parse|structure] every entry: {text}\nkeys: {keys}",
         "[please |]extract {keys} of [every entry|each entry|all entries] as a JSON list.[ |\n\n]{text}",
         "[turn|convert] this into a JSON list of objects with {keys}: {text}",
         "{text}\n\n[Extract|Give] a JSON list with {keys}.",

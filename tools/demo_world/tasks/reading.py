@@ -102,6 +102,11 @@ FACTS = (
 )
 FRAMES = Wordings(
     (
+        "[I wonder|tell me]: {question}\n{text}",
+        "Context: {text}\n\n{question}",
+        "Given: {text} {question}",
+        "[based on|from] the following text, {question}\n{text}",
+        '"{text}" {question}',
         "{text}\n\n{question}",
         "[Read this text|Here is a text]: {text}\n\n[Question: |]{question}",
         "Text: {text}\nQuestion: {question}",

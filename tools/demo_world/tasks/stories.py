@@ -10,6 +10,9 @@ from tools.demo_world.tasks.reading import article
 
 STORY = Wordings(
     (
+        "[once more, |]a [tale|bedtime story|story] [of|about] {hero}[, please|].",
+        "[there should be|I need] a story [with|about] {hero}.",
+        "story: {hero}",
         "[please |][tell me|write|make up] a [short |little |]story about {hero}[.|]",
         "[can you |please |]write a story [about|with] {hero}[.|?]",
         "[tell me|I want to hear] a story[:| about] {hero}",
@@ -19,6 +22,8 @@ STORY = Wordings(
 )
 POEM = Wordings(
     (
+        "poem: {t}",
+        "[I need|I want] a poem [on|about] {t}.",
         "[please |]write a [short |little |]poem about {t}[.|]",
         "[a|make a] [short |]poem [about|on] {t}[, please|].",
         "[can you |]write me a poem about {t}?",

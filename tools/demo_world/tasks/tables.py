@@ -33,6 +33,9 @@ KEYS = (
 )
 MAKE = Wordings(
     (
+        "[show|format] [this|these] as a [Markdown |]table[, columns| with columns] {heads}:\n{rows}",
+        "Markdown table ({heads}):\n{rows}",
+        "{rows}\n[A|I need a] table [of|with] {heads}[, please|].",
         "[please |][make|write|create] a [Markdown |]table [with the columns|with] {heads}[ from this|]:\n{rows}",
         "[turn|convert|put] this [list |]into a [Markdown |]table with {heads}:\n{rows}",
         "{rows}\n\n[Show|Write] this as a [Markdown |]table with {heads}.",
@@ -44,6 +47,9 @@ MAKE = Wordings(
 )
 ADD_ROW = Wordings(
     (
+        "[one more row|another row|new row]: {row}\n\n{table}",
+        "{table}\n[And|Also|Plus] {row}[, please|].",
+        "[insert|write] {row} [below|under] this table:\n{table}",
         "[please |]add [a row|the row|a line] with {row} [to this table|]:\n\n{table}",
         "{table}\n\n[Add|Append] {row}.",
         "[put|add] {row} at the end of [this|the] table:\n{table}",
@@ -52,6 +58,8 @@ ADD_ROW = Wordings(
 )
 LOOK_UP = Wordings(
     (
+        "{table}\n\n[Tell me|Find|Look up] the {head} of {key}.",
+        "[find|read] the {head} of {key} in this table:\n{table}",
         "{table}\n\nWhat is the {head} of {key}?",
         "[look at this table|here is a table]:\n{table}\n[what|which] {head} does {key} have?",
         "What is the {head} of {key}?\n\n{table}",
@@ -60,6 +68,8 @@ LOOK_UP = Wordings(
 )
 LIST = Wordings(
     (
+        "bullet points[:| for] {items}.",
+        "[format|show] {items} as a [bullet |]list.",
         "[please |][make|write] a [bullet |][list|shopping list] of {items}.",
         "[list|write down] {items} [as bullet points|as a list].",
         "[turn|put] {items} into a [bullet |]list.",
@@ -68,6 +78,8 @@ LIST = Wordings(
 )
 NUMBERED = Wordings(
     (
+        "[a |]numbered list[:| with] {items}.",
+        "[format|show] {items} as a numbered list.",
         "[please |][make|write] a numbered list of {items}.",
         "[number|enumerate] {items}.",
         "[list|write down] {items} with numbers.",
@@ -76,6 +88,8 @@ NUMBERED = Wordings(
 )
 COUNT = Wordings(
     (
+        "[what is|tell me] the number of [items|things] in {items}.",
+        "[how long is|how many has] this list? {items}",
         "how many [items|things|words] are in this list: {items}?",
         "[count|count the items of] this list: {items}.",
         "{items}: how many are there?",
@@ -84,6 +98,8 @@ COUNT = Wordings(
 )
 CHANGE_LIST = Wordings(
     (
+        "without {old}, please:\n{list}",
+        "[strike|cut|drop] {old} from [this|the] list:\n{list}",
         "[please |]remove {old} from this list:\n{list}",
         "{list}\n\n[delete|remove|take out] {old}.",
         "my list:\n{list}\nplease take {old} off.",
@@ -92,6 +108,8 @@ CHANGE_LIST = Wordings(
 )
 EXTEND_LIST = Wordings(
     (
+        "with {new} too, please:\n{list}",
+        "[extend|complete] the list with {new}:\n{list}",
         "[please |]add {new} to this list:\n{list}",
         "{list}\n\n[add|append] {new}[ to the list|].",
         "my list:\n{list}\nplease put {new} on it.",

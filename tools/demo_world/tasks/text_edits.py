@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tools.demo_world.draw import Draw, Wordings
 from tools.demo_world.example import Example, turn
+from tools.demo_world.fillers.code_names import VARIABLES
 from tools.demo_world.fillers.people import CITIES, NAMES, PET_NAMES, WEEKDAYS
 from tools.demo_world.fillers.things import ADJECTIVES, COLOURS, FOODS, OBJECTS, PLACES, THINGS
 
@@ -36,6 +37,12 @@ Change = Callable[[Draw, list[str]], tuple[str, str]]
 
 REPLACE = Wordings(
     (
+        "every {old} should be {new}",
+        "[please |][exchange|substitute] {old} [with|by|for] {new}",
+        "{old} -> {new}",
+        "instead of {old} it should say {new}",
+        "the word {old} is wrong, it must be {new}",
+        "[make|let] {old} {new}",
         "[please |]replace [the word |]{old} [with|by] {new} in [this|the following] text",
         "[please |]change {old} to {new} in this text",
         "[write|put] {new} instead of {old}",
@@ -45,6 +52,10 @@ REPLACE = Wordings(
 )
 DELETE = Wordings(
     (
+        "without the {nth} sentence, please",
+        "[cut|erase|strike] the {nth} sentence",
+        "the {nth} sentence [must|should] go",
+        "[remove|delete] sentence {nth}",
         "[please |][delete|remove] the {nth} sentence[ of this text|]",
         "leave out the {nth} sentence",
         "take the {nth} sentence out of this text",
@@ -53,6 +64,10 @@ DELETE = Wordings(
 )
 APPEND = Wordings(
     (
+        '[append|attach] "{new}"[ to this text|]',
+        'after the last sentence, [add|write] "{new}"',
+        'at the end [add|write|insert] "{new}"',
+        '"{new}" [comes|goes|belongs] at the end',
         '[please |]add the sentence "{new}" at the end[ of this text|]',
         'put "{new}" at the end',
         'end [this|the] text with "{new}"',
@@ -61,6 +76,10 @@ APPEND = Wordings(
 )
 PREPEND = Wordings(
     (
+        '[prepend|insert first] "{new}"',
+        'before the first sentence, [add|write] "{new}"',
+        'at the [start|beginning|top] [add|write|insert] "{new}"',
+        '"{new}" [comes|goes|belongs] first',
         '[please |]add the sentence "{new}" at the [start|beginning][ of this text|]',
         'put "{new}" at the start',
         'begin [this|the] text with "{new}"',
@@ -69,6 +88,9 @@ PREPEND = Wordings(
 )
 SPLIT_UP = Wordings(
     (
+        "split [this|the text] into [single |]sentences",
+        "[list|show] the sentences[, one per line|]",
+        "as bullet points, please",
         "[please |][write|put] every sentence on a line of its own",
         "[make|turn this text into] a list with one sentence per line",
         "[please |]turn [this|the] text into bullet points",
@@ -77,6 +99,10 @@ SPLIT_UP = Wordings(
 )
 CORRECT = Wordings(
     (
+        "one word is [misspelt|spelt wrongly], [fix|correct] it",
+        "proofread [this|the text]",
+        "[correct|repair] the mistake",
+        "spell this correctly",
         "[please |]correct the spelling[ of this text|]",
         "[please |]fix the [typo|spelling mistake][ in this text|]",
         "find and correct the spelling mistake",
@@ -87,8 +113,17 @@ ARTICLE = re.compile(r"\b([Aa])(?= [aeiou])")
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
+def babble(draw: Draw) -> str:
+    """Words in any order: what nothing but copying predicts."""
+    pools = (NAMES, OBJECTS, THINGS, CITIES, ADJECTIVES, VARIABLES)
+    words = " ".join(draw.pick(draw.one(pools)) for _ in range(draw.number(3, 9)))
+    return words[0].upper() + words[1:] + "."
+
+
 def sentence(draw: Draw) -> str:
-    """One plain sentence."""
+    """One plain sentence; one in six means nothing."""
+    if draw.chance(1 / 6):
+        return babble(draw)
     x, y = draw.some(NAMES, 2)
     first, second = draw.some(OBJECTS, 2)
     fillers = {

@@ -5,11 +5,31 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tools.demo_world.draw import Draw
+from tools.demo_world.draw import Draw, Wordings
 from tools.demo_world.example import Example, call_text, turn
+from tools.demo_world.fillers.code_names import FUNCTIONS, VARIABLES
+from tools.demo_world.fillers.things import COLOURS, OBJECTS, PLACES
 from tools.demo_world.tasks.small_talk import GREETINGS, THANKS
-from tools.demo_world.tasks.tool import Tool, values_of
+from tools.demo_world.tasks.tool import Tool, Value, city, of, person, small, values_of
 from tools.demo_world.tasks.tool_kit import SEEN_TOOLS, UNSEEN_TOOLS
+
+DOES = (
+    "[Move|Paint|Clean|Repair|Count|Sell|Hide|Weigh] the {a}[ in the {b}|]",
+    "[Open|Close|Visit|Measure] the {b}",
+    "[Find|Order|Bring|Store|Draw] a {a}",
+)
+CALL_BY_NAME = Wordings(
+    (
+        "[please |][call|use|run] {name} with {asked}.",
+        "[call|use|run] the tool {name}, {asked}.",
+        "{name} with {asked}[, please|].",
+    ),
+    ("I want you to apply {name}: {asked}.", "Let {name} do it for {asked}."),
+)
+CALL_BY_PURPOSE = Wordings(
+    ("[please |][can you |]{does}, {asked}[.|]", "[please |]{does} with {asked}.", "for {asked}, {does}."),
+    ("I would like you to {does}. Take {asked}.", "Would you {does}? Use {asked}."),
+)
 
 
 def offered(draw: Draw, tool: Tool) -> list[dict[str, Any]]:
@@ -35,6 +55,28 @@ def two_calls(draw: Draw) -> Example:
     text = " ".join(draw.phrase(tool.asked, **values) for values in (first, second))
     calls = "\n".join(call_text(tool.name, values) for values in (first, second))
     return Example("tool call", turn(text, calls), "call", offered(draw, tool))
+
+
+def invented_tool(draw: Draw) -> Tool:
+    """A tool that no list holds, so that names and keys are read and not remembered."""
+    name = draw.pick(FUNCTIONS)
+    keys = draw.some(VARIABLES, draw.number(1, 3))
+    values: tuple[Value, ...] = (small, person, city, of(OBJECTS), of(COLOURS))
+    does = draw.phrase(DOES, a=draw.pick(OBJECTS), b=draw.pick(PLACES))
+    asked = " and ".join(f"{key} {{{key}}}" for key in keys)
+    wordings = draw.one((CALL_BY_NAME, CALL_BY_PURPOSE))
+    listed = draw.wording(wordings, name=name, does=does[0].lower() + does[1:], asked=asked)
+    return Tool(name, does, {key: draw.one(values) for key in keys}, (listed,))
+
+
+def invented(draw: Draw) -> Example:
+    """A call of a tool that is new, asked for by its name or by what it does, beside another such tool or none."""
+    tool, *others = (invented_tool(draw) for _ in range(draw.number(1, 2)))
+    values = values_of(draw, tool)
+    definitions = [t.definition for t in (tool, *others)]
+    draw.rng.shuffle(definitions)
+    asked = tool.asked[0].format(**values)
+    return Example("tool call", turn(asked, call_text(tool.name, values)), "call", definitions)
 
 
 def answer(draw: Draw) -> Example:

@@ -10,6 +10,8 @@ from tools.demo_world.fillers.things import FOODS, OBJECTS, THINGS
 
 SORT_NUMBERS = Wordings(
     (
+        "[order|rank] {items}[, smallest first|, ascending].",
+        "ascending order: {items}",
         "[please |]sort [these numbers|the numbers]: {items}",
         "[put|arrange] {items} in order[, smallest first|].",
         "sort {items} from small to large.",
@@ -18,6 +20,8 @@ SORT_NUMBERS = Wordings(
 )
 SORT_WORDS = Wordings(
     (
+        "[order|sort] {items} [alphabetically|by letter].",
+        "A to Z, please: {items}",
         "[please |]sort [these words|the words] [alphabetically|by the alphabet]: {items}",
         "[put|arrange] {items} in alphabetical order.",
         "alphabetical order: {items}",
@@ -26,6 +30,8 @@ SORT_WORDS = Wordings(
 )
 REVERSE = Wordings(
     (
+        "reversed, please: {items}",
+        "[flip|invert] the order of {items}.",
         "[please |]reverse [this list|the list|the order]: {items}",
         "[write|give me] {items} in reverse order.",
         "[write|list] these backwards, last one first: {items}",
@@ -34,6 +40,8 @@ REVERSE = Wordings(
 )
 EXTREME = Wordings(
     (
+        "the {which} number of {items} is?",
+        "{which} of {items}?",
         "[which is|what is] the {which} of {items}?",
         "[find|tell me] the {which} number: {items}",
         "{items}: which one is the {which}?",
@@ -42,6 +50,8 @@ EXTREME = Wordings(
 )
 UPPER = Wordings(
     (
+        "{items} in [capitals|capital letters|upper case], please",
+        "[write|show] {items} [all |]in capitals",
         "[please |][write|put] {items} in [upper case|capital letters].",
         "[convert|change] {items} to [upper case|capitals].",
         "upper case: {items}",
@@ -49,12 +59,21 @@ UPPER = Wordings(
     ("I want {items} in capitals only.", "Shout: {items}"),
 )
 REPEAT = Wordings(
-    ('[please |][say|repeat|write] "{items}"[ once|][.|]', "[repeat|say] after me: {items}", "[copy|echo]: {items}"),
+    (
+        "[write|type|print] [this|exactly this|the following]: {items}",
+        '"{items}" - [repeat|say] that[, please|].',
+        "[please |]copy this text: {items}",
+        '[please |][say|repeat|write] "{items}"[ once|][.|]',
+        "[repeat|say] after me: {items}",
+        "[copy|echo]: {items}",
+    ),
     ("Give back exactly this: {items}", "Your answer should be: {items}"),
 )
 POSITIONS = ("first", "second", "third", "fourth", "fifth")
 POSITION = Wordings(
     (
+        "the {nth} of {items} is?",
+        "[find|tell me] the {nth} [item|word]: {items}",
         "what is the {nth} [word|item] of {items}?",
         "[name|give me] the {nth} of these: {items}",
         "{items}: which one is {nth}?",
