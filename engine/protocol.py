@@ -131,6 +131,7 @@ class StepTime(NamedTuple):
     n_sequences: int
     n_rows: int  # roots and nodes
     context: float  # tokens before a root, on average
+    n_read: int = 0  # rows whose best next ids were read back
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -30,7 +30,10 @@ def step_time(step: Step, result: StepResult) -> StepTime | None:
             return None
         rows += len(work.tree.tokens)
         context += work.n_cached
-    return StepTime(sum(result.stage_seconds) or result.seconds, n, rows, context / n) if n else None
+    if not n:
+        return None
+    n_read = sum(len(answer.top_ids) for answer in result.results)
+    return StepTime(sum(result.stage_seconds) or result.seconds, n, rows, context / n, n_read)
 
 
 def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepTime | None = None) -> Commit:

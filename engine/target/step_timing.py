@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from statistics import median
 
 import numpy as np
 
@@ -88,26 +89,28 @@ def _times(
 ) -> Generator[Step, float, tuple[int, dict[int, float]]]:
     """Times of steps, ascending; also returns the next step's number."""
     first = next(iter(points))
-    best: dict[int, float] = {}
+    taken: dict[int, list[float]] = {}
     spent = 0.0
     for turn in range(REPEATS + 1):  # in turns, so that a busy moment of the machine does not hit one point only
+        spent += yield points[first](step_id)  # the largest one, or what came before, left its caches cold
+        step_id += 1
         for rows, make in points.items():
-            if turn > 0 and rows not in best:
+            if turn > 0 and rows not in taken:
                 break
             seconds = yield make(step_id)
             step_id += 1
             spent += seconds
             # The first one found memory, threads and caches unprepared.
-            best[rows] = min(best[rows], seconds) if turn > 1 else seconds
+            taken[rows] = [*taken[rows], seconds] if turn > 1 else [seconds]
             if turn == 0 and rows != first and seconds > TOO_LONG:
                 break
         if turn > 0 and spent > LONG_ENOUGH:
             break
-    return step_id, best
+    return step_id, {rows: median(seconds) for rows, seconds in taken.items()}
 
 
 def _rising(taken: Mapping[int, float]) -> Curve:
-    """Times by rows, ascending, as a curve: noise only adds, so no step is slower than a larger one."""
+    """Times by rows, ascending, as a curve: what makes a step slower than a larger one is noise."""
     rising = np.minimum.accumulate(list(taken.values())[::-1])[::-1]
     return tuple(taken), tuple(rising.tolist())
 

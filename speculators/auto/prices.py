@@ -11,6 +11,8 @@ from engine.protocol import StepTime
 from engine.step_cost import MEASURED_BEHIND, Seconds, StepCosts
 
 RATE = 0.05  # of the newest step in a correction
+EXTRA_RATE = 1 / 16  # of the newest step with nodes or read-backs in what such steps take more
+FORGIVING = 1 / 2048  # of that, that a step without them takes back: what is never drafted is never measured
 MOST = 3.0  # a correction lies within 1 / MOST and MOST: a clock that is wrong does no more harm than that
 SURPRISE = 2.0  # times what was expected: what takes longer, or is as much faster, counts as that
 MOST_PRICES = 256  # kept
@@ -27,6 +29,7 @@ class Price:
     reading: float  # more if anything is
     read_row: float  # more for every row that is
     factor: float = 1.0
+    extra: float = 0.0  # more with nodes or read-backs than all this says
 
     @property
     def plain(self) -> float:
@@ -44,6 +47,30 @@ class Price:
         return self.now / self.batch
 
 
+@dataclass(slots=True)
+class _Correction:
+    """Of the prices of one bucket."""
+
+    factor: float = 1.0  # of all steps
+    extra: float = 0.0  # as ``Price.extra``
+
+    def observe(self, step: StepTime, price: Price) -> None:
+        """Learn from what a step took: between others the same step takes longer than in a row of its like."""
+        n_nodes = step.n_rows - step.n_sequences
+        expected = float(price.wider[n_nodes])
+        if n_nodes or step.n_read:
+            expected += self.extra
+        if step.n_read:
+            expected += price.reading + price.read_row * step.n_read
+        ratio = min(max(step.seconds / expected, self.factor / SURPRISE), self.factor * SURPRISE)
+        surplus = (ratio / self.factor - 1.0) * expected
+        self.factor = min(max(self.factor + RATE * (ratio - self.factor), 1.0 / MOST), MOST)
+        if n_nodes or step.n_read:
+            self.extra = min(max(self.extra + EXTRA_RATE * surplus, 0.0), price.plain)
+        else:
+            self.extra -= FORGIVING * self.extra
+
+
 class Prices:
     """Prices of all batches, and one correction for every (batch, context) bucket: powers of two.
 
@@ -55,7 +82,7 @@ class Prices:
         self._costs = costs
         self._known: dict[tuple[int, int], Price] = {}
         self._may_pay: dict[tuple[int, int, int], bool] = {}
-        self._factors: dict[tuple[int, int], float] = {}
+        self._corrections: dict[tuple[int, int], _Correction] = {}
 
     def of(self, batch: int, context: float, n_nodes: int) -> Price:
         """Of a step of ``batch`` sequences behind ``context`` tokens each, with at least 0 to ``n_nodes`` nodes."""
@@ -66,7 +93,8 @@ class Prices:
                 self._known.clear()
             wider = self._wider(batch, place, np.arange(2 * n_nodes + 1))
             price = self._known[batch, place] = Price(batch, wider, *self._costs.read_back)
-        price.factor = self._factors.get((batch.bit_length(), place), 1.0)
+        correction = self._correction(batch, place)
+        price.factor, price.extra = correction.factor, correction.extra
         return price
 
     def prompt_seconds(self, n_tokens: int) -> float:
@@ -90,14 +118,11 @@ class Prices:
 
     def observe(self, step: StepTime) -> None:
         """Correct the prices of its kind by what a step took."""
-        place = _bucket(step.context)
-        key = step.n_sequences.bit_length(), place
-        factor = self._factors.get(key, 1.0)
-        n_nodes = step.n_rows - step.n_sequences
-        price = self.of(step.n_sequences, step.context, n_nodes)
-        ratio = step.seconds / float(price.wider[n_nodes])
-        ratio = min(max(ratio, factor / SURPRISE), factor * SURPRISE)
-        self._factors[key] = min(max(factor + RATE * (ratio - factor), 1.0 / MOST), MOST)
+        price = self.of(step.n_sequences, step.context, step.n_rows - step.n_sequences)
+        self._correction(step.n_sequences, _bucket(step.context)).observe(step, price)
+
+    def _correction(self, batch: int, place: int) -> _Correction:
+        return self._corrections.setdefault((batch.bit_length(), place), _Correction())
 
     def _wider(self, batch: int, place: int, nodes: npt.NDArray[np.int64]) -> Seconds:
         """Seconds with ``nodes`` ``[n]``, ascending, of which nothing is read back."""

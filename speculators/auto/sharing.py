@@ -35,7 +35,7 @@ def share_out(
     p = np.fromiter((value for reach in reaches for value in reach), np.float64, n)
     owners = np.repeat(np.arange(len(sizes)), sizes)
     order = np.argsort(-p, kind="stable")
-    seconds = price.wider[1 : n + 1].copy()
+    seconds = price.wider[1 : n + 1] + price.extra
     if any(heard):
         nodes = np.cumsum(np.asarray(heard, np.float64)[owners[order]])
         seconds += price.reading + price.read_row * (sum(heard) + nodes)
