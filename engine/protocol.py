@@ -71,14 +71,28 @@ class Decision(NamedTuple):
     reads_back: bool = True  # whether the ids behind nodes that its needs ask for are read back in that step
 
 
+class Rest(NamedTuple):
+    """Steps of a request in which its speculator is neither asked nor told."""
+
+    n_steps: int = 0
+    decision: Decision | None = None  # about each of them
+
+
+NO_REST = Rest()
+
+
 class Draft(list[Branch]):
-    """Branches of one request, and what was decided about its step by a method that decides."""
+    """Branches of one request, what was decided about its step by a method that decides, and how long it rests then.
 
-    __slots__ = ("decision",)
+    The outcome of the last step of a rest has the tokens of all.
+    """
 
-    def __init__(self, branches: Iterable[Branch] = (), decision: Decision | None = None) -> None:
+    __slots__ = ("decision", "rest")
+
+    def __init__(self, branches: Iterable[Branch] = (), decision: Decision | None = None, rest: Rest = NO_REST) -> None:
         super().__init__(branches)
         self.decision = decision
+        self.rest = rest
 
 
 @dataclass(slots=True, frozen=True)
@@ -138,6 +152,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What the target made of one step's tree (or of a prompt chunk, then ``tree`` is empty).
 
     ``tokens`` were committed: the accepted path and the bonus token; empty for a prompt chunk that is not the last.
+    Those of steps in which the speculator rested (``Draft.rest``) come first, one each.
     """
 
     tokens: Sequence[int]

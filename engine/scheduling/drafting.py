@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from engine.composer import compose
-from engine.protocol import Branch, Draft, Outcome
+from engine.protocol import Branch, Draft, Outcome, Rest
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
@@ -32,7 +34,7 @@ class DraftRound:
 
 
 def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
-    """Sort a step's commits into a round; sequences without a speculator are ready at once."""
+    """Sort a step's commits into a round; sequences without a speculator, or with one that rests, are ready at once."""
     draft_round = DraftRound()
     for commit in commits:
         sequence = commit.sequence
@@ -40,13 +42,27 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
             draft_round.finished.append(sequence)
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
+        elif sequence.rest.n_steps and sequence.state is State.DRAFTING:
+            sequence.rest = Rest(sequence.rest.n_steps - 1, sequence.rest.decision)
+            scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.rest.decision)
         else:
-            if commit.outcome is not None:
-                draft_round.outcomes.append((sequence.seq, commit.outcome))
+            outcome = _with_unheard(sequence, commit.outcome)
+            if outcome is not None:
+                draft_round.outcomes.append((sequence.seq, outcome))
             if sequence.state is State.DRAFTING:
                 draft_round.budgets[sequence.seq] = sequence.budget
                 draft_round.drafting.append(sequence)
     return draft_round
+
+
+def _with_unheard(sequence: Sequence, outcome: Outcome | None) -> Outcome | None:
+    """The outcome, with the tokens of the steps in which the speculator rested."""
+    n_told, sequence.n_told = sequence.n_told, len(sequence.tokens)
+    n_news = 0 if outcome is None else len(outcome.tokens)
+    if n_told + n_news == sequence.n_told:
+        return outcome
+    unheard = sequence.tokens[n_told:]
+    return Outcome(unheard, EMPTY_TREE) if outcome is None else replace(outcome, tokens=unheard)
 
 
 def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], scheduler: Scheduler) -> None:
@@ -54,6 +70,8 @@ def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], s
     for sequence in draft_round.drafting:
         branches = drafts.get(sequence.seq)
         tree = compose(branches or (), draft_round.budgets[sequence.seq])
-        decision = branches.decision if isinstance(branches, Draft) else None
-        heard = branches is not None if decision is None else decision.reads_back
+        decision, heard = None, branches is not None
+        if isinstance(branches, Draft):
+            decision, sequence.rest = branches.decision, branches.rest
+            heard = heard if decision is None else decision.reads_back
         scheduler.set_tree(sequence, tree, heard, decision)

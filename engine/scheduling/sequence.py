@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from engine.kv.prompt_top_ids import PromptTopIds
-from engine.protocol import Needs
+from engine.protocol import NO_REST, Needs, Rest
 from engine.request import Request
 from engine.scheduling.stats import StatsCounter
 from engine.tree import EMPTY_TREE, TokenTree
@@ -46,12 +46,15 @@ class Sequence:
     last_step: int = -1  # the last step that its tree was in: the smallest goes first
     passed_over: int = -1  # the last step that had no room for it, but for a sequence with the same ``last_step``
     n_observed: int = 0  # positions whose outcome its speculator has observed
+    n_told: int = field(init=False)  # tokens that its speculator knows of
+    rest: Rest = NO_REST  # what is left of it
     prompt_top_ids: PromptTopIds = field(default_factory=PromptTopIds)  # as far as its text is in the cache
     n_prompt: int = field(init=False)  # tokens of the prompt
     n_most: int = field(init=False)  # tokens of prompt and output when it ends for its length
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.request.prompt)
+        self.n_told = len(self.tokens)
         self.n_most = self.n_prompt + self.request.params.max_tokens
 
     @classmethod

@@ -95,6 +95,13 @@ class RequestState:
         self.pause = int(self.next_pause)
         self.next_pause = min(2.0 * self.next_pause, longest)
 
+    def rest(self) -> int:
+        """Steps that pass now without a question and a look."""
+        steps = max(min(self.pause, self.until_look - 1), 0)
+        self.pause -= steps
+        self.until_look -= steps
+        return steps
+
     def probe(self, probes: Sequence[Branch], wanted: bool) -> None:
         """Probes of a draft; where some were wanted and none could be paid for, they are tried again some day."""
         self.probing |= {probe.source for probe in probes}

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Speculator, StepTime
+from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Rest, Speculator, StepTime
 from engine.request import Request
 from engine.step_cost import StepCosts
 from speculators.auto.config import AutoConfig
@@ -42,6 +42,8 @@ from speculators.auto.requests import FIRST_PAUSE, FIRST_WAIT, RequestState, Sco
 from speculators.auto.sharing import share_out
 from speculators.auto.sources import Clock, Sources
 from speculators.tenant_state import TenantState
+
+BATCH_REST = 7  # steps until a request is asked again after one in a batch in which drafts could not pay
 
 
 class Auto:
@@ -105,7 +107,8 @@ class Auto:
             if self._prices is not None:
                 self._prices.observe(outcome.step)
         is_prompt = outcome.n_read > 0 or outcome.prompt_top_ids is not None
-        state.n_steps += not is_prompt
+        if not is_prompt:
+            state.n_steps += 1 if len(outcome.tree) else len(outcome.tokens)  # of steps that it rested, too
         if len(outcome.tree):
             state.judge(outcome, self._sources.text_names)
         if not (state.told or is_prompt):
@@ -160,9 +163,12 @@ class Auto:
         return not self._is_full
 
     def _off(self, state: RequestState, decision: Decision) -> Draft:
-        """No draft: nothing is read back, unless a source has to hear it all."""
+        """No draft: nothing is read back, unless a source has to hear it all; nor a question for a while."""
         state.told = False
-        return Draft((), decision if self._sources.can_rest else decision._replace(reads_back=True))
+        if self._sources.always_told:
+            return Draft((), decision if self._sources.can_rest else decision._replace(reads_back=True))
+        rest = Rest(BATCH_REST, BATCH) if decision is BATCH else Rest(state.rest(), RESTS)
+        return Draft((), decision, rest)
 
     def _draft(self, asked: list[Proposal], batch: int, context: float, drafts: list[list[Branch]]) -> None:
         """Ask the sources, and keep what pays."""

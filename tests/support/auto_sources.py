@@ -2,8 +2,10 @@
 
 import random
 
+from msgspec.structs import replace
+
 from engine.composer import compose
-from engine.protocol import Branch, Needs, RequestView
+from engine.protocol import NO_REST, Branch, Needs, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
@@ -82,22 +84,43 @@ class Decoding:
         self.target = target
         self.requests = [make_request(first + i, target.vocab_size) for i in range(n)]
         self.rows = []  # of every step
+        self.rests = {}
+        self.unheard = {request.request_id: [] for request in self.requests}
+        self.decisions = {request.request_id: [] for request in self.requests}  # step by step
         for request in self.requests:
             speculator.begin(request)
 
     @property
     def n_tokens(self):
-        return sum(len(request.context) - request.n_prompt for request in self.requests)
+        return sum(
+            len(request.context) - request.n_prompt + len(self.unheard[request.request_id]) for request in self.requests
+        )
 
     def step(self, budget=32):
-        """Nodes per request."""
-        drafts = self.speculator.propose_batch(self.requests, [budget] * len(self.requests))
+        """Nodes per request; those whose speculator rests are neither asked nor told, as the scheduler does it."""
+        for request in self.requests:
+            rest = self.rests.get(request.request_id, NO_REST)
+            self.rests[request.request_id] = rest._replace(n_steps=rest.n_steps - 1)
+        asked = [request for request in self.requests if self.rests[request.request_id].n_steps < 0]
+        drafts = self.speculator.propose_batch(asked, [budget] * len(asked)) if asked else []
+        drafts = {request.request_id: branches for request, branches in zip(asked, drafts, strict=True)}
         sizes = []
-        for request, branches in zip(self.requests, drafts, strict=True):
+        for request in self.requests:
+            number = request.request_id
+            rest, branches = self.rests[number], drafts.get(number, ())
+            if number in drafts:
+                rest = self.rests[number] = getattr(branches, "rest", NO_REST)
+                decision = getattr(branches, "decision", None)
+            else:
+                decision = rest.decision
+            self.decisions[number].append(decision)
             tree = compose(branches, budget)
-            outcome = self.target.score(request.context.view.tolist(), tree)
-            request.context.extend(outcome.tokens)
-            self.speculator.observe(request, outcome)
+            outcome = self.target.score(request.context.view.tolist() + self.unheard[number], tree)
+            self.unheard[number] += outcome.tokens
+            if not rest.n_steps:
+                tokens, self.unheard[number] = self.unheard[number], []
+                request.context.extend(tokens)
+                self.speculator.observe(request, replace(outcome, tokens=tokens))
             sizes.append(len(tree))
         self.rows.append(len(sizes) + sum(sizes))
         return sizes
