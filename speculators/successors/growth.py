@@ -27,6 +27,7 @@ class Growth(NamedTuple):
     scores: FloatArray  # [n]: probability of the node once its parent is accepted
     text_share: FloatArray  # [n]: of the score, what counts of the text gave
     corpus_share: FloatArray  # [n]: of the score, what texts to look up gave
+    proposers: IntArray  # [n]: see ``speculators.successors.calls``
     reach: FloatArray  # [n + 1]: probability of the whole path
     depths: IntArray  # [n + 1]
     tails: IntArray  # [n + 1, TAIL]
@@ -48,6 +49,7 @@ def make_growth(n: int) -> Growth:
         scores=np.empty(n, np.float32),
         text_share=np.empty(n, np.float32),
         corpus_share=np.empty(n, np.float32),
+        proposers=np.empty(n, np.int32),
         reach=np.empty(n + 1, np.float32),
         depths=np.empty(n + 1, np.int32),
         tails=np.empty((n + 1, TAIL), np.int32),

@@ -15,32 +15,35 @@ tree. Three things are ours:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import permutations
 
 import numpy as np
 
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.keys import request_key
 from engine.sampling.params import SamplingParams
-from engine.top_ids import TopIds
-from engine.tree import FloatArray, IntArray
+from engine.top_ids import NO_TOP_IDS, TopIds
+from engine.tree import IntArray
+from retrieval_store.index.addresses import Addresses
 from retrieval_store.index.index import Library
 from speculators.pieces import PIECE, piece_beside
+from speculators.successors.calls import (
+    PROPOSERS,
+    addresses_of_growth,
+    addresses_of_model,
+    count,
+    draft,
+    learn,
+    read_prompt,
+)
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import corpora_of
 from speculators.successors.draws import Sampling
-from speculators.successors.growth import grow, make_growth
-from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
+from speculators.successors.growth import make_growth
 from speculators.successors.mix import Model
 from speculators.successors.models import Models
-from speculators.successors.table import learn_text
 from speculators.successors.vocabulary import VocabularyRows
 
-_SOURCES = {
-    places: tuple((TEXT, TARGET, CORPUS)[place] for place in places)
-    for n in range(1, 4)
-    for places in permutations(range(3), n)
-}
+_NO_WEIGHTS = np.empty((0, 0), np.float32)
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class _State:
 
     model: Model
     sampling: Sampling
+    addresses: Addresses  # of the model
     n_begin: int  # tokens of the context when the request began
     n_learnt: int  # tokens of the context that the tables know
     n_seen: int = field(default=0)  # tokens whose prediction the trusts have learnt from
@@ -80,8 +84,9 @@ class Successors:
         k = self._config.top_k if TARGET in sources else 0
         self.needs = Needs(node_top_k=k, prompt_top_k=k, top_logprobs=k > 0)
         self._states: dict[int, _State] = {}
+        self._is_alone = len(sources) == 1
         self._models = Models(self._config, sources, vocabulary)
-        self._growth = make_growth(64)
+        self._make_room(64)
 
     catches_up = True  # an outcome it missed costs knowledge, not correctness: it reads the tokens from the context
 
@@ -89,7 +94,8 @@ class Successors:
         """Begin to count the prompt's n-grams; pieces follow with its chunks, the rest with the first token."""
         n = len(view.context)
         first = max(n - self._config.prompt_window, 0)
-        state = _State(self._models.of(view), self._sampling(view.request.params), n, first, n)
+        model = self._models.of(view)
+        state = _State(model, self._sampling(view.request.params), addresses_of_model(model), n, first, n)
         self._states[view.request_id] = state
         self._learn_until(state, view.context.view, first + PIECE)
 
@@ -97,13 +103,14 @@ class Successors:
         """One tree, most probable nodes first."""
         state = self._states[view.request_id]
         if budget > len(self._growth.tokens):
-            self._growth = make_growth(budget)
-        self._catch_up(state, view)
+            self._make_room(budget)
         self._look_up(state, view)
-        growth = self._growth
-        trust = self._config.recent_trust if view.request.params.is_greedy else self._config.recent_trust_sampling
-        state.model.recent_trust[0] = trust
-        n = grow(state.model, growth, view.context.view, budget, self._config.least, state.sampling)
+        growth, context, config = self._growth, view.context.view, self._config
+        greedy = view.request.params.is_greedy
+        state.model.recent_trust[0] = config.recent_trust if greedy else config.recent_trust_sampling
+        n = draft(state.addresses, self._room, context, state.n_learnt, budget, config.least, *state.sampling)
+        if state.n_learnt < len(context):  # tokens that were committed while no draft was asked for
+            state.n_learnt = state.n_seen = len(context)
         if n == 0:
             return []
         return [
@@ -112,23 +119,24 @@ class Successors:
                 self.name,
                 growth.parents[:n].tolist(),
                 scores=growth.scores[:n].tolist(),
-                proposers=self._proposers(growth.text_share[:n], growth.corpus_share[:n]),
+                proposers=None if self._is_alone else [PROPOSERS[i] for i in growth.proposers[:n].tolist()],
             )
         ]
 
+    def _make_room(self, n: int) -> None:
+        """For trees of ``n`` nodes."""
+        self._growth = make_growth(n)
+        self._room = addresses_of_growth(self._growth)
+
     def _look_up(self, state: _State, view: RequestView) -> None:
         """Take the texts that the request may look up now: they are replaced while it runs."""
-        if self._library is not None:
-            corpora = corpora_of(self._library.of(view.request.namespace))
+        if self._library is None:
+            return
+        corpora = corpora_of(self._library.of(view.request.namespace))
+        if any(new is not old for new, old in zip(corpora, state.model.lookup.corpora, strict=True)):
             lookup = state.model.lookup._replace(corpora=corpora, vocab=view.vocab_size)
             state.model = state.model._replace(lookup=lookup)
-
-    def _catch_up(self, state: _State, view: RequestView) -> None:
-        """Count tokens that were committed while no draft was asked for."""
-        context = view.context.view
-        if state.n_learnt < len(context):
-            self._learn_until(state, context, len(context))
-            state.n_seen = len(context)
+            state.addresses = addresses_of_model(state.model)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Learn what the target said behind every node, then the committed tokens.
@@ -137,47 +145,44 @@ class Successors:
         """
         state, config, context = self._states[view.request_id], self._config, view.context.view
         self._look_up(state, view)
-        model = state.model
         # Trusts learn from committed tokens: the tables must know the prompt before.
         end = state.n_begin if outcome.tokens else state.n_learnt + piece_beside(outcome)
         self._learn_until(state, context, min(end, state.n_begin))
         listens = TARGET in self.sources  # what is read back may be there for another part of a combination
         if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
             ids, weights = np.array(outcome.prompt_top_ids), np.exp(outcome.prompt_top_logprobs)
-            learn_prompt(model, context, outcome.prompt_start, ids, weights, config.recent_decay)
-        if config.adapt and state.n_seen < len(context):
-            adapt_trust(model, context, state.n_seen, config.adapt)
-        top = TopIds.of(outcome.top_ids)
-        if listens and len(top) and top.logprobs is not None:
-            tokens = np.array(outcome.tree.tokens, np.int32)
-            parents = np.array(outcome.tree.parents, np.int32)
-            n_before = len(context) - len(outcome.tokens)
-            nodes, ids, weights = np.array(top.nodes), np.array(top.ids), np.exp(top.logprobs)
-            learn_tree(model, context, n_before, tokens, parents, nodes, ids, weights, config.recent_decay)
-        if state.n_learnt >= state.n_begin:
-            self._learn_until(state, context, len(context))
-        state.n_seen = len(context)
+            read_prompt(state.addresses, context, outcome.prompt_start, ids, weights, config.recent_decay)
+        if not outcome.tokens:
+            return
+        top, tree = TopIds.of(outcome.top_ids) if listens else NO_TOP_IDS, outcome.tree
+        weights = _NO_WEIGHTS if top.logprobs is None else np.exp(top.logprobs)
+        learn(
+            state.addresses,
+            context,
+            state.n_seen,
+            config.adapt,
+            len(context) - len(outcome.tokens),
+            np.array(tree.tokens, np.int32),
+            np.array(tree.parents, np.int32),
+            np.array(top.nodes[: len(weights)]),
+            np.array(top.ids),
+            weights,
+            config.recent_decay,
+            state.n_learnt,
+        )
+        state.n_learnt = state.n_seen = len(context)
 
     @staticmethod
     def _learn_until(state: _State, context: IntArray, end: int) -> None:
         """Count the tokens up to ``end``, or to the end of the context, that are not counted yet."""
         end = min(end, len(context))
         if state.n_learnt < end:
-            learn_text(state.model.text, context[:end], state.n_learnt)
+            count(state.addresses, context[:end], state.n_learnt)
             state.n_learnt = end
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state; what is shared stays."""
         self._states.pop(view.request_id, None)
-
-    def _proposers(self, text: FloatArray, corpus: FloatArray) -> list[tuple[str, ...]] | None:
-        """The sources of each node, the one that gave it more probability first; of their shares ``[n]``."""
-        if len(self.sources) == 1:
-            return None
-        shares = np.stack((text, 1.0 - text - corpus, corpus), 1)
-        order = np.argsort(-shares, axis=1, kind="stable")
-        given = (shares > 1e-6).sum(axis=1)
-        return [_SOURCES[tuple(places[:n])] for places, n in zip(order.tolist(), given.tolist(), strict=True)]
 
     def _sampling(self, params: SamplingParams) -> Sampling:
         knows_noise = not params.is_greedy and params.verification == "coupled"
