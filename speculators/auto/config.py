@@ -20,7 +20,7 @@ class AutoConfig:
     longest_pause: int = 64  # steps without a draft after repeated failures, or more where asking is dear:
     overhead: float = 0.01  # share of a request's step time that asking in vain may take, up to 512 steps' pause
     reserve: int = 8  # nodes asked for beyond what paid lately
-    margin: float = 0.01  # a draft must promise this much more tokens per second than none
+    margin: float = 0.03  # a draft must promise so much more tokens per second than none: not all costs are known
 
     def __post_init__(self) -> None:
         if self.longest_pause < 1:

@@ -38,7 +38,7 @@ from speculators.auto.decisions import (
 from speculators.auto.hindsight import LookBack
 from speculators.auto.prices import Price, Prices
 from speculators.auto.proposal import Proposal
-from speculators.auto.requests import FIRST_PAUSE, FIRST_WAIT, RequestState, ScopeState
+from speculators.auto.requests import FIRST_WAIT, RequestState, ScopeState
 from speculators.auto.sharing import share_out
 from speculators.auto.sources import Clock, Sources
 from speculators.tenant_state import TenantState
@@ -231,8 +231,6 @@ class Auto:
             return draft
         state.shared.count(bucket, True)
         state.told = True
-        if not self._sources.all_look_back:
-            state.next_pause = FIRST_PAUSE  # nothing else would tell them early that their phase is over
         if not proposal.all_draft:
             return Draft(branches, TEXT_PAYS)
         if price is not None and self._sources.text:

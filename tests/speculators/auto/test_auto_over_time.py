@@ -179,13 +179,14 @@ def test_requests_are_calibrated_apart():
     source = Source(claim=0.9)
     auto = Auto([source], line(0.3))
     right, wrong = Decoding(auto, first=0), Decoding(auto, first=1)
-    for _ in range(40):
+    good, bad = [], []
+    for _ in range(120):
         source.accuracy = 1.0
-        (good,) = right.step()
+        good += right.step()
         source.accuracy = 0.0
-        (bad,) = wrong.step()
-    assert good >= 4
-    assert bad == 0
+        bad += wrong.step()
+    assert min(good[20:]) >= 4
+    assert sum(size > 0 for size in bad[60:]) <= 6  # it is tried again now and then
 
 
 # -- the time drafting takes -----------------------------------------------------------------------------------------

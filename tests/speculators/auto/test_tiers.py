@@ -10,7 +10,6 @@ from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
 from speculators.auto.decisions import BATCH, FULL, NOTHING, OFF, RESTS, TEXT, UNLIKELY
-from speculators.auto.prices import MOST, Prices
 from speculators.auto.speculator import Auto
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
@@ -171,32 +170,3 @@ def test_prompts_are_read_back_where_drafts_will_save_more_than_that_takes():
     assert auto.needs.prompt_top_k == 4  # of the method: what a server must be able to read
     other = Request([1] * 30, SamplingParams(max_tokens=20), scope="another")
     assert auto.needs_of(other).prompt_top_k == 4  # nothing is known there
-
-
-# -- prices ----------------------------------------------------------------------------------------------------------
-
-PRICED = StepCosts({1: ((1, 65), (1.0, 2.0)), 16: ((16, 80), (3.0, 5.0))}, {0: ((1,), (0.5,)), 2048: ((1,), (0.9,))})
-
-
-def test_prices_know_large_batches_and_long_texts():
-    prices = Prices(PRICED)
-    assert prices.of(64, 0, 8).plain > prices.of(16, 0, 8).plain * 1.5
-    assert prices.of(16, 4000, 8).plain > prices.of(16, 0, 8).plain * 1.5
-    assert prices.of(16, 0, 8).plain == pytest.approx(3.0)
-    assert prices.of(16, 0, 64).wider[64] == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(("slower", "factor"), [(1.0, 1.0), (1.7, 1.7), (0.5, 0.5), (50.0, MOST), (0.001, 1 / MOST)])
-def test_a_correction_follows_the_clock_within_bounds(slower, factor):
-    prices = Prices(PRICED)
-    for _ in range(300):
-        prices.observe(StepTime(3.0 * slower, 16, 16, 100.0))
-    assert prices.of(16, 100.0, 4).factor == pytest.approx(factor, rel=0.02)
-    assert prices.of(20, 300.0, 4).factor == prices.of(16, 100.0, 4).factor  # one bucket
-    assert prices.of(1, 100.0, 4).factor == prices.of(16, 3000.0, 4).factor == 1.0  # others
-
-
-def test_one_strange_step_moves_a_correction_little():
-    prices = Prices(PRICED)
-    prices.observe(StepTime(1e6, 16, 16, 100.0))
-    assert prices.of(16, 100.0, 4).factor <= 1.06
