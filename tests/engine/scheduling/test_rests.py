@@ -1,0 +1,119 @@
+"""Speculators that rest: neither asked nor told meanwhile, and told of every token afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Rest
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.scheduling.scheduler import SchedulerOptions
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.tiny_models import random_prompts
+
+ASKED, RESTING = Decision("off", "asked", reads_back=False), Decision("off", "rests", reads_back=False)
+N_TOKENS = 40
+
+
+class Resting:
+    """Rests as it is told, drafts a guess in between, and keeps what it hears."""
+
+    name = "resting"
+    needs = Needs(node_top_k=2, prompt_top_k=2)
+
+    def __init__(self, rests: Sequence[int]) -> None:
+        self.rests = rests
+        self.asked: dict[int, list[int]] = {}  # lengths of the text, when it was asked
+        self.heard: dict[int, list[int]] = {}  # tokens
+        self.ended: dict[int, list[int]] = {}  # as the context was at last
+
+    def begin(self, view: RequestView) -> None:
+        self.asked[view.request_id] = []
+        self.heard[view.request_id] = []
+
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
+        asked = self.asked[view.request_id]
+        n_steps = self.rests[len(asked) % len(self.rests)]
+        asked.append(len(view.context))
+        if n_steps == 0:
+            return Draft([Branch([5, 6], self.name)], Decision("full", "pays"))
+        return Draft((), ASKED, Rest(n_steps, RESTING))
+
+    def observe(self, view: RequestView, outcome: Outcome) -> None:
+        heard = self.heard[view.request_id]
+        heard += outcome.tokens
+        assert view.context.view[view.n_prompt :].tolist() == heard
+        if len(outcome.tokens) > 3:  # the guess and the bonus token make three
+            assert not len(outcome.tree)
+            assert not len(outcome.top_ids)
+
+    def end(self, view: RequestView) -> None:
+        self.ended[view.request_id] = view.context.view.tolist()
+
+
+class Batched(Resting):
+    """The same, asked for all requests at once: other speculators hand drafts on one by one."""
+
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        return [self.propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
+
+
+@settings(max_examples=25)
+@given(
+    rests=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    n_blocks=st.sampled_from([30, 200]),
+    n=st.integers(1, 4),
+    temperature=st.sampled_from([0.0, 0.8]),
+)
+def test_every_token_is_heard_once_and_the_text_stays(
+    rests: list[int], n_blocks: int, n: int, temperature: float
+) -> None:
+    texts = random_prompts(n)
+    speculator = Batched(rests)
+    params = SamplingParams(max_tokens=N_TOKENS, temperature=temperature, seed=3)
+    engine = make_engine(
+        make_target("llama", n_blocks=n_blocks, block_size=4),
+        options=SchedulerOptions(prefill_chunk=7),
+        extra={"resting": lambda _: speculator},
+    )
+    done = complete_all(engine, [Request(text, params, "resting") for text in texts], n)
+    plain = complete_all(make_engine(make_target("llama")), [Request(text, params) for text in texts], n)
+    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+    for number, completion in enumerate(done):
+        heard = speculator.heard[number]
+        assert completion.token_ids[: len(heard)] == heard
+        # Only the last outcome, and what was left of a rest, may come too late.
+        assert len(completion.token_ids) - len(heard) <= max(rests) + 3
+        n_asked, total = len(speculator.asked[number]), sum(completion.stats.decisions.values())
+        resting = completion.stats.decisions.get("off:rests", 0)
+        assert total - resting == n_asked
+        whole = [rests[i % len(rests)] for i in range(n_asked)]
+        assert sum(whole[:-1]) <= resting <= sum(whole)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3, 7])
+def test_a_speculator_that_rests_is_asked_when_its_steps_are_over(n_steps: int) -> None:
+    speculator = Batched([n_steps])
+    engine = make_engine(make_target("llama"), extra={"resting": lambda _: speculator})
+    (done,) = complete_all(engine, [Request(random_prompts(1)[0], SamplingParams(max_tokens=25), "resting")], 1)
+    lengths = speculator.asked[0]
+    assert {later - before for before, later in pairwise(lengths)} == {n_steps + 1}
+    assert done.stats.target_forwards == 24
+    assert engine.scheduler.decisions[RESTING] == done.stats.decisions["off:rests"] == 24 - len(lengths)
+
+
+def test_a_rest_goes_on_behind_a_preemption() -> None:
+    speculator = Batched([9])
+    engine = make_engine(make_target("llama", n_blocks=30, block_size=4), extra={"resting": lambda _: speculator})
+    params = SamplingParams(max_tokens=N_TOKENS)
+    done = complete_all(engine, [Request(text, params, "resting") for text in random_prompts(4)], 4)
+    assert sum(one.stats.preemptions for one in done) > 0
+    for number, completion in enumerate(done):
+        heard = speculator.heard[number]
+        assert completion.token_ids[: len(heard)] == heard
+        assert len(heard) >= N_TOKENS - 10
