@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from tools.demo_model.architecture import Shape, build, save
 from tools.demo_model.loop import Run
 from tools.demo_model.losses import distillation_loss, next_token_loss
+from tools.demo_world.initial import lay_out_copying
 from tools.demo_world.mix import conversations
 from tools.demo_world.stream import WorldStream
 from tools.demo_world.tokenizer import plain_text, save_tokenizer, train_tokenizer, with_template
@@ -75,7 +76,9 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     args.work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_in(args.work, args.seed)
-    model = build(SHAPES[args.role]).to(args.device)
+    model = build(SHAPES[args.role])
+    lay_out_copying(model)
+    model = model.to(args.device)
     if args.role == "target" or args.snapshot:
         loss = next_token_loss(model, PROMPT_WEIGHT)
     else:
