@@ -6,8 +6,8 @@ embeddings leave empty. In layer 1, heads look for places whose predecessor has 
 the embedding found there. All of it is ordinary weights that training changes as it likes.
 
 Rotary positions turn a pair of dimensions by an angle that grows with the distance: the fast pairs tell one position
-back from others, the slow ones hardly turn within a conversation and carry the comparison. Source of the circuit: Olsson
-et al., "In-context Learning and Induction Heads" (2022).
+back from others, the slow ones hardly turn within a conversation and carry the comparison. Source of the circuit:
+Olsson et al., "In-context Learning and Induction Heads" (2022).
 """
 
 from __future__ import annotations
