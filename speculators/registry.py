@@ -144,11 +144,12 @@ def _parts(
 
 
 def _auto(options: SpeculatorOptions) -> Speculator:
-    """The two halves of the mixed model, and whatever else has been given its input."""
+    """The two halves of the mixed model, whatever else has been given its input, and what drafts fastest."""
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:
         names += ["draft-model"] if options.draft_model.path is not None else []
         names += [CORPUS] if options.retrieval is not None and options.auto.retrieval else []
+        names += ["pld"]
     return Auto(_parts(names, _FACTORIES, options, {}), options.step_costs, options.auto)
 
 

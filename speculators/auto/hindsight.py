@@ -18,8 +18,7 @@ from speculators.auto.prices import Price
 from speculators.auto.ranking import Ranked, rank
 from speculators.auto.requests import RequestState
 from speculators.auto.sharing import share_out
-from speculators.auto.sources import Clock
-from speculators.mixing.fault_isolation import FaultIsolated
+from speculators.auto.sources import Clock, Sources
 
 FARTHEST = 8  # tokens
 LEAST_PAUSE = 4  # steps between two looks at a request; it doubles with every look that changes nothing ...
@@ -31,19 +30,19 @@ class LookBack:
 
     Args:
         name: of the speculator that merges.
-        parts: sources that catch up.
+        sources: of which those look back that catch up, of the tier that a request was in.
         config: settings.
     """
 
-    def __init__(self, name: str, parts: Sequence[FaultIsolated], config: AutoConfig) -> None:
+    def __init__(self, name: str, sources: Sources, config: AutoConfig) -> None:
         self._name = name
-        self._parts = parts
+        self._parts = tuple(sources.looking_back(all_draft) for all_draft in (False, True))
         self._config = config
-        self._clock = Clock()
+        self._clocks = (Clock(), Clock())
 
     def rest(self, state: RequestState, price: Price | None) -> None:
         """A pause begins."""
-        state.next_look = self._clock.pause(LEAST_PAUSE, self._config.overhead, price)
+        state.next_look = self._clocks[state.all_draft].pause(LEAST_PAUSE, self._config.overhead, price)
         state.until_look = int(state.next_look)
 
     def wakes(self, view: RequestView, state: RequestState, price: Price | None, drafting: float) -> bool:
@@ -57,11 +56,11 @@ class LookBack:
         """
         state.pause -= 1
         state.until_look -= 1
-        if state.until_look > 0 or not self._parts or len(view.context) <= state.heard:
+        if state.until_look > 0 or not self._parts[state.all_draft] or len(view.context) <= state.heard:
             return False
         began = time.perf_counter()
         pays = self._would_have_paid(view, state, price, drafting)
-        self._clock.add(time.perf_counter() - began)
+        self._clocks[state.all_draft].add(time.perf_counter() - began)
         state.next_look = min(2.0 * state.next_look, max(state.next_look, FARTHEST_LOOK))
         state.until_look = int(state.next_look)
         if pays:
@@ -73,16 +72,15 @@ class LookBack:
         n_past, n_nodes = max(state.heard, len(view.context) - FARTHEST), self._config.reserve
         past = replace(view, context=view.context.before(n_past))
         state.heard = n_past
-        every = [branch for part in self._parts for branch in part.propose(past, n_nodes)]
+        every = [branch for part in self._parts[state.all_draft] for branch in part.propose(past, n_nodes)]
         branches = [branch for branch in every if branch.q is None and not branch.probe]
         ranked = rank(self._name, branches, state.factors, n_nodes)
         if ranked is None:
             return False
         later = view.context.view[n_past:].tolist()
-        state.calibration.fade(len(later))  # what was seen before the pause counts less
+        state.calibrations[state.all_draft].fade(len(later))  # what was seen before the pause counts less
         claimed, hits = claims_and_hits(ranked, later)
-        for calibration in (state.shared.calibration, state.calibration):
-            calibration.add(claimed, hits)
+        state.calibrate(claimed, hits)
         ranked = rank(self._name, branches, state.factors, n_nodes)
         assert ranked is not None
         return price is None or any(share_out([ranked.reach], [False], price, drafting, self._config.margin))

@@ -12,9 +12,8 @@ from engine.protocol import Branch
 from engine.tree import ROOT
 from speculators.auto.calibration import DEPTHS
 from speculators.mixing.candidates import Candidates
-from speculators.mixing.estimates import FIRST_CLAIM
 
-DRAWN_CLAIM = 0.5  # of a node that was drawn from a distribution, whatever its token: calibration does the rest
+UNTOLD_CLAIM = 0.5  # of a node that was drawn, or whose source claims nothing: calibration does the rest
 
 
 @dataclass(slots=True)
@@ -97,8 +96,8 @@ def rank_drawn(branch: Branch, factors: Sequence[float]) -> Ranked:
         depth = 0 if parent == ROOT else depths[parent] + 1
         above = 1.0 if parent == ROOT else reach[parent]
         depths.append(depth)
-        reach.append(above * min(DRAWN_CLAIM * factors[min(depth, DEPTHS - 1)], 1.0))
-    return Ranked(branch, list(accumulate(reach, min)), None, [DRAWN_CLAIM] * len(reach))
+        reach.append(above * min(UNTOLD_CLAIM * factors[min(depth, DEPTHS - 1)], 1.0))
+    return Ranked(branch, list(accumulate(reach, min)), None, [UNTOLD_CLAIM] * len(reach))
 
 
 def _merged(name: str, branches: Sequence[Branch]) -> Branch | None:
@@ -108,6 +107,9 @@ def _merged(name: str, branches: Sequence[Branch]) -> Branch | None:
     only = branches[0]
     if len(branches) == 1 and only.parents is not None and only.scores is not None:
         return only
+    if len(branches) == 1 and only.parents is None:  # a chain
+        n = len(only.tokens)
+        return replace(only, parents=range(ROOT, n - 1), scores=only.scores or [UNTOLD_CLAIM] * n)
     candidates = Candidates(name)
     for branch in branches:
         candidates.add(branch, _claim_or_guess, 0)
@@ -115,4 +117,4 @@ def _merged(name: str, branches: Sequence[Branch]) -> Branch | None:
 
 
 def _claim_or_guess(request_id: int, source: str, depth: int, claim: float | None) -> float:
-    return FIRST_CLAIM if claim is None else claim
+    return UNTOLD_CLAIM if claim is None else claim

@@ -13,6 +13,8 @@ from speculators.mixing.estimates import FIRST_CLAIM
 FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
 FIRST_WAIT = 16  # drafts from text alone until all sources are tried again; it doubles, too ...
 LONGEST_WAIT = 512  # ... up to this
+HOPE, HOPE_AGAIN = 2.0, 1.25  # times what all sources must add to pay, that they are believed to add, first and later
+DEAR = 0.25  # of a request's share of a step: if all sources take so much longer, text is next where they do not pay
 MEMORY = 0.1  # of the newest step in what a request gains
 RECENT = 1 / 8  # of the newest request in what requests of a scope gain
 MOST_UNREAD = 31  # requests in a row whose prompt is not read back
@@ -23,11 +25,12 @@ FORGIVING = 1 / 256  # of what probes are first believed to bring, that a step w
 class ScopeState:
     """What all requests of a scope have shown."""
 
-    __slots__ = ("calibration", "gain", "n_ended", "n_unread", "paid", "steps")
+    __slots__ = ("answered_gain", "calibrations", "gain", "n_ended", "n_unread", "paid", "steps")
 
     def __init__(self) -> None:
-        self.calibration = DepthCalibration()
+        self.calibrations = (DepthCalibration(), DepthCalibration())  # of the text tier, and of all sources
         self.gain = FIRST_CLAIM  # accepted nodes per step of a request
+        self.answered_gain: float | None = None  # as ``RequestState.answered_gain``; None: none has ended
         self.steps: float | None = None  # of a request
         self.n_ended = 0  # requests
         self.n_unread = 0  # requests since one whose prompt was read back
@@ -53,6 +56,9 @@ class ScopeState:
             self.n_ended += 1
             weight = max(RECENT, 1.0 / (1 + self.n_ended))  # what is assumed first weighs as much as one request
             self.gain += weight * (state.n_accepted / state.n_steps - self.gain)
+            if state.answered_gain is not None:
+                before = state.answered_gain if self.answered_gain is None else self.answered_gain
+                self.answered_gain = before + weight * (state.answered_gain - before)
             self.steps = state.n_steps if self.steps is None else self.steps + weight * (state.n_steps - self.steps)
 
 
@@ -61,7 +67,9 @@ class RequestState:
     """Statistics of one request."""
 
     shared: ScopeState
-    calibration: DepthCalibration = field(default_factory=DepthCalibration)
+    calibrations: tuple[DepthCalibration, DepthCalibration] = field(
+        default_factory=lambda: (DepthCalibration(), DepthCalibration())
+    )
     all_draft: bool = True  # in its last draft, all sources
     pause: int = 0  # steps until the sources are asked again
     next_pause: float = 0.0  # after the next failure; 0: none yet
@@ -74,7 +82,7 @@ class RequestState:
     claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
     lately: float = 64.0  # nodes that paid, following rises at once and falls slowly
     gain: float = 1.0  # accepted nodes per step with a draft
-    answered_gain: float = FIRST_CLAIM  # of these, what read-backs, probes and drafters added
+    answered_gain: float | None = None  # of these, what read-backs, probes and drafters added; None: not asked yet
     wait: int = 0  # drafts from text alone until all sources are tried again
     next_wait: int = FIRST_WAIT
     probe_gain: float = FIRST_CLAIM  # accepted nodes per step of sources that probe
@@ -83,7 +91,12 @@ class RequestState:
     @property
     def factors(self) -> list[float]:
         """What to multiply claims with, by depth."""
-        return self.calibration.factors(self.shared.calibration)
+        return self.calibrations[self.all_draft].factors(self.shared.calibrations[self.all_draft])
+
+    def calibrate(self, claimed: Sequence[float], hits: Sequence[float]) -> None:
+        """What the sources of its tier claimed by depth, and what came true: of it, and of its scope."""
+        for calibrations in (self.shared.calibrations, self.calibrations):
+            calibrations[self.all_draft].add(claimed, hits)
 
     def fail(self, bucket: int, longest: float) -> None:
         """A draft that did not pay: the next is asked for after a pause, twice as long as the one before.
@@ -108,20 +121,26 @@ class RequestState:
         if wanted and not probes:
             self.probe_gain += FORGIVING * (1 + self.pause) * (FIRST_CLAIM - self.probe_gain)
 
-    def weigh_answers(self, n_nodes: int, price: Price, more: float) -> None:
+    def weigh_answers(self, price: Price, more: float) -> None:
         """Ask only sources that draft from text for a while, where the others' part gains less than it costs.
 
         Args:
-            n_nodes: of the draft.
             price: of the step.
             more: seconds that all sources take more.
         """
-        reading = price.factor * (price.reading / price.batch + price.read_row * (1 + n_nodes))
+        reading = price.factor * (price.reading / price.batch + price.read_row * (1 + len(self.claims)))
         token = price.share / (1.0 + self.gain)  # seconds that one more token saves
         needed = (reading + max(more, 0.0)) / token
+        if self.answered_gain is None:
+            known = self.shared.answered_gain
+            self.answered_gain = HOPE * needed if known is None else known
         if self.answered_gain < needed:
-            self.wait, self.next_wait = self.next_wait, min(2 * self.next_wait, LONGEST_WAIT)
-            self.answered_gain = min(FIRST_CLAIM, 4.0 * needed)  # as they begin again
+            self.answered_gain = HOPE_AGAIN * needed  # as they begin again
+            self.draft_from_text()
+
+    def draft_from_text(self) -> None:
+        """For a while, twice as long every time."""
+        self.wait, self.next_wait = self.next_wait, min(2 * self.next_wait, LONGEST_WAIT)
 
     def judge(self, outcome: Outcome, text_names: Collection[str]) -> None:
         """Hold what was claimed of a tree against what came true, and count what was gained by which sources.
@@ -130,15 +149,13 @@ class RequestState:
         """
         tree = outcome.tree
         if self.claims and len(tree) - sum(tree.probe) == len(self.claims):
-            claimed, hits = claims_and_hits(outcome, self.claims)
-            for calibration in (self.shared.calibration, self.calibration):
-                calibration.add(claimed, hits)
+            self.calibrate(*claims_and_hits(outcome, self.claims))
         self.claims = []
         owners = [tree.source_names[tree.sources[node]] for node in outcome.accepted]
         self.n_accepted += len(owners)
         self.gain += MEMORY * (len(owners) - self.gain)
         self.next_pause = max(self.next_pause / 4.0 ** len(owners), min(FIRST_PAUSE, self.next_pause))
-        if self.all_draft:
+        if self.all_draft and self.answered_gain is not None:
             answered = sum(name not in text_names for name in owners)
             self.answered_gain += MEMORY * (answered - self.answered_gain)
         if self.probing:

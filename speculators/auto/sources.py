@@ -21,30 +21,43 @@ class Sources:
     Those that *catch up* (``catches_up``) read the tokens they have not heard of from the text, when they are asked.
     A source drafts *from text* if it does well without the target's answers behind nodes: because it needs none, or
     because it catches up; drafters with weights (``BatchSpeculator``) do not count, they take more than microseconds.
+    Where some of these need nothing at all (pld), they alone are the text tier: the others take several times as long.
+    And the tier of all sources does without them if one of its sources counts the text itself (``from_text``).
     """
 
     def __init__(self, parts: Sequence[Speculator]) -> None:
         assert parts, "nothing to choose from"
         self.every = [FaultIsolated(part) for part in parts]
         self.needs = reduce(Needs.merge, (part.needs for part in parts), Needs())
-        is_text = [_drafts_from_text(part) for part in parts]
-        self.text = [part for part, text in zip(self.every, is_text, strict=True) if text]
-        self.look_back = [part for part in self.text if part.catches_up]
-        self.all_look_back = len(self.look_back) == len(self.every)
+        from_text = [part for part, inner in zip(self.every, parts, strict=True) if _drafts_from_text(inner)]
+        quick = [part for part in from_text if part.needs == Needs()]
+        self.text = quick or from_text
+        counts_text = any(part.needs != Needs() and getattr(part, "from_text", ()) for part in parts)
+        self.all = [part for part in self.every if not (counts_text and part in quick)]
+        self.text_learns = not quick  # whether the text tier learns from what becomes of its drafts
+        self.all_look_back = all(part in from_text and part.catches_up for part in self.every)
         self.always_told = [part for part in self.every if not part.catches_up]
         self.can_rest = not any(part.needs.node_top_k for part in self.always_told)
         self.text_names = {
             name
-            for part, text in zip(parts, is_text, strict=True)
-            if text
-            for name in (getattr(part, "from_text", ()) if part.needs != Needs() else (part.name,))
+            for part, inner in zip(self.every, parts, strict=True)
+            if part in from_text
+            for name in (getattr(inner, "from_text", ()) if part.needs != Needs() else (part.name,))
         }
-        self.use_answers = len(self.text) < len(self.every) or self.needs != Needs()
+        self.use_answers = self.needs != Needs() or len(self.text) < len(self.every)
 
-    def gather(self, views: Sequence[RequestView], budgets: Sequence[int], from_text: bool) -> list[list[Branch]]:
-        """What all sources propose, or those that draft from text."""
+    def asked(self, all_draft: bool) -> list[FaultIsolated]:
+        """The sources of a tier."""
+        return self.all if all_draft else self.text
+
+    def looking_back(self, all_draft: bool) -> list[FaultIsolated]:
+        """Those of them that can be asked about an earlier place."""
+        return [part for part in self.asked(all_draft) if part.catches_up]
+
+    def gather(self, views: Sequence[RequestView], budgets: Sequence[int], all_draft: bool) -> list[list[Branch]]:
+        """What the sources of a tier propose."""
         found: list[list[Branch]] = [[] for _ in views]
-        for part in self.text if from_text else self.every:
+        for part in self.asked(all_draft):
             for branches, more in zip(found, part.propose_batch(views, budgets), strict=True):
                 branches += more
         return found

@@ -38,7 +38,7 @@ from speculators.auto.decisions import (
 from speculators.auto.hindsight import LookBack
 from speculators.auto.prices import Price, Prices
 from speculators.auto.proposal import Proposal
-from speculators.auto.requests import FIRST_WAIT, RequestState, ScopeState
+from speculators.auto.requests import DEAR, FIRST_WAIT, RequestState, ScopeState
 from speculators.auto.sharing import share_out
 from speculators.auto.sources import Clock, Sources
 from speculators.tenant_state import TenantState
@@ -68,7 +68,7 @@ class Auto:
         self._scopes: TenantState[ScopeState] = TenantState()
         self._clocks = (Clock(), Clock())  # of drafting and learning: from text, with all sources
         self._learning = [0.0, 0.0]  # seconds since the last draft, likewise
-        self._look_back = LookBack(self.name, self._sources.look_back, self._config)
+        self._look_back = LookBack(self.name, self._sources, self._config)
         self._step: StepTime | None = None  # the last one
         self._step_share = 0.0  # seconds of a step that a request had lately
         self._is_full = False  # whether drafts could not pay in the last batch
@@ -147,7 +147,7 @@ class Auto:
             state = self._requests[view.request_id]
             if budget <= 0:
                 continue
-            if state.pause and not self._look_back.wakes(view, state, price, self._clocks[False].seconds):
+            if state.pause and not self._look_back.wakes(view, state, price, self._clocks[state.all_draft].seconds):
                 drafts[i] = self._off(state, RESTS)
             else:
                 asked.append(Proposal(i, view, state, budget))
@@ -173,8 +173,9 @@ class Auto:
     def _draft(self, asked: list[Proposal], batch: int, context: float, drafts: list[list[Branch]]) -> None:
         """Ask the sources, and keep what pays."""
         began = time.perf_counter()
+        price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
         for proposal in asked:
-            proposal.all_draft = proposal.state.all_draft = self._asks_all(proposal.state)
+            proposal.all_draft = proposal.state.all_draft = self._asks_all(proposal.state, price)
         gathered = [self._gather(asked, all_draft) for all_draft in (False, True)]
         for proposal in asked:
             proposal.rank(self.name)
@@ -190,12 +191,19 @@ class Auto:
                 self._clocks[all_draft].add((seconds + self._learning[all_draft]) / n + rest)
                 self._learning[all_draft] = 0.0
 
-    def _asks_all(self, state: RequestState) -> bool:
+    def _asks_all(self, state: RequestState, price: Price | None) -> bool:
         """Whether all sources are asked, not only those that draft from text."""
         if not self._sources.text or not self._sources.use_answers:
             return self._sources.use_answers
         state.wait = max(state.wait - 1, 0)
+        if state.wait == 0 and price is not None:
+            state.weigh_answers(price, self._more)
         return state.wait == 0
+
+    @property
+    def _more(self) -> float:
+        """Seconds that asking all sources takes more than asking those that draft from text."""
+        return self._clocks[True].seconds - self._clocks[False].seconds
 
     def _gather(self, asked: list[Proposal], all_draft: bool) -> tuple[float, int]:
         """Ask for the requests that ask all sources, or those that do not; returns seconds, and how many they are."""
@@ -204,7 +212,7 @@ class Auto:
         if members:
             views = [proposal.view for proposal in members]
             budgets = [proposal.nodes_to_ask(self._config.reserve) for proposal in members]
-            found = self._sources.gather(views, budgets, from_text=not all_draft)
+            found = self._sources.gather(views, budgets, all_draft)
             for proposal, branches in zip(members, found, strict=True):
                 proposal.branches = branches
         return time.perf_counter() - began, len(members)
@@ -230,12 +238,9 @@ class Auto:
             state.shared.count(bucket, False)
             return draft
         state.shared.count(bucket, True)
-        state.told = True
+        state.told = proposal.all_draft or self._sources.text_learns
         if not proposal.all_draft:
             return Draft(branches, TEXT_PAYS)
-        if price is not None and self._sources.text:
-            more = self._clocks[True].seconds - self._clocks[False].seconds
-            state.weigh_answers(len(state.claims), price, more)
         return Draft(branches, FULL_PAYS if state.next_wait == FIRST_WAIT else FULL_TRIES)
 
     def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
@@ -243,8 +248,10 @@ class Auto:
         state = proposal.state
         if proposal.ranked and not self._sources.all_look_back:
             # Unless what speaks against their claims ages, sources that cannot look back never prove right again.
-            for calibration in (state.shared.calibration, state.calibration):
-                calibration.fade(1 + int(state.next_pause))
+            for calibrations in (state.shared.calibrations, state.calibrations):
+                calibrations[state.all_draft].fade(1 + int(state.next_pause))
+        if proposal.all_draft and self._sources.text and price is not None and self._more > DEAR * price.share:
+            state.draft_from_text()
         clock = self._clocks[proposal.all_draft]
         state.fail(bucket, clock.pause(self._config.longest_pause, self._config.overhead, price))
         self._look_back.rest(state, price)

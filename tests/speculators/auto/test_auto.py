@@ -205,7 +205,7 @@ def test_sources_are_the_named_ones():
     auto = create("auto", options)
     assert [part.name for part in auto._sources.every] == ["pld", "spectra-core"]
     assert auto.needs == Needs(probe_top_k=32)
-    assert [part.name for part in create("auto")._sources.every] == ["suffix+token-recycling"]
+    assert [part.name for part in create("auto")._sources.every] == ["suffix+token-recycling", "pld"]
     with pytest.raises(UnknownMethodError, match="magic"):
         create("auto", SpeculatorOptions(auto=AutoConfig(sources=("magic",))))
 
@@ -217,9 +217,10 @@ def test_what_was_given_its_input_becomes_a_source():
     options = SpeculatorOptions(draft_model=DraftModelConfig(path=None), retrieval=lambda: Empty())
     assert [part.name for part in create("auto", options)._sources.every] == [
         "suffix+token-recycling+spectra-retrieval",
+        "pld",
     ]
     without = replace(options, auto=AutoConfig(retrieval=False))
-    assert [part.name for part in create("auto", without)._sources.every] == ["suffix+token-recycling"]
+    assert [part.name for part in create("auto", without)._sources.every] == ["suffix+token-recycling", "pld"]
 
 
 @pytest.mark.parametrize("per_row", [None, 0.0, 0.1, 0.4])
