@@ -12,14 +12,19 @@ from speculators.successors.candidates import make_candidates
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import make_lookup
 from speculators.successors.mix import Model
-from speculators.successors.table import NONE, make_table
+from speculators.successors.table import NONE, Table, empty_table, make_table, table_size
 from speculators.successors.trusts import first_trusts
 from speculators.successors.vocabulary import VocabularyRows
 from speculators.tenant_state import TenantState
 
+MOST_IDLE = 16  # tables of a size that are kept for the next request: 6 MB each at most, text and target together
+
 
 class Models:
     """Makes models, and keeps those that are shared. All of them use the same scratch space, one at a time.
+
+    Tables of requests that ended serve the next ones: the first write to every page of new memory takes longer than
+    all that is learnt of a prompt.
 
     Args:
         config: settings.
@@ -38,6 +43,7 @@ class Models:
             # Copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
             self._vocabulary = vocabulary.copy()
         self._shared: TenantState[TenantState[Model]] = TenantState()  # scope -> prompt, or "" for all -> its model
+        self._idle: dict[tuple[int, ...], list[Table]] = {}  # rows, width and orders -> tables
         self._lookup = make_lookup(config.corpus_orders if CORPUS in sources else ())
         self._candidates = make_candidates()
 
@@ -52,14 +58,27 @@ class Models:
         recent_ids, recent_weights = self._recent()  # a request's own: others that run beside it write of other things
         return model._replace(recent_ids=recent_ids, recent_weights=recent_weights)
 
+    def end(self, model: Model) -> None:
+        """A request has ended: its own model is another's."""
+        if self._config.shared:
+            return
+        for table in (model.text, model.target):
+            idle = self._idle.setdefault((*table.ids.shape, *table.orders.tolist()), [])
+            if len(idle) < MOST_IDLE:
+                idle.append(table)
+
+    def _table(self, n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
+        idle = self._idle.get((table_size(n_rows), width, *orders))
+        return empty_table(idle.pop()) if idle else make_table(n_rows, width, orders)
+
     def new(self, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``."""
         config = self._config
         n_text, n_target = 2 * n_tokens * len(self._text_orders), 64 * n_tokens * len(self._target_orders)
         recent_ids, recent_weights = self._recent()
         return Model(
-            text=make_table(min(config.text_rows, n_text), config.text_width, self._text_orders),
-            target=make_table(min(config.target_rows, n_target), config.top_k, self._target_orders),
+            text=self._table(min(config.text_rows, n_text), config.text_width, self._text_orders),
+            target=self._table(min(config.target_rows, n_target), config.top_k, self._target_orders),
             vocabulary=self._vocabulary,
             lookup=self._lookup,
             trusts=first_trusts(),

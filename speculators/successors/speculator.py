@@ -182,7 +182,9 @@ class Successors:
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state; what is shared stays."""
-        self._states.pop(view.request_id, None)
+        state = self._states.pop(view.request_id, None)
+        if state is not None:
+            self._models.end(state.model)
 
     def _sampling(self, params: SamplingParams) -> Sampling:
         knows_noise = not params.is_greedy and params.verification == "coupled"

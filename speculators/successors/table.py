@@ -35,11 +35,14 @@ class Table(NamedTuple):
     clock: IntArray  # [1]
 
 
+def table_size(n_rows: int) -> int:
+    """Rows that a table for about ``n_rows`` has."""
+    return max(1 << (n_rows - 1).bit_length(), WAYS)
+
+
 def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
     """An empty table for about ``n_rows`` rows."""
-    size = WAYS
-    while size < n_rows:
-        size *= 2
+    size = table_size(n_rows)
     return Table(
         np.zeros(size, np.uint64),
         np.zeros(size, np.int32),
@@ -49,6 +52,13 @@ def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
         np.array([order in orders for order in range(TAIL + 1)], np.int32),
         np.zeros(1, np.int32),
     )
+
+
+def empty_table(table: Table) -> Table:
+    """The table, with nothing in it: rows without a key are never read."""
+    table.keys.fill(0)
+    table.clock[0] = 0
+    return table
 
 
 @compiled_in_place

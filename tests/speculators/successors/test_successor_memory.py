@@ -13,6 +13,7 @@ from engine.protocol import Outcome
 from engine.top_ids import TopIds
 from speculators.successors.config import SuccessorConfig
 from speculators.successors.learning import RECENT_WIDTH
+from speculators.successors.models import MOST_IDLE
 from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE
 from speculators.testing import HashTarget
@@ -29,6 +30,32 @@ def test_nothing_of_a_request_is_left_and_the_next_one_starts_cold(sources):
     assert (speculator._states, speculator._models._shared) == ({}, {})
     assert decode(speculator, target, view(PROMPT)).drafts == first.drafts
     speculator.end(view(PROMPT, 99))  # never begun: harmless
+
+
+@pytest.mark.parametrize("sources", HALVES)
+def test_tables_of_requests_that_ended_serve_the_next_ones_and_tell_nothing(sources):
+    target = HashTarget(48, n_successors=2)
+    speculator, fresh = Successors(SMALL, sources), Successors(SMALL, sources)
+    kept = None
+    for number in range(4):
+        prompt = [*PROMPT, number, 3 * number]
+        run = Decoding(speculator, target, view(prompt, number))
+        tables = [
+            table.keys for table in (speculator._states[number].model.text, speculator._states[number].model.target)
+        ]
+        assert kept is None or all(any(table is old for old in kept) for table in tables)
+        kept = tables
+        for _ in range(10):
+            run.step()
+        speculator.end(run.request)
+        assert run.drafts == decode(fresh, target, view(prompt)).drafts
+        fresh = Successors(SMALL, sources)
+    many = [view(PROMPT, number) for number in range(3 * MOST_IDLE)]
+    for one in many:
+        speculator.begin(one)
+    for one in many:
+        speculator.end(one)
+    assert all(len(idle) <= MOST_IDLE for idle in speculator._models._idle.values())
 
 
 def arrays(part):
