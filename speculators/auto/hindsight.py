@@ -38,7 +38,7 @@ class LookBack:
         self._name = name
         self._parts = tuple(sources.looking_back(all_draft) for all_draft in (False, True))
         self._config = config
-        self._clocks = (Clock(), Clock())
+        self._clocks = tuple(map(Clock, sources.first_drafting))
 
     def rest(self, state: RequestState, price: Price | None) -> None:
         """A pause begins."""

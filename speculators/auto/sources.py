@@ -10,6 +10,7 @@ from speculators.auto.prices import Price
 from speculators.mixing.fault_isolation import FaultIsolated
 
 FIRST_DRAFTING = 2e-4  # seconds per request and step, before any was measured
+FIRST_QUICK = 5e-5  # the same, of sources that need nothing
 SMOOTHING = 0.2  # of the newest measurement of what drafting costs
 LONGEST_PAUSE = 512  # steps, however dear asking is
 SURPRISE = 4.0  # times the usual drafting time that count at most: longer ones are pauses of the process, or compiling
@@ -34,6 +35,7 @@ class Sources:
         self.text = quick or from_text
         counts_text = any(part.needs != Needs() and getattr(part, "from_text", ()) for part in parts)
         self.all = [part for part in self.every if not (counts_text and part in quick)]
+        self.first_drafting = (FIRST_QUICK if quick else FIRST_DRAFTING, FIRST_DRAFTING)  # of the tiers, seconds
         self.text_learns = not quick  # whether the text tier learns from what becomes of its drafts
         self.all_look_back = all(part in from_text and part.catches_up for part in self.every)
         self.always_told = [part for part in self.every if not part.catches_up]
@@ -74,8 +76,8 @@ def _drafts_from_text(part: Speculator) -> bool:
 class Clock:
     """Seconds per request that something takes, smoothed; single long ones are taken for pauses of the process."""
 
-    def __init__(self) -> None:
-        self.seconds = FIRST_DRAFTING
+    def __init__(self, seconds: float = FIRST_DRAFTING) -> None:
+        self.seconds = seconds
 
     def add(self, seconds: float) -> None:
         """One more measurement."""

@@ -66,7 +66,7 @@ class Auto:
         self._config = config or AutoConfig()
         self._requests: dict[int, RequestState] = {}
         self._scopes: TenantState[ScopeState] = TenantState()
-        self._clocks = (Clock(), Clock())  # of drafting and learning: from text, with all sources
+        self._clocks = tuple(map(Clock, self._sources.first_drafting))  # of drafting and learning, by tier
         self._learning = [0.0, 0.0]  # seconds since the last draft, likewise
         self._look_back = LookBack(self.name, self._sources, self._config)
         self._step: StepTime | None = None  # the last one
@@ -197,13 +197,19 @@ class Auto:
             return self._sources.use_answers
         state.wait = max(state.wait - 1, 0)
         if state.wait == 0 and price is not None:
-            state.weigh_answers(price, self._more)
+            if state.answered_gain is None and self._is_dear(price):
+                state.draft_from_text()  # what pays at once, or nothing, comes first
+            else:
+                state.weigh_answers(price, self._more)
         return state.wait == 0
 
     @property
     def _more(self) -> float:
         """Seconds that asking all sources takes more than asking those that draft from text."""
         return self._clocks[True].seconds - self._clocks[False].seconds
+
+    def _is_dear(self, price: Price) -> bool:
+        return self._more > DEAR * price.share
 
     def _gather(self, asked: list[Proposal], all_draft: bool) -> tuple[float, int]:
         """Ask for the requests that ask all sources, or those that do not; returns seconds, and how many they are."""
@@ -250,7 +256,7 @@ class Auto:
             # Unless what speaks against their claims ages, sources that cannot look back never prove right again.
             for calibrations in (state.shared.calibrations, state.calibrations):
                 calibrations[state.all_draft].fade(1 + int(state.next_pause))
-        if proposal.all_draft and self._sources.text and price is not None and self._more > DEAR * price.share:
+        if proposal.all_draft and self._sources.text and price is not None and self._is_dear(price):
             state.draft_from_text()
         clock = self._clocks[proposal.all_draft]
         state.fail(bucket, clock.pause(self._config.longest_pause, self._config.overhead, price))
