@@ -65,11 +65,11 @@ class Models:
         for table in (model.text, model.target):
             idle = self._idle.setdefault((*table.ids.shape, *table.orders.tolist()), [])
             if len(idle) < MOST_IDLE:
-                idle.append(table)
+                idle.append(empty_table(table))
 
     def _table(self, n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
         idle = self._idle.get((table_size(n_rows), width, *orders))
-        return empty_table(idle.pop()) if idle else make_table(n_rows, width, orders)
+        return idle.pop() if idle else make_table(n_rows, width, orders)
 
     def new(self, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``."""
