@@ -98,7 +98,7 @@ def test_the_first_run_measures_and_every_text_is_the_plain_one(
         answer = spectra("auto", *sampling)
         assert answer["token_ids"] == plain["token_ids"]
         assert answer["drafted_tokens"] == sum(source["drafted"] for source in answer["by_source"].values())
-        assert set(answer["by_source"]) <= {"suffix", "token-recycling"}
+        assert set(answer["by_source"]) <= {"suffix", "token-recycling", "pld"}
     (file,) = kept(cache)
     costs = read_costs(file)
     assert costs is not None
