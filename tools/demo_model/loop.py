@@ -60,6 +60,7 @@ class Run:
         checkpoint: file.
         tokens_per_pass: of one forward and backward, a multiple of LONG.
         compiled: whether the loss is compiled for short rows.
+        rate: of learning, in usual ones.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Run:
         *,
         tokens_per_pass: int = TOKENS_PER_PASS,
         compiled: bool = True,
+        rate: float = 1.0,
     ) -> None:
         self.model, self.stream, self.checkpoint = model, stream, checkpoint
         self.progress = Progress()
@@ -79,7 +81,7 @@ class Run:
         # Long rows come last and briefly: compiling a second shape would cost more than it saves.
         short = torch.compile(loss, dynamic=False) if compiled else loss
         self._losses: dict[int, Loss] = {SHORT: short, LONG: loss}
-        self._optimizers = optimizers_for(model)
+        self._optimizers = optimizers_for(model, rate)
         self._saved_at = 0.0
 
     def train(

@@ -14,16 +14,16 @@ WARM_UNTIL = 0.01  # shares of the time budget
 CONSTANT_UNTIL = 0.3
 
 
-def optimizers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon and AdamW, each parameter in one of them. A tied embedding counts once."""
+def optimizers_for(model: nn.Module, rate: float = 1.0) -> list[torch.optim.Optimizer]:
+    """Muon and AdamW at `rate` times their usual rates, each parameter in one of them. A tied embedding counts once."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (matrices if hidden else rest).append(parameter)
     # "match_rms_adamw" makes the step size independent of a matrix's shape.
-    muon = torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW(rest, lr=ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+    muon = torch.optim.Muon(matrices, lr=rate * MUON_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, lr=rate * ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     for optimizer in (muon, adamw):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

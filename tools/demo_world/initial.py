@@ -3,7 +3,8 @@
 An induction head finds the place where the current token stood before and predicts the token that followed it there. It
 takes two layers. In layer 0, heads attend one position back and write a projection of that token into dimensions that
 embeddings leave empty. In layer 1, heads look for places whose predecessor has the current token's projection, and add
-the embedding found there. All of it is ordinary weights that training changes as it likes.
+the embedding found there. Training leaves these two layers' attention as it is: gradients of the first steps, which are
+about forms and not about copying, would take it apart.
 
 Rotary positions turn a pair of dimensions by an angle that grows with the distance: the fast pairs tell one position
 back from others, the slow ones hardly turn within a conversation and carry the comparison. Source of the circuit:
@@ -20,14 +21,15 @@ EMPTY = 0.25  # share of the dimensions, the last ones, that embeddings leave to
 FAST = 4  # pairs of dimensions that tell positions apart
 SHARPNESS = 9.0  # of the look one position back: attention logit of the fastest pair
 MATCH = 2.5  # size of queries and keys that compare tokens
-WRITTEN = 0.04  # size of what layer 0 writes, beside embeddings of 0.02
-COPIED = 0.1  # size of what layer 1 adds
-CONFIDENCE = 3.0  # initial gain before the logits
+SIZE = 0.3  # of embeddings: many times a step of the optimiser, or the circuit would drown in its first steps
+WRITTEN = 2 * SIZE  # what layer 0 writes
+COPIED = 5 * SIZE  # what layer 1 adds
+CONFIDENCE = 0.06 / SIZE  # gain before the logits
 
 
 @torch.no_grad()
 def lay_out_copying(model: LlamaForCausalLM) -> None:
-    """Change the initial weights of `model`, which has at least two layers, in place.
+    """Change the weights of `model`, which has at least two layers, in place, and keep the circuit from training.
 
     What layers add to the residual stream is zero except for the circuit, so that nothing drowns it at first.
     """
@@ -38,12 +40,23 @@ def lay_out_copying(model: LlamaForCausalLM) -> None:
         layer.mlp.down_proj.weight.zero_()
     table = model.model.embed_tokens.weight
     content = slice(1, width - empty)
+    table.mul_(SIZE / config.initializer_range)
     table[:, width - empty :] = 0
-    table[:, CONSTANT] = 0.02 * (width - empty) ** 0.5
+    table[:, CONSTANT] = SIZE * (width - empty) ** 0.5
     model.model.norm.weight.fill_(CONFIDENCE)
     basis = torch.linalg.qr(torch.randn(width - empty - 1, width - empty - 1))[0]  # rows: directions of content
     _look_back(model, basis, content)
     _match_and_copy(model, basis, content, config.head_dim // 2)
+    _freeze(model, content)
+
+
+def _freeze(model: LlamaForCausalLM, content: slice) -> None:
+    for layer in model.model.layers[:2]:
+        layer.self_attn.requires_grad_(False)
+        layer.input_layernorm.requires_grad_(False)
+    trained = torch.zeros(model.config.hidden_size)
+    trained[content] = 1
+    model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * trained.to(gradient.device))
 
 
 def _look_back(model: LlamaForCausalLM, basis: torch.Tensor, content: slice) -> None:

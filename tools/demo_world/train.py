@@ -30,9 +30,10 @@ from tools.demo_world.tokenizer import plain_text, save_tokenizer, train_tokeniz
 
 SHAPES = {
     "target": Shape(layers=8, hidden=256, heads=8, ffn=640, kv_heads=4, head_dim=32),
-    "drafter": Shape(layers=2, hidden=128, heads=4, ffn=384, kv_heads=2, head_dim=32),
+    "drafter": Shape(layers=3, hidden=128, heads=4, ffn=384, kv_heads=2, head_dim=32),
 }
 PROMPT_WEIGHT = 0.1  # what is told and asked is random; a model has to answer it, not to guess it
+RATE = 0.5  # of learning, in that of other text
 TOKENIZER_FROM = 20_000  # conversations
 
 
@@ -83,7 +84,8 @@ def main(argv: list[str] | None = None) -> None:
         loss = next_token_loss(model, PROMPT_WEIGHT)
     else:
         loss = distillation_loss(model, load_teacher(args.out).to(args.device), PROMPT_WEIGHT)
-    run = Run(model, loss, WorldStream(with_template(tokenizer), args.seed), args.work / f"{args.role}.pt")
+    stream = WorldStream(with_template(tokenizer), args.seed)
+    run = Run(model, loss, stream, args.work / f"{args.role}.pt", rate=RATE)
     if args.resume or args.snapshot:
         run.resume()
     progress = run.progress if args.snapshot else run.train(tokens=int(args.tokens))
