@@ -38,9 +38,10 @@ from speculators.auto.decisions import (
 from speculators.auto.hindsight import LookBack
 from speculators.auto.prices import Price, Prices
 from speculators.auto.proposal import Proposal
-from speculators.auto.requests import DEAR, FIRST_WAIT, RequestState, ScopeState
+from speculators.auto.requests import FIRST_WAIT, RequestState, ScopeState
 from speculators.auto.sharing import share_out
-from speculators.auto.sources import Clock, Sources
+from speculators.auto.sources import Sources
+from speculators.auto.tiers import Tiers
 from speculators.tenant_state import TenantState
 
 BATCH_REST = 7  # steps until a request is asked again after one in a batch in which drafts could not pay
@@ -66,8 +67,7 @@ class Auto:
         self._config = config or AutoConfig()
         self._requests: dict[int, RequestState] = {}
         self._scopes: TenantState[ScopeState] = TenantState()
-        self._clocks = tuple(map(Clock, self._sources.first_drafting))  # of drafting and learning, by tier
-        self._learning = [0.0, 0.0]  # seconds since the last draft, likewise
+        self._tiers = Tiers(self._sources, self._config.reserve)
         self._look_back = LookBack(self.name, self._sources, self._config)
         self._step: StepTime | None = None  # the last one
         self._step_share = 0.0  # seconds of a step that a request had lately
@@ -119,8 +119,8 @@ class Auto:
         for part in self._sources.every:
             part.observe(view, outcome)
         state.heard = len(view.context)
-        # A prompt is learnt from whether or not anything is drafted.
-        self._learning[state.all_draft] += 0.0 if is_prompt else time.perf_counter() - began
+        if not is_prompt:  # which is learnt from whether or not anything is drafted
+            self._tiers.learnt(state, time.perf_counter() - began)
 
     # -- drafting ------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Auto:
             state = self._requests[view.request_id]
             if budget <= 0:
                 continue
-            if state.pause and not self._look_back.wakes(view, state, price, self._clocks[state.all_draft].seconds):
+            if state.pause and not self._look_back.wakes(view, state, price, self._tiers.clock(state).seconds):
                 drafts[i] = self._off(state, RESTS)
             else:
                 asked.append(Proposal(i, view, state, budget))
@@ -174,9 +174,8 @@ class Auto:
         """Ask the sources, and keep what pays."""
         began = time.perf_counter()
         price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
-        for proposal in asked:
-            proposal.all_draft = proposal.state.all_draft = self._asks_all(proposal.state, price)
-        gathered = [self._gather(asked, all_draft) for all_draft in (False, True)]
+        self._tiers.choose(asked, price)
+        gathered = self._tiers.gather(asked)
         for proposal in asked:
             proposal.rank(self.name)
         n_most = sum(proposal.n_nodes for proposal in asked)
@@ -185,43 +184,7 @@ class Auto:
         n_taken = sum(sum(proposal.counts) for proposal in asked)
         for proposal in asked:
             drafts[proposal.place] = self._decide(proposal, price, n_taken, batch.bit_length())
-        rest = (time.perf_counter() - began - sum(seconds for seconds, _ in gathered)) / len(asked)
-        for all_draft, (seconds, n) in enumerate(gathered):
-            if n:
-                self._clocks[all_draft].add((seconds + self._learning[all_draft]) / n + rest)
-                self._learning[all_draft] = 0.0
-
-    def _asks_all(self, state: RequestState, price: Price | None) -> bool:
-        """Whether all sources are asked, not only those that draft from text."""
-        if not self._sources.text or not self._sources.use_answers:
-            return self._sources.use_answers
-        state.wait = max(state.wait - 1, 0)
-        if state.wait == 0 and price is not None:
-            if state.answered_gain is None and self._is_dear(price):
-                state.draft_from_text()  # what pays at once, or nothing, comes first
-            else:
-                state.weigh_answers(price, self._more)
-        return state.wait == 0
-
-    @property
-    def _more(self) -> float:
-        """Seconds that asking all sources takes more than asking those that draft from text."""
-        return self._clocks[True].seconds - self._clocks[False].seconds
-
-    def _is_dear(self, price: Price) -> bool:
-        return self._more > DEAR * price.share
-
-    def _gather(self, asked: list[Proposal], all_draft: bool) -> tuple[float, int]:
-        """Ask for the requests that ask all sources, or those that do not; returns seconds, and how many they are."""
-        members = [proposal for proposal in asked if proposal.all_draft == all_draft]
-        began = time.perf_counter()
-        if members:
-            views = [proposal.view for proposal in members]
-            budgets = [proposal.nodes_to_ask(self._config.reserve) for proposal in members]
-            found = self._sources.gather(views, budgets, all_draft)
-            for proposal, branches in zip(members, found, strict=True):
-                proposal.branches = branches
-        return time.perf_counter() - began, len(members)
+        self._tiers.count(gathered, time.perf_counter() - began)
 
     def _share(self, asked: list[Proposal], price: Price | None) -> None:
         lists = [(proposal, ranked) for proposal in asked for ranked in proposal.ranked]
@@ -229,8 +192,7 @@ class Auto:
         counts = [len(reach) for reach in reaches]
         if price is not None:
             heard = [proposal.all_draft for proposal, _ in lists]
-            drafting = sum(self._clocks[proposal.all_draft].seconds for proposal in asked)
-            counts = share_out(reaches, heard, price, drafting, self._config.margin)
+            counts = share_out(reaches, heard, price, self._tiers.seconds(asked), self._config.margin)
         for (proposal, _), count in zip(lists, counts, strict=True):
             proposal.counts.append(count)
 
@@ -256,12 +218,10 @@ class Auto:
             # Unless what speaks against their claims ages, sources that cannot look back never prove right again.
             for calibrations in (state.shared.calibrations, state.calibrations):
                 calibrations[state.all_draft].fade(1 + int(state.next_pause))
-        if proposal.all_draft and self._sources.text and price is not None and self._is_dear(price):
-            state.draft_from_text()
-        clock = self._clocks[proposal.all_draft]
-        state.fail(bucket, clock.pause(self._config.longest_pause, self._config.overhead, price))
+        self._tiers.failed(proposal, price)
+        state.fail(bucket, self._tiers.clock(state).pause(self._config.longest_pause, self._config.overhead, price))
         self._look_back.rest(state, price)
         if state.pause:
             return self._off(state, UNLIKELY if proposal.ranked else NOTHING)
-        state.told = True
+        state.told = proposal.all_draft or self._sources.text_learns
         return Draft((), LISTENS if proposal.all_draft else UNLIKELY)

@@ -1,0 +1,90 @@
+"""The tiers of ``auto`` that draft: which of them a request is in, what it asks there, and how long that takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from speculators.auto.prices import Price
+from speculators.auto.proposal import Proposal
+from speculators.auto.requests import DEAR, RequestState
+from speculators.auto.sources import Clock, Sources
+
+
+class Tiers:
+    """Text alone (False), and all sources (True).
+
+    Args:
+        sources: of both.
+        reserve: nodes asked for beyond what paid lately.
+    """
+
+    def __init__(self, sources: Sources, reserve: int) -> None:
+        self._sources = sources
+        self._reserve = reserve
+        self.clocks = tuple(map(Clock, sources.first_drafting))  # of drafting and learning
+        self._learning = [0.0, 0.0]  # seconds since the last draft
+
+    def clock(self, state: RequestState) -> Clock:
+        """Of a request's tier."""
+        return self.clocks[state.all_draft]
+
+    def learnt(self, state: RequestState, seconds: float) -> None:
+        """The sources of a request's tier have learnt from an answer."""
+        self._learning[state.all_draft] += seconds
+
+    def choose(self, asked: Sequence[Proposal], price: Price | None) -> None:
+        """Put every request that is asked into a tier."""
+        for proposal in asked:
+            proposal.all_draft = proposal.state.all_draft = self._asks_all(proposal.state, price)
+
+    def _asks_all(self, state: RequestState, price: Price | None) -> bool:
+        if not self._sources.text or not self._sources.use_answers:
+            return self._sources.use_answers
+        state.wait = max(state.wait - 1, 0)
+        if state.wait == 0 and price is not None:
+            if state.answered_gain is None and self._is_dear(price):
+                state.draft_from_text()  # what pays at once, or nothing, comes first
+            else:
+                state.weigh_answers(price, self._more)
+        return state.wait == 0
+
+    def failed(self, proposal: Proposal, price: Price | None) -> None:
+        """Nothing pays: where all sources are dear, text is tried next."""
+        if proposal.all_draft and self._sources.text and price is not None and self._is_dear(price):
+            proposal.state.draft_from_text()
+
+    @property
+    def _more(self) -> float:
+        """Seconds that asking all sources takes more than asking those that draft from text."""
+        return self.clocks[True].seconds - self.clocks[False].seconds
+
+    def _is_dear(self, price: Price) -> bool:
+        return self._more > DEAR * price.share
+
+    def seconds(self, asked: Sequence[Proposal]) -> float:
+        """What drafting takes for all of them."""
+        return sum(self.clocks[proposal.all_draft].seconds for proposal in asked)
+
+    def gather(self, asked: Sequence[Proposal]) -> list[tuple[float, int]]:
+        """Ask the sources, tier by tier; returns seconds of each tier, and how many requests are in it."""
+        gathered = []
+        for all_draft in (False, True):
+            members = [proposal for proposal in asked if proposal.all_draft == all_draft]
+            began = time.perf_counter()
+            if members:
+                views = [proposal.view for proposal in members]
+                budgets = [proposal.nodes_to_ask(self._reserve) for proposal in members]
+                found = self._sources.gather(views, budgets, all_draft)
+                for proposal, branches in zip(members, found, strict=True):
+                    proposal.branches = branches
+            gathered.append((time.perf_counter() - began, len(members)))
+        return gathered
+
+    def count(self, gathered: Sequence[tuple[float, int]], seconds: float) -> None:
+        """Drafting is done, after ``seconds``; ``gathered`` is what ``gather`` returned."""
+        rest = (seconds - sum(taken for taken, _ in gathered)) / sum(n for _, n in gathered)
+        for all_draft, (taken, n) in enumerate(gathered):
+            if n:
+                self.clocks[all_draft].add((taken + self._learning[all_draft]) / n + rest)
+                self._learning[all_draft] = 0.0
