@@ -9,23 +9,17 @@ import numpy as np
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.addresses import Addresses, addresses_of, opener
 from retrieval_store.index.jit import compiled, compiled_in_place
-from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
+from speculators.successors.config import CORPUS, TARGET, TEXT
 from speculators.successors.draws import Sampling
 from speculators.successors.growth import Growth, grow, make_growth
 from speculators.successors.learning import adapt_trust, learn_prompt, learn_tree
-from speculators.successors.mix import Model
-from speculators.successors.models import Models
+from speculators.successors.models import EXAMPLE
 from speculators.successors.table import learn_text
 
-_MODEL, _GROWTH = Models(SuccessorConfig(), ()).new(1), make_growth(1)  # examples
-_model_at, _growth_at = opener(_MODEL), opener(_GROWTH)
+_GROWTH = make_growth(1)  # an example
+_model_at, _growth_at = opener(EXAMPLE), opener(_GROWTH)
 SOURCES = (TEXT, TARGET, CORPUS)
 LEAST_SHARE = 1e-6  # of a node's probability that makes a source one of its proposers
-
-
-def addresses_of_model(model: Model) -> Addresses:
-    """Of a model's arrays."""
-    return addresses_of(model, _MODEL)
 
 
 def addresses_of_growth(growth: Growth) -> Addresses:

@@ -15,8 +15,8 @@ TEXT, TARGET, CORPUS = "suffix", "token-recycling", "spectra-retrieval"  # the s
 class SuccessorConfig:
     """Settings of the mixed model.
 
-    Memory per request: at most ``target_rows`` rows of 140 bytes at the defaults and ``text_rows`` of 44, that is 4.6
-    and 1.4 MB; short texts take less.
+    Memory per request: at most ``target_rows`` rows of 144 bytes at the defaults and ``text_rows`` of 48, that is 4.7
+    and 1.6 MB; short texts take less.
 
     Raises:
         ConfigError: a value is out of range.

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.protocol import RequestView
-from engine.tree import FloatArray, IntArray
+from retrieval_store.index.addresses import Addresses, addresses_of
 from speculators.successors.candidates import make_candidates
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import make_lookup
 from speculators.successors.mix import Model
-from speculators.successors.table import NONE, Table, empty_table, make_table, table_size
+from speculators.successors.table import NONE, empty_table, make_table, table_size
 from speculators.successors.trusts import first_trusts
 from speculators.successors.vocabulary import VocabularyRows
 from speculators.tenant_state import TenantState
 
-MOST_IDLE = 16  # tables of a size that are kept for the next request: 6 MB each at most, text and target together
+MOST_IDLE = 16  # models of a size that are kept for the next request: 6.3 MB each at most
+
+
+class Known(NamedTuple):
+    """A model and, for compiled code, where its arrays lie."""
+
+    model: Model
+    addresses: Addresses
 
 
 class Models:
     """Makes models, and keeps those that are shared. All of them use the same scratch space, one at a time.
 
-    Tables of requests that ended serve the next ones: the first write to every page of new memory takes longer than
-    all that is learnt of a prompt.
+    Models of requests that ended serve the next ones, emptied: the first write to every page of new memory takes longer
+    than all that is learnt of a prompt, and so does finding out where the arrays lie.
 
     Args:
         config: settings.
@@ -43,51 +51,67 @@ class Models:
             # Copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
             self._vocabulary = vocabulary.copy()
         self._shared: TenantState[TenantState[Model]] = TenantState()  # scope -> prompt, or "" for all -> its model
-        self._idle: dict[tuple[int, ...], list[Table]] = {}  # rows, width and orders -> tables
+        self._idle: dict[tuple[int, int], list[Known]] = {}  # by rows of text and target
+        self._trusts = first_trusts()
         self._lookup = make_lookup(config.corpus_orders if CORPUS in sources else ())
         self._candidates = make_candidates()
 
-    def of(self, view: RequestView) -> Model:
+    def of(self, view: RequestView) -> Known:
         """The request's own model, its scope's, or its prompt's in its scope."""
         config = self._config
         if not config.shared:
-            return self.new(len(view.context) + view.request.params.max_tokens)
+            n_tokens = len(view.context) + view.request.params.max_tokens
+            text_rows, target_rows = self._rows(n_tokens)
+            idle = self._idle.get((table_size(text_rows), table_size(target_rows)))
+            return idle.pop() if idle else self.known(self.new(n_tokens))
         kept = self._shared.of(view.request.scope, lambda: TenantState(max(config.prompts, 1)))
         prompt = np.array(view.request.prompt, np.int32).tobytes() if config.prompts else b""
         model = kept.of(blake2b(prompt, digest_size=16).hexdigest(), lambda: self.new(config.target_rows))
-        recent_ids, recent_weights = self._recent()  # a request's own: others that run beside it write of other things
-        return model._replace(recent_ids=recent_ids, recent_weights=recent_weights)
+        recent_ids, recent_weights = model.recent_ids.copy(), model.recent_weights.copy()  # as they were made: none
+        return self.known(model._replace(recent_ids=recent_ids, recent_weights=recent_weights))
 
-    def end(self, model: Model) -> None:
+    @staticmethod
+    def known(model: Model) -> Known:
+        """The model with its addresses."""
+        return Known(model, addresses_of(model, EXAMPLE))
+
+    def end(self, known: Known) -> None:
         """A request has ended: its own model is another's."""
         if self._config.shared:
             return
-        for table in (model.text, model.target):
-            idle = self._idle.setdefault((*table.ids.shape, *table.orders.tolist()), [])
-            if len(idle) < MOST_IDLE:
-                idle.append(empty_table(table))
+        model = known.model
+        idle = self._idle.setdefault((len(model.text.keys), len(model.target.keys)), [])
+        if len(idle) == MOST_IDLE:
+            return
+        empty_table(model.text)
+        empty_table(model.target)
+        model.recent_ids.fill(NONE)
+        for now, first in zip(model.trusts, self._trusts, strict=True):
+            now[:] = first
+        looks_up = model.lookup is not self._lookup  # and would keep those texts from being freed
+        idle.append(self.known(model._replace(lookup=self._lookup)) if looks_up else known)
 
-    def _table(self, n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
-        idle = self._idle.get((table_size(n_rows), width, *orders))
-        return idle.pop() if idle else make_table(n_rows, width, orders)
+    def _rows(self, n_tokens: int) -> tuple[int, int]:
+        """About how many rows tables for a text of ``n_tokens`` have: counts, probabilities."""
+        config = self._config
+        n_text, n_target = 2 * n_tokens * len(self._text_orders), 64 * n_tokens * len(self._target_orders)
+        return min(config.text_rows, n_text), min(config.target_rows, n_target)
 
     def new(self, n_tokens: int) -> Model:
         """An empty model with room for a text of ``n_tokens``."""
         config = self._config
-        n_text, n_target = 2 * n_tokens * len(self._text_orders), 64 * n_tokens * len(self._target_orders)
-        recent_ids, recent_weights = self._recent()
+        text_rows, target_rows = self._rows(n_tokens)
         return Model(
-            text=self._table(min(config.text_rows, n_text), config.text_width, self._text_orders),
-            target=self._table(min(config.target_rows, n_target), config.top_k, self._target_orders),
+            text=make_table(text_rows, config.text_width, self._text_orders),
+            target=make_table(target_rows, config.top_k, self._target_orders),
             vocabulary=self._vocabulary,
             lookup=self._lookup,
             trusts=first_trusts(),
-            recent_ids=recent_ids,
-            recent_weights=recent_weights,
+            recent_ids=np.full(config.recent, NONE, np.int32),
+            recent_weights=np.zeros(config.recent, np.float32),
             recent_trust=np.zeros(1, np.float32),
             candidates=self._candidates,
         )
 
-    def _recent(self) -> tuple[IntArray, FloatArray]:
-        """No recent tokens yet: ids and weights."""
-        return np.full(self._config.recent, NONE, np.int32), np.zeros(self._config.recent, np.float32)
+
+EXAMPLE = Models(SuccessorConfig(), ()).new(1)  # of what addresses stand for

@@ -2,7 +2,8 @@
 
 Each table is four-way associative: a key has four places, and when all are taken the one that was written longest ago
 gives way. Keys are 64-bit hashes of (order, last tokens); two contexts that collide cost a bad draft, never a wrong
-token. Arrays live in named tuples because compiled code takes nothing else.
+token. Rows are taken one after the other: what a short text fills of a large table lies together, in few pages of
+memory. Arrays live in named tuples because compiled code takes nothing else.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ UIntArray = npt.NDArray[np.uint64]
 class Table(NamedTuple):
     """``size`` rows of ``width`` successors each; ``size`` is a power of two."""
 
-    keys: UIntArray  # [size]; 0 is an empty row
-    stamps: IntArray  # [size]; when the row was written last
+    keys: UIntArray  # [size]; 0 is a free slot
+    slots: IntArray  # [size, 2]; the row of the key, and when that was written last
     ids: IntArray  # [size, width]; NONE where there is no more
     weights: FloatArray  # [size, width]; probabilities, or counts
     orders: IntArray  # [n_orders], ascending
     has: IntArray  # [TAIL + 1]: 1 for those orders
     clock: IntArray  # [1]
+    used: IntArray  # [1]: rows
 
 
 def table_size(n_rows: int) -> int:
@@ -45,11 +47,12 @@ def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
     size = table_size(n_rows)
     return Table(
         np.zeros(size, np.uint64),
-        np.zeros(size, np.int32),
+        np.empty((size, 2), np.int32),
         np.empty((size, width), np.int32),
         np.empty((size, width), np.float32),
         np.array(orders, np.int32),
         np.array([order in orders for order in range(TAIL + 1)], np.int32),
+        np.zeros(1, np.int32),
         np.zeros(1, np.int32),
     )
 
@@ -57,7 +60,7 @@ def make_table(n_rows: int, width: int, orders: tuple[int, ...]) -> Table:
 def empty_table(table: Table) -> Table:
     """The table, with nothing in it: rows without a key are never read."""
     table.keys.fill(0)
-    table.clock[0] = 0
+    table.clock[0] = table.used[0] = 0
     return table
 
 
@@ -80,7 +83,7 @@ def find(table: Table, key: Any) -> int:
     first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
     for slot in range(first, first + WAYS):
         if table.keys[slot] == key:
-            return slot
+            return int(table.slots[slot, 0])
     return NONE
 
 
@@ -88,21 +91,24 @@ def find(table: Table, key: Any) -> int:
 def claim(table: Table, key: Any) -> int:
     """Row of ``key``; a new, empty one if it has none."""
     first = int(key >> np.uint64(1)) & (len(table.keys) - 1) & ~(WAYS - 1)
-    oldest = first
+    taken = first
     for slot in range(first, first + WAYS):
         if table.keys[slot] == key:
-            table.stamps[slot] = table.clock[0]
-            return slot
+            table.slots[slot, 1] = table.clock[0]
+            return int(table.slots[slot, 0])
         if table.keys[slot] == 0:
-            oldest = slot
+            taken = slot
+            table.slots[slot, 0] = table.used[0]
+            table.used[0] += 1
             break
-        if table.stamps[slot] < table.stamps[oldest]:
-            oldest = slot
-    table.keys[oldest] = key
-    table.stamps[oldest] = table.clock[0]
+        if table.slots[slot, 1] < table.slots[taken, 1]:
+            taken = slot
+    table.keys[taken] = key
+    table.slots[taken, 1] = table.clock[0]
+    row = int(table.slots[taken, 0])
     for i in range(table.ids.shape[1]):
-        table.ids[oldest, i] = NONE
-    return oldest
+        table.ids[row, i] = NONE
+    return row
 
 
 @compiled_in_place

@@ -169,9 +169,10 @@ def read(model):
     tables = []
     for table in (model.text, model.target):
         used = np.flatnonzero(table.keys)
-        ids = table.ids[used]
+        places = table.slots[used, 0]
+        ids = table.ids[places]
         n = np.where((ids == NONE).any(1), (ids == NONE).argmax(1), ids.shape[1]).tolist()
-        rows = zip(table.keys[used].tolist(), ids.tolist(), table.weights[used].tolist(), n, strict=True)
+        rows = zip(table.keys[used].tolist(), ids.tolist(), table.weights[places].tolist(), n, strict=True)
         tables.append({key: list(zip(i[:m], w[:m], strict=True)) for key, i, w, m in rows})
     return tables, model.trusts.text.tolist(), model.trusts.target.tolist()
 
@@ -199,7 +200,7 @@ def test_prompt_chunks_of_any_size_teach_the_same(sizes):
                 Outcome(tokens, EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs, prompt_start=start),
             )
             start = end
-        found.append(read(speculator._states[0].model))
+        found.append(read(speculator._states[0].known.model))
     assert found[0] == found[1]
 
 
@@ -219,7 +220,7 @@ def test_a_failing_read_back_costs_nothing_but_itself():
     request.context.extend([5])
     ids = np.zeros((len(PROMPT), 4), np.int32)
     speculator.observe(request, Outcome([5], EMPTY_TREE, prompt_top_ids=ids))
-    assert not speculator._states[0].model.target.keys.any()
+    assert not speculator._states[0].known.model.target.keys.any()
 
 
 def over_the_wire(array):
