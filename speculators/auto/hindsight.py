@@ -90,9 +90,8 @@ def claims_and_hits(ranked: Ranked, tokens: Sequence[int]) -> tuple[list[float],
     """Sums by depth over the nodes that ``tokens`` decide about: what was claimed, and how many were right."""
     claimed, hits = [0.0] * DEPTHS, [0.0] * DEPTHS
     branch, on_path, depth = ranked.branch, ROOT, 0
-    assert branch.parents is not None
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(branch.parents):
+    for node, parent in enumerate(range(ROOT, len(branch.tokens) - 1) if branch.parents is None else branch.parents):
         children.setdefault(parent, []).append(node)
     while depth < len(tokens) and (below := children.get(on_path)):
         place = min(depth, DEPTHS - 1)

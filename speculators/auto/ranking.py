@@ -50,12 +50,14 @@ class Ranked:
 
 
 def _first(branch: Branch, count: int) -> Branch:
-    """The first ``count`` nodes of a drawn branch; all of them are the branch itself."""
+    """The first ``count`` nodes of a drawn branch or a chain; all of them are the branch itself."""
     if count == len(branch.tokens):
         return branch
-    assert branch.q is not None
     parents = None if branch.parents is None else branch.parents[:count]
-    return replace(branch, tokens=branch.tokens[:count], parents=parents, q=branch.q[:count])
+    scores = None if branch.scores is None else branch.scores[:count]
+    proposers = None if branch.proposers is None else branch.proposers[:count]
+    q = None if branch.q is None else branch.q[:count]
+    return replace(branch, tokens=branch.tokens[:count], parents=parents, q=q, scores=scores, proposers=proposers)
 
 
 def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget: int) -> Ranked | None:
@@ -67,6 +69,8 @@ def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget
         factors: to multiply claims with, by depth.
         budget: nodes.
     """
+    if len(branches) == 1 and branches[0].parents is None:
+        return _rank_chain(branches[0], factors, budget)
     branch = _merged(name, branches)
     if branch is None:
         return None
@@ -81,6 +85,18 @@ def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget
         reach.append(above * p if p < 1.0 else above)
     order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:budget]  # equals stay as they are
     return Ranked(branch, [reach[node] for node in order], order, branch.scores)
+
+
+def _rank_chain(branch: Branch, factors: Sequence[float], budget: int) -> Ranked:
+    """A chain's nodes are in order already."""
+    claims = branch.scores or [UNTOLD_CLAIM] * len(branch.tokens)
+    reach: list[float] = []
+    above = 1.0
+    for depth in range(min(len(claims), budget)):
+        p = claims[depth] * factors[depth if depth < DEPTHS else DEPTHS - 1]
+        above = above * p if p < 1.0 else above
+        reach.append(above)
+    return Ranked(branch, reach, None, claims)
 
 
 def rank_drawn(branch: Branch, factors: Sequence[float]) -> Ranked:
@@ -107,9 +123,6 @@ def _merged(name: str, branches: Sequence[Branch]) -> Branch | None:
     only = branches[0]
     if len(branches) == 1 and only.parents is not None and only.scores is not None:
         return only
-    if len(branches) == 1 and only.parents is None:  # a chain
-        n = len(only.tokens)
-        return replace(only, parents=range(ROOT, n - 1), scores=only.scores or [UNTOLD_CLAIM] * n)
     candidates = Candidates(name)
     for branch in branches:
         candidates.add(branch, _claim_or_guess, 0)

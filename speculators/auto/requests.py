@@ -9,6 +9,7 @@ from engine.protocol import Branch, Outcome
 from speculators.auto.calibration import DepthCalibration, claims_and_hits
 from speculators.auto.prices import Price
 from speculators.mixing.estimates import FIRST_CLAIM
+from speculators.mixing.fault_isolation import FaultIsolated
 
 FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first two are forgiven
 FIRST_WAIT = 16  # drafts from text alone until all sources are tried again; it doubles, too ...
@@ -67,6 +68,7 @@ class RequestState:
     """Statistics of one request."""
 
     shared: ScopeState
+    begun: Sequence[FaultIsolated]  # sources
     calibrations: tuple[DepthCalibration, DepthCalibration] = field(
         default_factory=lambda: (DepthCalibration(), DepthCalibration())
     )

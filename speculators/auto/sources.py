@@ -34,6 +34,8 @@ class Sources:
         quick = [part for part in from_text if part.needs == Needs()]
         self.text = quick or from_text
         counts_text = any(part.needs != Needs() and getattr(part, "from_text", ()) for part in parts)
+        self.later = [part for part in self.every if part.catches_up and part not in self.text]
+        self.at_once = [part for part in self.every if part not in self.later]  # begin with a request
         self.all = [part for part in self.every if not (counts_text and part in quick)]
         self.first_drafting = (FIRST_QUICK if quick else FIRST_DRAFTING, FIRST_DRAFTING)  # of the tiers, seconds
         self.text_learns = not quick  # whether the text tier learns from what becomes of its drafts

@@ -77,25 +77,35 @@ class Auto:
         """What is read back for a request: of its prompt nothing, where that takes longer than drafts would save."""
         if self._prices is None or not self._step_share or not self.needs.prompt_top_k:
             return self.needs
+        if self._tiers.begin_with_text(self._step_share):
+            return replace(self.needs, prompt_top_k=0)
         scope = self._scopes.of(request.scope, ScopeState)
         saved = self._step_share * scope.expected_gain(request.params.max_tokens)
         pays = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
         return self.needs if scope.reads_prompt(pays) else replace(self.needs, prompt_top_k=0)
 
     def begin(self, view: RequestView) -> None:
-        """Forwarded to all sources."""
+        """The sources begin: all of them, or only those that will be asked first, where the others are dear."""
         shared = self._scopes.of(view.request.scope, ScopeState)
-        self._requests[view.request_id] = RequestState(shared, heard=len(view.context))
-        for part in self._sources.every:
+        first = self._sources.at_once if self._tiers.begin_with_text(self._step_share) else self._sources.every
+        self._requests[view.request_id] = RequestState(shared, first, heard=len(view.context))
+        for part in first:
             part.begin(view)
 
+    def _begin_others(self, view: RequestView, state: RequestState) -> None:
+        """Those sources begin that have not yet: there is something for them to hear, or they are asked."""
+        if state.begun is not self._sources.every:
+            for part in self._sources.later:
+                part.begin(view)
+            state.begun = self._sources.every
+
     def end(self, view: RequestView) -> None:
-        """Forwarded to all sources."""
+        """Forwarded to all sources that have begun."""
         state = self._requests.pop(view.request_id, None)
         if state is not None:
             state.shared.end(state)
-        for part in self._sources.every:
-            part.end(view)
+            for part in state.begun:
+                part.end(view)
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -115,8 +125,10 @@ class Auto:
             for part in self._sources.always_told:
                 part.observe(view, outcome)
             return
+        if outcome.prompt_top_ids is not None:
+            self._begin_others(view, state)
         began = time.perf_counter()
-        for part in self._sources.every:
+        for part in state.begun:
             part.observe(view, outcome)
         state.heard = len(view.context)
         if not is_prompt:  # which is learnt from whether or not anything is drafted
@@ -172,9 +184,12 @@ class Auto:
 
     def _draft(self, asked: list[Proposal], batch: int, context: float, drafts: list[list[Branch]]) -> None:
         """Ask the sources, and keep what pays."""
-        began = time.perf_counter()
         price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
         self._tiers.choose(asked, price)
+        for proposal in asked:
+            if proposal.all_draft:
+                self._begin_others(proposal.view, proposal.state)
+        began = time.perf_counter()
         gathered = self._tiers.gather(asked)
         for proposal in asked:
             proposal.rank(self.name)

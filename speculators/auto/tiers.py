@@ -33,6 +33,10 @@ class Tiers:
         """The sources of a request's tier have learnt from an answer."""
         self._learning[state.all_draft] += seconds
 
+    def begin_with_text(self, share: float) -> bool:
+        """Whether requests draft from text first, if each has ``share`` seconds of a step; 0: none was timed yet."""
+        return bool(share and self._sources.text) and self._sources.use_answers and self._are_dear(share)
+
     def choose(self, asked: Sequence[Proposal], price: Price | None) -> None:
         """Put every request that is asked into a tier."""
         for proposal in asked:
@@ -43,7 +47,7 @@ class Tiers:
             return self._sources.use_answers
         state.wait = max(state.wait - 1, 0)
         if state.wait == 0 and price is not None:
-            if state.answered_gain is None and self._is_dear(price):
+            if state.answered_gain is None and self._are_dear(price.share):
                 state.draft_from_text()  # what pays at once, or nothing, comes first
             else:
                 state.weigh_answers(price, self._more)
@@ -51,7 +55,7 @@ class Tiers:
 
     def failed(self, proposal: Proposal, price: Price | None) -> None:
         """Nothing pays: where all sources are dear, text is tried next."""
-        if proposal.all_draft and self._sources.text and price is not None and self._is_dear(price):
+        if proposal.all_draft and self._sources.text and price is not None and self._are_dear(price.share):
             proposal.state.draft_from_text()
 
     @property
@@ -59,8 +63,8 @@ class Tiers:
         """Seconds that asking all sources takes more than asking those that draft from text."""
         return self.clocks[True].seconds - self.clocks[False].seconds
 
-    def _is_dear(self, price: Price) -> bool:
-        return self._more > DEAR * price.share
+    def _are_dear(self, share: float) -> bool:
+        return self._more > DEAR * share
 
     def seconds(self, asked: Sequence[Proposal]) -> float:
         """What drafting takes for all of them."""
