@@ -12,7 +12,8 @@ from engine.tree import EMPTY_TREE
 from retrieval_store.index.memory import MemoryIndex
 from speculators.auto.prices import Price
 from speculators.auto.sharing import share_out
-from speculators.ngrams.matches import Occurrences
+from speculators.ngrams.occurrences import Occurrences
+from speculators.ngrams.pld import PromptLookup
 from speculators.successors.config import SuccessorConfig
 from speculators.successors.speculator import Successors
 
@@ -29,6 +30,10 @@ def compile_kernels() -> None:
     speculator.observe(view, Outcome([], EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs))
     speculator.propose(view, 2)
     Occurrences().matches(view.context.view, view.context.view, 1)
+    lookup = PromptLookup()
+    lookup.begin(view)
+    lookup.propose(view, 2)
+    lookup.repeated(view, 2)
     share_out([[0.5]], [True], Price(1, np.ones(2), 0.0, 0.0), 0.0, 0.0)
     MemoryIndex([[1, 2]])  # compiles queries; the first snapshot may come while requests run
     view.context.extend([1])

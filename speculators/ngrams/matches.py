@@ -15,79 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.tree import IntArray
-from retrieval_store.index.jit import compiled, compiled_in_place
 
-NONE = -1  # end of a chain
 Place = tuple[int, int]  # (place, match)
-
-
-class Occurrences:
-    """The occurrences of every token of a growing text, chained from the latest back: 8 to 32 bytes a token.
-
-    ``NgramPlaces`` for compiled callers: 10 ns a token to learn, and a lookup visits no other token's occurrences.
-    """
-
-    def __init__(self) -> None:
-        self._n = 0  # tokens known
-        self._heads = np.full(64, NONE, np.int32)  # by bucket: the latest place of its tokens
-        self._before = np.empty(64, np.int32)  # by place: the one before it in its bucket
-
-    def matches(self, text: IntArray, context: IntArray, longest: int) -> tuple[IntArray, IntArray]:
-        """Where the end of ``context`` (one token at least) occurs in ``text`` with a token behind it.
-
-        Args:
-            text: ``[t]``; what it was at the last call, and what has followed since, which is learnt first.
-            context: its last token is looked up, and those before it are compared.
-            longest: the most tokens that are compared.
-
-        Returns:
-            The number of matching tokens, at most ``longest``, and the position behind them; ``[n]``, the latest first.
-        """
-        if len(text) > len(self._before):
-            size = 1 << (2 * len(text) - 1).bit_length()
-            self._n, self._heads, self._before = 0, np.full(size, NONE, np.int32), np.empty(size, np.int32)
-        n_known, self._n = self._n, len(text)
-        return _matches(text, n_known, self._heads, self._before, context, longest)
-
-
-@compiled_in_place
-def _bucket(heads: IntArray, token: int) -> int:
-    return int(np.uint32(np.uint32(token) * np.uint32(0x9E3779B9)) >> np.uint32(5)) & (len(heads) - 1)
-
-
-@compiled_in_place
-def _link(text: IntArray, first: int, heads: IntArray, before: IntArray) -> None:
-    """Chain the tokens from ``first`` on."""
-    for place in range(first, len(text)):
-        bucket = _bucket(heads, text[place])
-        before[place] = heads[bucket]
-        heads[bucket] = place
-
-
-@compiled
-def _matches(
-    text: IntArray, n_known: int, heads: IntArray, before: IntArray, context: IntArray, longest: int
-) -> tuple[IntArray, IntArray]:
-    _link(text, n_known, heads, before)
-    last = context[-1]
-    first = heads[_bucket(heads, last)]
-    n, place = 0, first
-    while place != NONE:
-        n += text[place] == last and place + 1 < len(text)
-        place = before[place]
-    lengths, starts = np.empty(n, np.int32), np.empty(n, np.int32)
-    n, place = 0, first
-    while place != NONE:
-        if text[place] == last and place + 1 < len(text):
-            length = 1
-            while length < longest and length <= place and length < len(context):
-                if text[place - length] != context[len(context) - 1 - length]:
-                    break
-                length += 1
-            lengths[n], starts[n] = length, place + 1
-            n += 1
-        place = before[place]
-    return lengths, starts
 
 
 class NgramPlaces:

@@ -6,13 +6,12 @@ earlier occurrence are the draft. Two earlier occurrences of one n-gram differ i
 fewer). The method ranks by length: in a loop with a short period the most recent occurrence would draft one period
 only, an older one drafts ``draft_tokens``. Among equals the choice is random (or as ``tie_break`` says).
 
-Occurrences of the last token are chained (``speculators.ngrams.matches``), so a lookup takes the same time behind any
-length of context; the prompt is chained before the first draft, 0.1 ms for 10k tokens.
+Occurrences of the last token are chained (``speculators.ngrams.occurrences``), so a lookup takes the same time behind
+any length of context; the prompt is chained before the first draft, 0.1 ms for 10k tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,11 +19,11 @@ import numpy as np
 
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.tree import IntArray
-from speculators.ngrams.matches import Occurrences
+from speculators.ngrams.occurrences import FIRST, RANDOM, RECENT, Occurrences, continuations
 from speculators.node_counter import NodeCounter
 
 _MASK = (1 << 64) - 1
+_TIE_BREAKS = {"random": RANDOM, "first": FIRST, "recent": RECENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +74,31 @@ class PromptLookup:
         branches: list[Branch] = []
         if budget <= 0 or len(context) < 2:
             return branches
+        config = self._config
         known = self._known.get(view.request_id) or Occurrences()
-        lengths, starts = known.matches(context, context, self._config.ngram_max)
-        for start in self._best(lengths, starts, len(context), view.request.params.seed):
-            draft = context[start : start + self._config.draft_tokens].tolist()
+        starts = continuations(
+            *known.chains(context),
+            config.ngram_max,
+            config.ngram_min,
+            config.draft_tokens,
+            _TIE_BREAKS[config.tie_break],
+            np.uint64(_mix(view.request.params.seed, len(context))),
+            1 if config.max_branches == 1 else len(context),  # of several, some may begin like others
+        )
+        for start in starts.tolist():
+            draft = context[start : start + config.draft_tokens].tolist()
             before = counter.n_nodes
             fits = counter.add(draft, budget)
             if counter.n_nodes > before:
                 branches.append(Branch(draft[:fits], self.name))
-            if len(branches) == self._config.max_branches or counter.n_nodes >= budget:
+            if len(branches) == config.max_branches or counter.n_nodes >= budget:
                 break
         return branches
+
+    def repeated(self, view: RequestView, longest: int) -> int:
+        """How many tokens at the end of the context, at most ``longest``, stand somewhere before in the same order."""
+        known = self._known.get(view.request_id)
+        return 0 if known is None or not len(view.context) else known.repeated(view.context.view, longest)
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Nothing to learn: the owner of the view has already appended the tokens."""
@@ -93,35 +106,6 @@ class PromptLookup:
     def end(self, view: RequestView) -> None:
         """Drop what is known of the context."""
         self._known.pop(view.request_id, None)
-
-    def _best(self, lengths: IntArray, starts: IntArray, n_context: int, seed: int) -> Iterator[int]:
-        """Where continuations begin, best first; ``lengths`` of the matches before ``starts``, the latest first."""
-        seen: set[int] = set()
-        if not len(starts):
-            return
-        for n in range(self._config.ngram_max, self._config.ngram_min - 1, -1):
-            for start in self._ranked(starts[lengths >= n][::-1], n_context, seed):
-                if start not in seen:
-                    seen.add(start)
-                    yield start
-
-    def _ranked(self, starts: IntArray, length: int, seed: int) -> Iterator[int]:
-        """One n-gram's occurrences by length of continuation, equals by ``tie_break``; ``starts`` ascend."""
-        full = int(np.searchsorted(starts, length - self._config.draft_tokens, side="right"))
-        yield from self._tied(starts[:full], seed, length)
-        # Behind these the context ends early: every later start leaves one token less or more, so there are no ties.
-        yield from starts[full:].tolist()
-
-    def _tied(self, starts: IntArray, seed: int, position: int) -> Iterator[int]:
-        if len(starts) == 0:
-            return
-        if self._config.tie_break == "recent":
-            yield from starts[::-1].tolist()
-            return
-        # Turning the list by a random amount makes every start equally likely to come first, and shuffles nothing.
-        turn = _mix(seed, position) % len(starts) if self._config.tie_break == "random" else 0
-        for i in range(len(starts)):
-            yield int(starts[(turn + i) % len(starts)])
 
 
 def _mix(seed: int, position: int) -> int:

@@ -5,7 +5,7 @@ longest suffix of the context that occurs in it is followed; from there a draft 
 branch frequencies, as long as that product is at least 0.1, to ``1 + 4 x match`` tokens and at most 60.
 
 The tree itself is never built: its answer depends only on where the suffix occurred, and following the occurrences of
-the last token (``speculators.ngrams.matches``) takes less time than keeping counts in a tree takes per token. Every
+the last token (``speculators.ngrams.occurrences``) takes less time than keeping counts in a tree takes per token. Every
 suffix length is tried and the draft with the highest sum of path probabilities wins, as in the published code; a longer
 match has fewer occurrences, hence surer frequencies.
 
@@ -27,7 +27,7 @@ from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.token_buffer import TokenBuffer
 from engine.tree import ROOT, IntArray
-from speculators.ngrams.matches import Occurrences
+from speculators.ngrams.occurrences import Occurrences
 from speculators.tenant_state import TenantState
 
 DOCUMENT_END = -1  # between earlier outputs: no match and no draft crosses it

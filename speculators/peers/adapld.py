@@ -19,7 +19,7 @@ import numpy as np
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT, IntArray
-from speculators.ngrams.matches import Occurrences
+from speculators.ngrams.occurrences import Occurrences
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
 from speculators.pld_plus.hidden_states import HiddenStates
 

@@ -23,7 +23,7 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.tree import ROOT, IntArray
-from speculators.ngrams.matches import Occurrences
+from speculators.ngrams.occurrences import Occurrences
 from speculators.peers.scored_contexts import RecentRows, scored_contexts
 from speculators.tenant_state import TenantState
 

@@ -13,7 +13,7 @@ from engine.protocol import Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE, ROOT
-from speculators.ngrams.matches import Occurrences
+from speculators.ngrams.occurrences import Occurrences
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
 from speculators.testing import HashTarget
 
