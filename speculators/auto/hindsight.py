@@ -21,8 +21,10 @@ from speculators.auto.sharing import share_out
 from speculators.auto.sources import Clock, Sources
 
 FARTHEST = 8  # tokens
+REPEATED = 3  # tokens at the end of a text that stand somewhere before, if a source that only repeats was right lately
+FIRST_LOOK = 1.5e-5  # seconds of a look of the text tier, before any was measured
 LEAST_PAUSE = 4  # steps between two looks at a request; it doubles with every look that changes nothing ...
-FARTHEST_LOOK = 32.0  # ... up to this, unless looking is dearer
+FARTHEST_LOOK = 16.0  # ... up to this, unless looking is dearer
 
 
 class LookBack:
@@ -38,7 +40,7 @@ class LookBack:
         self._name = name
         self._parts = tuple(sources.looking_back(all_draft) for all_draft in (False, True))
         self._config = config
-        self._clocks = tuple(map(Clock, sources.first_drafting))
+        self._clocks = (Clock(FIRST_LOOK), Clock(sources.first_drafting[1]))
 
     def rest(self, state: RequestState, price: Price | None) -> None:
         """A pause begins."""
@@ -59,13 +61,18 @@ class LookBack:
         if state.until_look > 0 or not self._parts[state.all_draft] or len(view.context) <= state.heard:
             return False
         began = time.perf_counter()
-        pays = self._would_have_paid(view, state, price, drafting)
+        pays = self._repeats(view, state) and self._would_have_paid(view, state, price, drafting)
         self._clocks[state.all_draft].add(time.perf_counter() - began)
         state.next_look = min(2.0 * state.next_look, max(state.next_look, FARTHEST_LOOK))
         state.until_look = int(state.next_look)
         if pays:
             state.pause = 0
         return pays
+
+    def _repeats(self, view: RequestView, state: RequestState) -> bool:
+        """Whether an earlier place is worth asking about: not where sources that only repeat had nothing to repeat."""
+        found = [part.repeated(view, REPEATED) for part in self._parts[state.all_draft]]
+        return any(n is None or n >= REPEATED for n in found)
 
     def _would_have_paid(self, view: RequestView, state: RequestState, price: Price | None, drafting: float) -> bool:
         """Ask about an earlier place, learn from what followed, and say whether such a draft pays by what is known."""

@@ -122,7 +122,10 @@ class Prices:
         self._correction(step.n_sequences, _bucket(step.context)).observe(step, price)
 
     def _correction(self, batch: int, place: int) -> _Correction:
-        return self._corrections.setdefault((batch.bit_length(), place), _Correction())
+        known = self._corrections.get((batch.bit_length(), place))
+        if known is None:
+            known = self._corrections[batch.bit_length(), place] = _Correction()
+        return known
 
     def _wider(self, batch: int, place: int, nodes: npt.NDArray[np.int64]) -> Seconds:
         """Seconds with ``nodes`` ``[n]``, ascending, of which nothing is read back."""

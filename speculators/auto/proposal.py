@@ -66,18 +66,16 @@ class Proposal:
 
         A probe claims nothing: it fills dictionaries from which later drafts come.
         """
+        if price is None or not self.probes:
+            return self.probes
         state, kept, n = self.state, 0, 0
         room = self.budget - len(state.claims)
-        if price is None:
-            return self.probes
-        worth = (
-            state.probe_gain * price.plain / (price.batch * (1.0 + state.gain))
-        )  # seconds, as the prices were measured
+        worth = state.probe_gain * price.plain / (price.batch * (1.0 + state.gain))  # seconds, as prices were measured
         for probe in self.probes:
             more = n + len(probe.tokens)
             seconds = float(price.wider[n_taken + more] - price.wider[n_taken]) + (kept + 1) * price.read_row
             if more > room or seconds > worth:
                 break
             kept, n = kept + 1, more
-        state.probe(self.probes[:kept], bool(self.probes))
+        state.probe(self.probes[:kept])
         return self.probes[:kept]

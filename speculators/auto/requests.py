@@ -117,10 +117,10 @@ class RequestState:
         self.until_look -= steps
         return steps
 
-    def probe(self, probes: Sequence[Branch], wanted: bool) -> None:
-        """Probes of a draft; where some were wanted and none could be paid for, they are tried again some day."""
+    def probe(self, probes: Sequence[Branch]) -> None:
+        """Probes that a draft keeps of those wanted; where none could be paid for, they are tried again some day."""
         self.probing |= {probe.source for probe in probes}
-        if wanted and not probes:
+        if not probes:
             self.probe_gain += FORGIVING * (1 + self.pause) * (FIRST_CLAIM - self.probe_gain)
 
     def weigh_answers(self, price: Price, more: float) -> None:

@@ -164,7 +164,7 @@ class Auto:
             else:
                 asked.append(Proposal(i, view, state, budget))
         if asked:
-            self._draft(asked, batch, context, drafts)
+            self._draft(asked, price, context, drafts)
         return drafts
 
     def _may_pay(self, batch: int, context: float, budget: int) -> bool:
@@ -182,9 +182,8 @@ class Auto:
         rest = Rest(BATCH_REST, BATCH) if decision is BATCH else Rest(state.rest(), RESTS)
         return Draft((), decision, rest)
 
-    def _draft(self, asked: list[Proposal], batch: int, context: float, drafts: list[list[Branch]]) -> None:
-        """Ask the sources, and keep what pays."""
-        price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
+    def _draft(self, asked: list[Proposal], price: Price | None, context: float, drafts: list[list[Branch]]) -> None:
+        """Ask the sources, and keep what pays; ``price`` is of a step with few nodes."""
         self._tiers.choose(asked, price)
         for proposal in asked:
             if proposal.all_draft:
@@ -193,19 +192,20 @@ class Auto:
         gathered = self._tiers.gather(asked)
         for proposal in asked:
             proposal.rank(self.name)
-        n_most = sum(proposal.n_nodes for proposal in asked)
-        price = None if self._prices is None else self._prices.of(batch, context, n_most)
+        n_most, bucket = sum(proposal.n_nodes for proposal in asked), 0
+        if price is not None and self._prices is not None:
+            price, bucket = self._prices.of(price.batch, context, n_most), price.batch.bit_length()
         self._share(asked, price)
         n_taken = sum(sum(proposal.counts) for proposal in asked)
         for proposal in asked:
-            drafts[proposal.place] = self._decide(proposal, price, n_taken, batch.bit_length())
+            drafts[proposal.place] = self._decide(proposal, price, n_taken, bucket)
         self._tiers.count(gathered, time.perf_counter() - began)
 
     def _share(self, asked: list[Proposal], price: Price | None) -> None:
         lists = [(proposal, ranked) for proposal in asked for ranked in proposal.ranked]
         reaches = [ranked.reach for _, ranked in lists]
         counts = [len(reach) for reach in reaches]
-        if price is not None:
+        if price is not None and any(counts):
             heard = [proposal.all_draft for proposal, _ in lists]
             counts = share_out(reaches, heard, price, self._tiers.seconds(asked), self._config.margin)
         for (proposal, _), count in zip(lists, counts, strict=True):

@@ -25,6 +25,7 @@ class FaultIsolated:
         self.catches_up: bool = getattr(inner, "catches_up", False)  # it may miss outcomes: it reads the context
         self.needs = inner.needs
         self._needs_of: Callable[[Request], Needs] | None = getattr(inner, "needs_of", None)
+        self._repeated: Callable[[RequestView, int], int] | None = getattr(inner, "repeated", None)
         self._failed: set[int] = set()  # request ids
 
     def needs_of(self, request: Request | None) -> Needs:
@@ -52,6 +53,19 @@ class FaultIsolated:
         """Drafts in order, through the inner ``propose_batch`` where there is one."""
         together = self._together(views, budgets)
         return [*map(self.propose, views, budgets)] if together is None else together
+
+    def repeated(self, view: RequestView, longest: int) -> int | None:
+        """How many tokens at the end of the context, at most ``longest``, stand somewhere before in the same order.
+
+        Of methods that draft only what is repeated, and offer to say it; None of others.
+        """
+        if self._repeated is None:
+            return None
+        try:
+            return self._repeated(view, longest)
+        except Exception:
+            self._give_up(view)
+            return 0
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Forwarded; nothing for a request the method failed on."""

@@ -29,7 +29,8 @@ class Occurrences:
         """Where the end of ``context`` (one token at least) occurs in ``text`` with a token behind it.
 
         Args:
-            text: ``[t]``; what it was at the last call, and what has followed since, which is learnt first.
+            text: ``[t]``; what it was at the last call and what has followed since, which is learnt first, or the
+                beginning of it.
             context: its last token is looked up, and those before it are compared.
             longest: the most tokens that are compared.
 
@@ -47,7 +48,7 @@ class Occurrences:
         if len(text) > len(self._before):
             size = 1 << (2 * len(text) - 1).bit_length()
             self._n, self._heads, self._before = 0, np.full(size, NONE, np.int32), np.empty(size, np.int32)
-        n_known, self._n = self._n, len(text)
+        n_known, self._n = self._n, max(self._n, len(text))
         return text, n_known, self._heads, self._before
 
 
@@ -85,12 +86,12 @@ def _matches(
     first = heads[_bucket(heads, last)]
     n, place = 0, first
     while place != NONE:
-        n += text[place] == last and place + 1 < len(text)
+        n += place + 1 < len(text) and text[place] == last
         place = before[place]
     lengths, starts = np.empty(n, np.int32), np.empty(n, np.int32)
     n, place = 0, first
     while place != NONE:
-        if text[place] == last and place + 1 < len(text):
+        if place + 1 < len(text) and text[place] == last:
             lengths[n], starts[n] = _match(text, place, context, longest), place + 1
             n += 1
         place = before[place]
@@ -103,7 +104,7 @@ def _repeated(text: IntArray, n_known: int, heads: IntArray, before: IntArray, l
     last, best = text[-1], 0
     place = heads[_bucket(heads, last)]
     while place != NONE and best < longest:
-        if text[place] == last and place + 1 < len(text):
+        if place + 1 < len(text) and text[place] == last:
             best = max(best, _match(text, place, text, longest))
         place = before[place]
     return best
