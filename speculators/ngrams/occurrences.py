@@ -14,6 +14,7 @@ from engine.tree import IntArray
 from retrieval_store.index.jit import compiled, compiled_in_place
 
 NONE = -1  # end of a chain
+LONGEST = 8  # tokens of a match: longer ones say no more
 RANDOM, FIRST, RECENT = range(3)  # which of several equal continuations comes first
 
 
@@ -123,23 +124,26 @@ def continuations(
     mixed: Any,
     most: int,
 ) -> IntArray:
-    """Where continuations of the end of a text begin, best first: those behind the longest matches, of these those
-    that have ``n_draft`` tokens, then as they have fewer.
+    """Where the end of a text is continued, best first: behind the longest matches, of these where there are
+    ``n_draft`` tokens, then as there are fewer.
 
     Args:
         text: with its chains, as ``Occurrences.chains`` returns them.
         n_known: likewise.
         heads: likewise.
         before: likewise.
-        longest: tokens of a match that are compared.
+        longest: tokens of a match that count.
         shortest: tokens of a match, at least.
         n_draft: tokens.
         tie_break: among equals RANDOM, FIRST or RECENT.
         mixed: uint64; random bits.
-        most: starts that are wanted.
+        most: continuations that are wanted.
+
+    Returns:
+        ``[n, 2]``: where it begins, and how many tokens before it match, LONGEST at most or what counts.
     """
-    lengths, starts = _matches(text, n_known, heads, before, text, longest)
-    best = np.empty(min(len(starts), most), np.int32)
+    lengths, starts = _matches(text, n_known, heads, before, text, max(longest, LONGEST))
+    best = np.empty((min(len(starts), most), 2), np.int32)
     full = np.empty(len(starts), np.int32)
     n = 0
     for order in range(longest, shortest - 1, -1):
@@ -152,12 +156,12 @@ def continuations(
         turn = np.int64(mixed % np.uint64(n_full)) if n_full and tie_break == RANDOM else 0
         for place in range(n_full):
             i = full[n_full - 1 - place if tie_break == RECENT else (turn + place) % n_full]
-            if n < len(best) and lengths[i] == order:  # longer matches have had their turn
-                best[n] = starts[i]
+            if n < len(best) and min(lengths[i], longest) == order:  # longer matches have had their turn
+                best[n, 0], best[n, 1] = starts[i], lengths[i]
                 n += 1
         # Behind the others the text ends early: every later start leaves one token less or more, so there are no ties.
         for i in range(len(starts) - 1, -1, -1):
-            if n < len(best) and lengths[i] == order and starts[i] + n_draft > len(text):
-                best[n] = starts[i]
+            if n < len(best) and min(lengths[i], longest) == order and starts[i] + n_draft > len(text):
+                best[n, 0], best[n, 1] = starts[i], lengths[i]
                 n += 1
     return best[:n]

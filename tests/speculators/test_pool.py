@@ -121,8 +121,9 @@ def test_what_is_shared_is_kept_by_scope_and_nothing_by_request():
 def _states(speculator):
     """The keys of everything below a speculator, its parts included: request ids and scopes."""
     for name, value in vars(speculator).items():
-        if isinstance(speculator, Models) and name == "_idle":  # tables of ended requests, for the next ones
-            assert not any(table.keys.any() for tables in value.values() for table in tables)
+        if isinstance(speculator, Models) and name == "_idle":  # models of ended requests, for the next ones
+            models = [known.model for kept in value.values() for known in kept]
+            assert not any(table.keys.any() for model in models for table in (model.text, model.target))
         elif isinstance(value, dict | set):
             yield from value
         for inner in value if isinstance(value, list) else [value]:

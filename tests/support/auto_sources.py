@@ -64,6 +64,26 @@ class Source:
         self._attempt("end")
 
 
+class Told(Source):
+    """Reads everything back, and counts what it hears."""
+
+    needs = Needs(node_top_k=4)
+    catches_up = True
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.heard = 0
+
+    def observe(self, request, outcome):
+        self.heard += 1
+
+
+class Quick(Source):
+    """Needs nothing, and reads what it missed from the text."""
+
+    catches_up = True
+
+
 class Fixed(Source):
     """Drafts the branches it was given."""
 
@@ -147,3 +167,9 @@ def shared_out(costs, reaches, batch, margin=0.01):
     """Nodes per draft, if drafts take what is assumed before the first and nothing is read back."""
     price = Prices(costs).of(batch, 0, sum(map(len, reaches)))
     return share_out(reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin)
+
+
+def decided(decoding, n_steps):
+    """What was decided about the first request, step by step."""
+    decoding.steps(n_steps)
+    return decoding.decisions[decoding.requests[0].request_id]

@@ -9,32 +9,23 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
-from speculators.auto.config import AutoConfig
 from speculators.auto.decisions import BATCH, FULL, NOTHING, OFF, RESTS, TEXT, UNLIKELY
 from speculators.auto.speculator import Auto
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
-from tests.support.auto_sources import FREE, TARGET, VOCAB, Decoding, Fixed, Source, line, make_request
-
-
-def decided(decoding, n_steps):
-    """What was decided about the first request, step by step."""
-    decoding.steps(n_steps)
-    return decoding.decisions[decoding.requests[0].request_id]
-
-
-class Told(Source):
-    """Reads everything back, and counts what it hears."""
-
-    needs = Needs(node_top_k=4)
-    catches_up = True
-
-    def __init__(self, *args, **settings):
-        super().__init__(*args, **settings)
-        self.heard = 0
-
-    def observe(self, request, outcome):
-        self.heard += 1
+from tests.support.auto_sources import (
+    FREE,
+    TARGET,
+    VOCAB,
+    Decoding,
+    Fixed,
+    Quick,
+    Source,
+    Told,
+    decided,
+    line,
+    make_request,
+)
 
 
 def test_a_source_that_is_right_drafts_with_all_at_cheap_nodes_and_is_heard():
@@ -123,6 +114,36 @@ def test_a_pause_ends_when_looking_back_shows_that_drafts_were_right():
     assert sum(steps[1][60:]) > 90  # soon most tokens are drafted
 
 
+class Repeating(Quick):
+    """Offers to say how many tokens are repeated, and drafts nothing that is worth a node."""
+
+    n_repeated = 0
+
+    def __init__(self):
+        super().__init__(claim=0.5, accuracy=0.0)
+        self.behind = []  # length of the context, question by question
+
+    def repeated(self, request, longest):
+        return min(self.n_repeated, longest)
+
+    def propose(self, request, budget):
+        self.behind.append(len(request.context))
+        return super().propose(request, budget)
+
+
+@pytest.mark.parametrize(("n_repeated", "looks"), [(0, False), (2, False), (3, True), (8, True)])
+def test_an_earlier_place_is_asked_about_only_if_the_text_repeats_something(n_repeated, looks):
+    source = Repeating()
+    source.n_repeated = n_repeated
+    decoding = Decoding(Auto([source], line(0.6)))
+    lengths = []
+    for _ in range(300):
+        n_asked = len(source.behind)
+        decoding.step()
+        lengths += [(behind, len(decoding.requests[0].context) - 1) for behind in source.behind[n_asked:]]
+    assert any(behind < now for behind, now in lengths) == looks
+
+
 def test_a_request_that_rests_tells_nothing_and_its_sources_catch_up():
     source = Told(claim=0.3, accuracy=0.0)
     auto, request = Auto([source], line(0.5)), make_request()
@@ -171,51 +192,3 @@ def test_prompts_are_read_back_where_drafts_will_save_more_than_that_takes():
     assert auto.needs.prompt_top_k == 4  # of the method: what a server must be able to read
     other = Request([1] * 30, SamplingParams(max_tokens=20), scope="another")
     assert auto.needs_of(other).prompt_top_k == 4  # nothing is known there
-
-
-# -- which sources a tier asks ----------------------------------------------------------------------------------------
-
-
-class Quick(Source):
-    """Needs nothing, and reads what it missed from the text."""
-
-    catches_up = True
-
-
-@pytest.mark.parametrize(
-    ("sources", "text", "every"),
-    [
-        ((), ["pld"], ["suffix+token-recycling"]),
-        (("pld", "spectra-core"), ["pld"], ["pld", "spectra-core"]),
-        (("suffix", "token-recycling"), ["suffix+token-recycling"], ["suffix+token-recycling"]),
-        (("token-recycling", "anpd", "pld"), ["anpd", "pld"], ["token-recycling", "anpd", "pld"]),
-    ],
-)
-def test_the_text_tier_asks_what_needs_nothing_and_the_mixed_model_does_without_it(sources, text, every):
-    found = create("auto", SpeculatorOptions(auto=AutoConfig(sources=sources)))._sources
-    assert [part.name for part in found.asked(False)] == text
-    assert [part.name for part in found.asked(True)] == every
-
-
-@pytest.mark.parametrize(("seconds", "first"), [(4e-4, TEXT), (1.0, FULL)])
-def test_a_request_begins_with_text_where_all_sources_take_a_good_part_of_its_step(seconds, first):
-    quick, full = Quick(claim=0.9), Told(claim=0.9)
-    costs = StepCosts({1: ((1, 200), (seconds, 1.01 * seconds))})
-    made = decided(Decoding(Auto([full, quick], costs)), 12)
-    assert made[0].tier == first
-    assert (full.asked == []) == (first == TEXT)
-    if first == TEXT:
-        assert full.heard == 0
-        assert {decision.tier for decision in made} == {TEXT}
-
-
-def test_a_tier_is_calibrated_by_its_own_record():
-    """Text that is always right says nothing of sources that never are."""
-    quick, full = Quick(claim=0.9), Told(claim=0.9, accuracy=0.0)
-    auto = Auto([full, quick], StepCosts({1: ((1, 200), (1.0, 21.0))}))
-    decoding = Decoding(auto)
-    decided(decoding, 400)
-    state = auto._requests[decoding.requests[0].request_id]
-    text, both = (calibration.factors(calibration) for calibration in state.calibrations)
-    assert text[0] > 0.9
-    assert both[0] < text[0]

@@ -1,4 +1,6 @@
+import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from engine.errors import ConfigError
 from engine.protocol import RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.ngrams.pld import PldConfig, PromptLookup, _mix
+from speculators.ngrams.occurrences import LONGEST
+from speculators.ngrams.pld import CLAIMS, PldConfig, PromptLookup, _mix
 from speculators.testing import HashTarget
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
@@ -177,3 +180,40 @@ def test_a_long_context_is_searched_in_well_under_a_step():
         speculator.propose(request, 64)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 150e-6
+
+
+@given(CONTEXTS, st.integers(0, 40), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_what_is_repeated_is_counted_also_behind_the_beginning_of_a_longer_text(context, n_first, longest):
+    """A text is looked up behind all of it, then behind an earlier place, then behind all of it again."""
+    lookup = PromptLookup()
+    whole = RequestView.of(0, Request(context, SamplingParams()), 64)
+    first = replace(whole, context=whole.context.before(min(n_first, len(context))))
+    lookup.begin(whole)
+    for view in (whole, first, whole):
+        text = view.context.view.tolist()
+        found = [n for n in range(1, longest + 1) if is_repeated(text, n)]
+        assert lookup.repeated(view, longest) == max(found, default=0)
+        drafts = [list(branch.tokens) for branch in lookup.propose(view, 64)]
+        assert drafts == searched(text, PldConfig(), view.request.params.seed)
+
+
+def is_repeated(text, n):
+    """Whether the last ``n`` tokens stand somewhere before."""
+    return any(text[end - n : end] == text[len(text) - n :] for end in range(n, len(text)))
+
+
+@given(CONTEXTS, st.integers(1, 3), st.sampled_from(["random", "first", "recent"]))
+@settings(max_examples=60, deadline=None)
+def test_a_claim_is_that_of_the_tokens_that_match(context, max_branches, tie_break):
+    config = PldConfig(max_branches=max_branches, tie_break=tie_break, draft_tokens=3)
+    request = RequestView.of(0, Request(context, SamplingParams()), 64)
+    for branch in PromptLookup(config).propose(request, 64):
+        claim = branch.scores[0]
+        lengths = {
+            next((n for n in range(LONGEST, 0, -1) if n <= end and context[end - n : end] == context[-n:]), 0)
+            for end in range(1, len(context))
+            if context[end : end + len(branch.tokens)] == list(branch.tokens)
+        }
+        assert claim in {CLAIMS[length] for length in lengths - {0}}
+        assert all(later >= earlier for earlier, later in itertools.pairwise(branch.scores))
