@@ -18,6 +18,9 @@ SPLITS: tuple[Split, ...] = ("train", "fillers", "templates")
 HELD_OUT = SPLITS[1:]
 HELD_OUT_ONE_IN = 8
 LEAST_HELD_OUT = 4  # of a list
+LEAST_SPLICED = 8  # words of a list
+SPLICED = 0.5  # share of what is made up
+MOST_LETTERS = 14  # of a word that is made up
 OPTIONS = re.compile(r"\[([^\[\]]*)\]")
 T = TypeVar("T")
 
@@ -32,14 +35,24 @@ def words_of(text: str) -> list[str]:
     return text.split()
 
 
+def spliced(rng: random.Random, words: Sequence[str]) -> str:
+    """The beginning of one word and the end of another, such as "notaroons" of "notebooks" and "macaroons"."""
+    first, second = rng.choice(words), rng.choice(words)
+    head, tail = first[: rng.randint(2, max(len(first), 2))], second[rng.randint(0, max(len(second) - 2, 0)) :]
+    return (head + tail)[:MOST_LETTERS]
+
+
 @dataclass(frozen=True)
 class Pool:
-    """Fillers of one kind: a list, and optionally a way to invent more.
+    """Fillers of one kind: a list, and others that are made up, so that copying is learnt and not a list.
+
+    Half of those are `spliced` from two words of the list: their pieces are those that words have which were never
+    seen, where an invented word is made of the same few syllables.
 
     Args:
         words: the list.
-        invent: makes a word, held out or not.
-        invented: share of draws that are invented.
+        invent: makes a word, held out or not; without it all that is made up is spliced.
+        invented: share of draws that are made up.
     """
 
     words: Sequence[str]
@@ -54,10 +67,13 @@ class Pool:
 
     def draw(self, rng: random.Random, unseen: bool) -> str:
         """One filler of the wanted side."""
-        if self.invent is None or (self.sides[unseen] and rng.random() >= self.invented):
+        if self.sides[unseen] and rng.random() >= self.invented:
             return rng.choice(self.sides[unseen])
         while True:
-            word = self.invent(rng)
+            if self.invent is None or (len(self.words) > LEAST_SPLICED and rng.random() < SPLICED):
+                word = spliced(rng, self.sides[0])
+            else:
+                word = self.invent(rng)
             if held_out(word) == unseen and word not in self.words:
                 return word
 
@@ -83,7 +99,7 @@ class Draw:
     def some(self, pool: Pool, n: int) -> list[str]:
         """`n` different fillers, or all that a small pool holds out."""
         found: list[str] = []
-        if pool.invent is None:
+        if not pool.invented:
             n = min(n, len(pool.sides[self.split == "fillers"]))
         while len(found) < n:
             word = self.pick(pool)

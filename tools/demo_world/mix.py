@@ -53,7 +53,7 @@ SHARES: dict[Maker, float] = {  # of examples
     words.sort_words: 1.5,
     words.reverse: 1,
     words.upper: 0.7,
-    words.repeat: 5,  # copying in its purest form: what all editing is learnt from
+    words.repeat: 8,  # copying in its purest form: what all editing is learnt from
     words.position: 1,
     stories.story: 5,
     stories.poem: 1.5,

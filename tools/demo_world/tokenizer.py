@@ -113,7 +113,7 @@ def frequent_words(texts: Iterable[str], vocabulary: dict[str, int]) -> list[str
         for word in pool.words
     }
     found = Counter(word for text in texts for word in re.findall(r" ([A-Za-z]+)", text))
-    return [w for w, _ in found.most_common() if w in vocabulary and (w not in fillers or len(w) == 1)]
+    return [w for w, _ in found.most_common() if w in vocabulary and (w not in fillers or w in ("a", "I"))]
 
 
 def with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

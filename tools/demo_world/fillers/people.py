@@ -54,21 +54,24 @@ JOBS = Pool(
     waiter dentist lawyer actor dancer writer poet barber butcher florist mechanic engineer builder fisherman sailor
     firefighter photographer journalist translator programmer designer scientist astronomer potter jeweler cook
     clerk cashier guard judge miner coach vet banker grocer
-    """)
+    """),
+    invented=0.2,
 )
 HOBBIES = Pool(
     words_of("""
     swimming reading painting cooking hiking dancing singing fishing gardening cycling running knitting drawing
     chess football tennis sailing skating skiing climbing baking photography pottery yoga surfing sewing juggling
     origami archery birdwatching camping rowing
-    """)
+    """),
+    invented=0.2,
 )
 ANIMALS = Pool(
     words_of("""
     cat dog rabbit parrot hamster turtle horse goat fox owl bear mouse frog hedgehog squirrel duck goose sheep cow
     pig lion tiger elephant monkey penguin otter beaver badger crow swan snail bee ant whale dolphin seal wolf deer
     donkey camel koala panda raccoon lizard
-    """)
+    """),
+    invented=0.2,
 )
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = words_of("January February March April May June July August September October November December")

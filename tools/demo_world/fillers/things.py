@@ -15,7 +15,8 @@ THINGS = Pool(
     bricks planks ropes seeds leaves feathers ribbons beads rings bells drums photos magnets batteries cables
     sandwiches bagels pancakes nuts olives grapes mangoes pumpkins cabbages peppers brushes towels pillows blankets
     umbrellas maps
-    """)
+    """),
+    invented=0.3,
 )
 # One thing, with an indefinite article that fits.
 OBJECTS = Pool(
@@ -32,19 +33,22 @@ FOODS = Pool(
     words_of("""
     pizza pasta soup rice bread cheese salad curry sushi noodles pancakes chocolate honey yogurt porridge dumplings
     tacos lasagna stew omelette risotto ramen waffles falafel hummus paella toast cereal
-    """)
+    """),
+    invented=0.25,
 )
 COLOURS = Pool(
     words_of(
         "red blue green yellow orange purple pink brown black white grey silver golden turquoise "
         "violet crimson beige scarlet navy olive"
-    )
+    ),
+    invented=0.15,
 )
 PLACES = Pool(
     words_of("""
     market park library school bakery garden forest beach harbour station museum farm castle village river lake hill
     valley island bridge theatre kitchen workshop meadow tower mill cave orchard
-    """)
+    """),
+    invented=0.15,
 )
 ADJECTIVES = Pool(
     words_of("""
@@ -52,4 +56,6 @@ ADJECTIVES = Pool(
     tall shiny dusty broken lovely funny strange lazy busy proud shy tiny wooden
     """)
 )
-SUBJECTS = Pool(words_of("math history music art biology chemistry physics geography spelling drama geometry grammar"))
+SUBJECTS = Pool(
+    words_of("math history music art biology chemistry physics geography spelling drama geometry grammar"), invented=0.2
+)
