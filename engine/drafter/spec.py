@@ -21,6 +21,7 @@ class LayerShape:
     head_dim: int
     rope_theta: float
     rms_norm_eps: float
+    rope_scaling: tuple[tuple[str, str | float], ...] = ()  # Hugging Face's rope parameters beside theta; (): none
     attention_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int | None = None  # positions a query looks back over; None: all
@@ -58,3 +59,4 @@ class DrafterSpec:
     markov_rank: int = 0  # dflash: rank of the head that adds the previous token's logits; 0: none
     markov_head: MarkovHead = "vanilla"
     has_confidence: bool = False
+    confidence_with_markov: bool = False  # that head reads the previous token's Markov embedding as well

@@ -1,0 +1,85 @@
+"""Files of a drafter's checkpoint: its config.json and all of its tensors, by the names that they are stored under."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError, UnsupportedModelError
+from engine.model.tensor_file import TensorFile
+
+CPU = torch.device("cpu")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The object in a folder's config.json.
+
+    Raises:
+        ConfigError: there is no folder, or no config.json with an object in it.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{folder} holds no drafter: its config.json cannot be read ({error})") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} holds no object, but {type(config).__name__}")
+    return config
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, on the CPU, as stored. Safetensors, if there are any; else pickles, from which only
+    tensors are read.
+
+    Raises:
+        UnsupportedModelError: there are no weights, a file that an index names is missing, or a file is damaged.
+    """
+    for pattern, read in _KINDS.items():
+        files = _files(folder, pattern)
+        if files:
+            return {name: tensor for file in files for name, tensor in read(file).items()}
+    raise UnsupportedModelError(f"{folder} holds no weights; read are {', '.join(_KINDS)}, with or without an index")
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    for index in sorted(folder.glob(f"{pattern}.index.json")):
+        try:
+            names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UnsupportedModelError(f"{index} is no index of weight files: {error!r}") from error
+        missing = sorted(name for name in names if not (folder / name).is_file())
+        if missing:
+            raise UnsupportedModelError(f"{folder} lacks the file {missing[0]!r}, which {index.name} names")
+        return sorted(folder / name for name in names)
+    return sorted(folder.glob(pattern))
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    with closing(TensorFile(path)) as file:
+        return {name: file.read(name, CPU) for name in file.names}
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        stored = torch.load(path, map_location=CPU, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise UnsupportedModelError(f"{path} holds something else than tensors, or is damaged: {error}") from error
+    if not isinstance(stored, Mapping) or not all(isinstance(value, Tensor) for value in stored.values()):
+        raise UnsupportedModelError(f"{path} is no table of tensors by name")
+    return {str(name): tensor for name, tensor in stored.items()}
+
+
+_KINDS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    "*.safetensors": _read_safetensors,
+    "pytorch_model*.bin": _read_pickle,
+    "*_lm_head.pt": _read_pickle,
+}
