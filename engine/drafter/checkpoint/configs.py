@@ -81,10 +81,6 @@ class DFlashConfig(LayerConfig, frozen=True, kw_only=True):
     block_size: int | None = None
 
 
-class DeepSpecConfig(LayerConfig, DFlashFields, frozen=True, kw_only=True):
-    """Of DFlash and DSpark as DeepSpec writes them."""
-
-
 class Proposal(msgspec.Struct, frozen=True):
     """One of the ways in which a speculator was meant to draft."""
 

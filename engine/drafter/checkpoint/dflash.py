@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.drafter.checkpoint import taps
-from engine.drafter.checkpoint.configs import DeepSpecConfig, DFlashConfig, DFlashFields, LayerConfig, decode
+from engine.drafter.checkpoint.configs import DFlashConfig, DFlashFields, LayerConfig, decode
 from engine.drafter.checkpoint.eagle import head_rows
 from engine.drafter.checkpoint.layer_shape import layer_shape
 from engine.drafter.spec import DrafterSpec, MarkovHead
@@ -40,8 +40,8 @@ def read_deepspec(
     Raises:
         UnsupportedModelError: as ``read_dflash``.
     """
-    fields = decode(folder, config, DeepSpecConfig)
-    return _spec(folder, fields, fields, fields.block_size, True, tensors, target)
+    fields = decode(folder, config, DFlashFields)
+    return _spec(folder, decode(folder, config, LayerConfig), fields, fields.block_size, True, tensors, target)
 
 
 def block_heads(

@@ -61,7 +61,7 @@ def published(tensors: Mapping[str, Tensor], first: str = FIRST, n_blocks: int =
         first: of the first layer.
         n_blocks: residual blocks of each Medusa head.
     """
-    named = {_public(name, first, n_blocks): tensor.contiguous() for name, tensor in tensors.items()}
+    named = {_public(name, first, n_blocks): tensor for name, tensor in tensors.items()}
     if "mask_hidden" in named:
         named["mask_hidden"] = named["mask_hidden"][None, None]
     return named

@@ -46,11 +46,11 @@ def draft_ids(folder: Path, spec: DrafterSpec, offsets: Tensor | None, drafted: 
 
 def offset_table(ids: Tensor) -> Tensor:
     """``d2t`` of ``draft_ids``."""
-    return ids - torch.arange(len(ids))
+    return ids - torch.arange(len(ids), device=ids.device)
 
 
 def membership_table(ids: Tensor, vocab_size: int) -> Tensor:
     """``t2d`` of ``draft_ids``."""
     table = torch.zeros(vocab_size, dtype=torch.bool)
-    table[ids] = True
+    table[ids.cpu()] = True
     return table

@@ -47,12 +47,13 @@ def write_drafter(folder: Path, checkpoint: DrafterCheckpoint, target: ModelSpec
     if spec.method == "medusa":
         named = published(tensors, n_blocks=spec.n_head_layers)
     elif spec.method.startswith("parallelspec"):
-        named = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        named = tensors
     else:
         named = published(tensors, MIDDLE if _is_eagle3(spec) else FIRST)
     config = _config(spec, target, target_name)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(named | _vocabulary(checkpoint), folder / file, metadata={"format": "pt"})
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in (named | _vocabulary(checkpoint)).items()}
+    save_file(_apart(plain), folder / file, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -166,6 +167,17 @@ def _vocabulary(checkpoint: DrafterCheckpoint) -> dict[str, Tensor]:
     if ids is None:
         return {}
     return {"d2t": offset_table(ids), "t2d": membership_table(ids, checkpoint.spec.vocab_size)}
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with memory of their own: Medusa's blocks may be one, which the format cannot say."""
+    seen: set[int] = set()
+    alone: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        alone[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return alone
 
 
 def _is_eagle3(spec: DrafterSpec) -> bool:
