@@ -150,7 +150,7 @@ def deepspec_eagle3(target: ModelSpec = TARGET) -> Public:
     whole = (target.vocab_size, width)
     maker.ends(embed_tokens=whole, lm_head=whole, fc=(width, 3 * width), norm=(width,))
     maker.layer("layers.0.", ("input_layernorm", "hidden_norm"), read=2, qk=True)
-    named = {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [-1, 4, 9]}
+    named = {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [-1, 4, 9], "ttt_length": 7}
     return Public({**maker.layers(), **named}, maker.tensors)
 
 

@@ -63,7 +63,7 @@ class EagleConfig(LayerConfig, frozen=True, kw_only=True):
     target_hidden_size: int | None = None
     eagle_config: EagleFields | None = None
     eagle_aux_hidden_state_layer_ids: Ids | None = None
-    target_layer_ids: Ids | None = None  # DeepSpec
+    target_layer_ids: Ids | None = None  # of outputs; DeepSpec's, and written by us beside the others
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -115,6 +115,7 @@ class SpeculatorsConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_output: bool = False
     eagle_aux_hidden_state_layer_ids: Ids | None = None
     aux_hidden_state_layer_ids: Ids | None = None
+    target_layer_ids: Ids | None = None  # of outputs; written by us beside the others
     mask_token_id: int | None = None
     block_size: int = 8
     sample_from_anchor: bool | None = None

@@ -87,7 +87,7 @@ def _taps(folder: Path, fields: EagleConfig, target: ModelSpec) -> tuple[int, ..
         raise UnsupportedModelError(
             f"{folder}: eagle_config.use_aux_hidden_state is false: an EAGLE-3 that reads no layer's state is not run"
         )
-    if fields.target_layer_ids is not None:  # DeepSpec, of outputs
+    if fields.target_layer_ids is not None:
         return fields.target_layer_ids
     ids = fields.eagle_aux_hidden_state_layer_ids or (nvidia.eagle_aux_hidden_state_layer_ids if nvidia else None)
     return taps.of_inputs(ids, target.n_layers)

@@ -102,4 +102,4 @@ def _no_mtp(folder: Path) -> UnsupportedModelError:
 def _eagle3_name(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     if "mask_state" in tensors:
         return "P-EAGLE"
-    return "DeepSpec EAGLE-3" if "target_layer_ids" in config else "EAGLE-3"
+    return "DeepSpec EAGLE-3" if "ttt_length" in config else "EAGLE-3"

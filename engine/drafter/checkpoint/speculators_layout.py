@@ -54,7 +54,7 @@ def _eagle(folder: Path, fields: SpeculatorsConfig, tensors: Mapping[str, Tensor
     return DrafterSpec(
         method="p-eagle" if parallel else "eagle",
         generation=1 if parallel else 3,
-        taps=taps.of_inputs(fields.eagle_aux_hidden_state_layer_ids, target.n_layers),
+        taps=fields.target_layer_ids or taps.of_inputs(fields.eagle_aux_hidden_state_layer_ids, target.n_layers),
         n_drafts=fields.speculators_config.n_drafts if parallel else None,
         norm_before_fc=fields.norm_before_fc or "fc_norm.weight" in tensors,
         fc_norm=fields.fc_norm or "fc_norms.0.weight" in tensors,

@@ -13,19 +13,20 @@ def outputs_by_default(n_layers: int) -> tuple[int, ...]:
 def of_inputs(ids: Sequence[int] | None, n_layers: int) -> tuple[int, ...]:
     """Taps of ids that name a layer by what it reads, as EAGLE-3's, speculators' and vLLM's do.
 
-    NVIDIA's ModelOpt and older SpecForge write their default by what a layer puts out, in the same field. No layout
-    would read exactly those three as inputs, so they are taken as what they are.
+    SpecForge and ModelOpt name layers by what they put out, in the same field, and begin with 1. No drafter is known to
+    read what the first layer puts out, so ids that begin with 1 are taken for outputs, as SGLang does.
 
     Args:
         ids: from the checkpoint; None or empty: it names none.
         n_layers: of the target.
     """
-    default = outputs_by_default(n_layers)
-    return default if not ids or tuple(ids) == default else tuple(layer - 1 for layer in ids)
+    if not ids:
+        return outputs_by_default(n_layers)
+    return tuple(ids) if ids[0] == 1 else tuple(layer - 1 for layer in ids)
 
 
 def as_inputs(taps: Sequence[int]) -> list[int]:
-    """The ids by which ``of_inputs`` knows the taps."""
+    """The ids of layers that read what the tapped ones put out."""
     return [tap + 1 for tap in taps]
 
 

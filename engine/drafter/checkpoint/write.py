@@ -68,11 +68,11 @@ def _config(spec: DrafterSpec, target: ModelSpec, target_name: str) -> dict[str,
         "max_position_embeddings": target.max_positions,
     }
     if spec.method == "p-eagle":
-        return _p_eagle(spec, layers, target, target_name)
+        return _p_eagle(spec, layers, target_name)
     if spec.method == "dflash":
         return _dflash(spec, layers, target)
     if spec.generation == 3:
-        return _eagle3(spec, layers, target)
+        return _eagle3(spec, layers)
     return {"architectures": ["LlamaForCausalLM"], "bias": spec.fc_bias} | layers
 
 
@@ -86,16 +86,17 @@ def _medusa(spec: DrafterSpec, target_name: str) -> dict[str, Any]:
     }
 
 
-def _eagle3(spec: DrafterSpec, layers: dict[str, Any], target: ModelSpec) -> dict[str, Any]:
+def _eagle3(spec: DrafterSpec, layers: dict[str, Any]) -> dict[str, Any]:
     if layers["num_hidden_layers"] != 1:
         raise ConfigError(f"EAGLE-3's layout has one layer, this drafter {layers['num_hidden_layers']}")
-    ids = {"eagle_aux_hidden_state_layer_ids": _ids(spec, target), "use_aux_hidden_state": True}
+    ids = {"eagle_aux_hidden_state_layer_ids": taps.as_inputs(spec.taps), "use_aux_hidden_state": True}
     flags = {"norm_output": True} if spec.norm_output else {}  # false would mean more than that to older SpecForge
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": spec.draft_vocab_size,
         "target_hidden_size": spec.target_hidden_size,
         "eagle_config": ids,
+        "target_layer_ids": list(spec.taps),  # which cannot be misread, as the others are by some
         "norm_before_residual": spec.norm_before_residual,
         "norm_before_fc": spec.norm_before_fc,
         "fc_norm": spec.fc_norm,
@@ -104,7 +105,7 @@ def _eagle3(spec: DrafterSpec, layers: dict[str, Any], target: ModelSpec) -> dic
     }
 
 
-def _p_eagle(spec: DrafterSpec, layers: dict[str, Any], target: ModelSpec, target_name: str) -> dict[str, Any]:
+def _p_eagle(spec: DrafterSpec, layers: dict[str, Any], target_name: str) -> dict[str, Any]:
     ways = [] if spec.n_drafts is None else [{"proposal_type": "greedy", "speculative_tokens": spec.n_drafts}]
     return {
         "architectures": ["PEagleSpeculator"],
@@ -118,7 +119,8 @@ def _p_eagle(spec: DrafterSpec, layers: dict[str, Any], target: ModelSpec, targe
         "transformer_layer_config": layers,
         "draft_vocab_size": spec.draft_vocab_size,
         "target_hidden_size": spec.target_hidden_size,
-        "eagle_aux_hidden_state_layer_ids": _ids(spec, target),
+        "eagle_aux_hidden_state_layer_ids": taps.as_inputs(spec.taps),
+        "target_layer_ids": list(spec.taps),
         "mask_token_id": spec.mask_token_id,
         "norm_before_residual": spec.norm_before_residual,
         "norm_before_fc": spec.norm_before_fc,
@@ -150,16 +152,6 @@ def _dflash(spec: DrafterSpec, layers: dict[str, Any], target: ModelSpec) -> dic
         },
         **layers,
     }
-
-
-def _ids(spec: DrafterSpec, target: ModelSpec) -> list[int]:
-    ids = taps.as_inputs(spec.taps)
-    if taps.of_inputs(ids, target.n_layers) != spec.taps:
-        raise ConfigError(
-            f"the taps {list(spec.taps)} cannot be written as the inputs of layers {ids}: a reader takes just these "
-            f"for the outputs, which they are by default elsewhere; one tap must be another"
-        )
-    return ids
 
 
 def _vocabulary(checkpoint: DrafterCheckpoint) -> dict[str, Tensor]:
