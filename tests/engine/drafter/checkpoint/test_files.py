@@ -1,0 +1,101 @@
+"""Weights as one file or several, as safetensors or pickles; of pickles nothing but tensors is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.drafter.checkpoint.files import read_config, read_tensors
+from engine.errors import ConfigError, UnsupportedModelError
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+
+
+def split(folder: Path, ending: str) -> None:
+    """Two files with an index."""
+    names = {name: f"part-{place}.{ending}" for place, name in enumerate(TENSORS)}
+    for name, file in names.items():
+        one = {name: TENSORS[name]}
+        save_file(one, folder / file) if ending == "safetensors" else torch.save(one, folder / file)
+    stem = "model" if ending == "safetensors" else "pytorch_model"
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def check(folder: Path) -> None:
+    read = read_tensors(folder)
+    assert read.keys() == TENSORS.keys()
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in TENSORS.items())
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_an_index_names_the_files(ending: str, tmp_path: Path) -> None:
+    split(tmp_path, ending)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "medusa_lm_head.pt"])
+def test_pickles_of_tensors_are_read(file: str, tmp_path: Path) -> None:
+    torch.save(TENSORS, tmp_path / file)
+    torch.save({"learning_rate": 1}, tmp_path / "training_args.bin")
+    check(tmp_path)
+
+
+def test_safetensors_come_first(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
+    check(tmp_path)
+
+
+@dataclass
+class Calls:
+    """A pickle that makes a file when it is read."""
+
+    file: Path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+def test_a_pickle_that_runs_something_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": Calls(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="holds something else than tensors"):
+        read_tensors(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [[1.0], {"a": 1.0}])
+def test_a_pickle_of_something_else_is_refused(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="is no table of tensors by name"):
+        read_tensors(tmp_path)
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="holds no weights; read are"):
+        read_tensors(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UnsupportedModelError, match="is damaged"):
+        read_tensors(tmp_path)
+    split(tmp_path, "safetensors")
+    (tmp_path / "part-1.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"lacks the file 'part-1.safetensors', which model.* names"):
+        read_tensors(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(UnsupportedModelError, match="is no index of weight files"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "holds no drafter"), ("{", "is no JSON"), ("[1]", "holds no object, but list")],
+)
+def test_a_config_is_an_object(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_config(tmp_path)

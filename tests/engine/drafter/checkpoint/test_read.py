@@ -1,0 +1,222 @@
+"""Every public layout is read unchanged: description, taps, draft ids, and each tensor under its normalised name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.spec import LayerShape
+from engine.errors import ConfigError
+from tests.support.drafters import DRAFTED, FFN, LAYOUTS, MASK, RANK, TARGET, Maker, eagle1, eagle31, peagle
+
+SMALL = {"draft_vocab_size": DRAFTED}
+EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle1": ("EAGLE", {"method": "eagle", "generation": 1, "taps": (), "own_embedding": True, "fc_bias": True}),
+    "eagle3": ("EAGLE-3", {"method": "eagle", "generation": 3, "taps": (1, 5, 8), "own_head": True, **SMALL}),
+    "eagle31": (
+        "EAGLE-3",
+        {"taps": (1, 5, 8), "fc_norm": True, "norm_output": True, "own_embedding": True, **SMALL},
+    ),
+    "nvidia_eagle3": ("EAGLE-3", {"taps": (2, 5, 11), "norm_before_fc": True, "norm_output": False, **SMALL}),
+    "deepspec_eagle3": ("DeepSpec EAGLE-3", {"taps": (-1, 4, 9), "draft_vocab_size": 97, "own_embedding": True}),
+    "vllm_peagle": ("P-EAGLE", {"method": "p-eagle", "taps": (1, 5, 8), "mask_token_id": MASK, "has_mask_state": True}),
+    "speculators_eagle3": (
+        "speculators eagle3",
+        {"method": "eagle", "generation": 3, "taps": (1, 4, 7), "norm_before_residual": True, **SMALL},
+    ),
+    "peagle": (
+        "speculators peagle",
+        {"method": "p-eagle", "taps": (1, 5, 8), "mask_token_id": MASK, "has_mask_state": True, "n_drafts": 7},
+    ),
+    "speculators_dflash": (
+        "speculators dflash",
+        {"method": "dflash", "taps": (1, 5, 9), "n_drafts": 5, "sample_from_anchor": False, "own_head": True, **SMALL},
+    ),
+    "speculators_dspark": (
+        "speculators dspark",
+        {
+            "n_drafts": 6, "sample_from_anchor": True, "markov_rank": RANK, "markov_head": "gated",
+            "has_confidence": True, "confidence_with_markov": True,
+        },
+    ),
+    "dflash": ("DFlash", {"taps": (1, 5, 9), "n_drafts": 5, "mask_token_id": MASK, "own_head": False}),
+    "jetspec": ("DFlash", {"causal_block": True, "n_drafts": 5}),
+    "specforge_dspark": (
+        "DFlash",
+        {"n_drafts": 5, "markov_rank": RANK, "has_confidence": True, "confidence_with_markov": False},
+    ),
+    "deepspec": (
+        "DeepSpec",
+        {"taps": (-1, 5, 9), "n_drafts": 6, "sample_from_anchor": True, "markov_head": "rnn", "own_embedding": True},
+    ),
+    "medusa": ("Medusa", {"method": "medusa", "n_heads": 5, "n_head_layers": 1, "n_drafts": 5, "layers": None}),
+    "parallelspec_medusa": ("spectra", {"method": "parallelspec-medusa", "n_drafts": 5, "has_mask_state": False}),
+    "parallelspec_eagle": ("spectra", {"method": "parallelspec-eagle", "n_drafts": 5, "has_mask_state": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_read_as_what_it_is(layout: str, tmp_path: Path) -> None:
+    public = LAYOUTS[layout](TARGET)
+    read = read_drafter(public.save(tmp_path), TARGET)
+    name, fields = EXPECTED[layout]
+    assert read.layout == name
+    assert {field: getattr(read.spec, field) for field in fields} == fields
+    assert (read.spec.vocab_size, read.spec.target_hidden_size) == (97, 32)
+    stored = [tensor for given, tensor in public.tensors.items() if given not in ("d2t", "t2d")]
+    kept = sorted(tensor.flatten().tolist() for tensor in read.tensors.values())
+    assert kept == sorted(tensor.flatten().tolist() for tensor in stored)  # each once, none changed
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_draft_ids_are_the_targets(layout: str, tmp_path: Path) -> None:
+    read = read_drafter(LAYOUTS[layout](TARGET).save(tmp_path), TARGET)
+    if read.spec.draft_vocab_size == TARGET.vocab_size:
+        assert read.draft_ids is None
+    else:
+        assert read.draft_ids is not None
+        assert read.draft_ids.dtype == torch.int64
+        assert read.draft_ids.tolist() == list(range(1, 8 * DRAFTED, 8))
+
+
+def test_the_shape_of_layers_is_the_configs(tmp_path: Path) -> None:
+    public = eagle31()
+    read = read_drafter(public.save(tmp_path), TARGET)
+    assert read.spec.layers == LayerShape(1, 32, FFN, 4, 2, 8, 500000.0, 1e-5)
+
+
+EAGLE3_NAMES = {
+    "embed.weight": "embed_tokens.weight",
+    "head.weight": "lm_head.weight",
+    "norm.weight": "norm.weight",
+    "fc.weight": "fc.weight",
+    "mask_state": "mask_hidden",
+    "layers.0.embed_norm.weight": "layers.0.input_layernorm.weight",
+    "layers.0.hidden_norm.weight": "layers.0.hidden_norm.weight",
+    "layers.0.ffn_norm.weight": "layers.0.post_attention_layernorm.weight",
+    "layers.0.q.weight": "layers.0.self_attn.q_proj.weight",
+    "layers.0.down.weight": "layers.0.mlp.down_proj.weight",
+    "layers.1.input_norm.weight": "layers.1.input_layernorm.weight",
+    "layers.1.o.weight": "layers.1.self_attn.o_proj.weight",
+}
+
+
+@pytest.mark.parametrize(("normal", "public"), EAGLE3_NAMES.items())
+def test_names_of_speculators_are_normalised(normal: str, public: str, tmp_path: Path) -> None:
+    given = peagle()
+    read = read_drafter(given.save(tmp_path), TARGET)
+    assert torch.equal(read.tensors[normal], given.tensors[public].flatten() if normal == "mask_state" else
+                       given.tensors[public])  # fmt: skip
+
+
+BLOCK_NAMES = {
+    "markov.w1": "markov_head.markov_w1.weight",
+    "markov.w2": "markov_head.markov_w2.weight",
+    "markov.joint.bias": "markov_head.joint_proj.bias",
+    "confidence.weight": "confidence_head.proj.weight",
+    "hidden_norm.weight": "hidden_norm.weight",
+    "layers.0.input_norm.weight": "layers.0.input_layernorm.weight",
+    "layers.1.k_norm.weight": "layers.1.self_attn.k_norm.weight",
+}
+
+
+@pytest.mark.parametrize(("normal", "public"), BLOCK_NAMES.items())
+def test_names_of_a_block_are_normalised(normal: str, public: str, tmp_path: Path) -> None:
+    given = LAYOUTS["deepspec"](TARGET)
+    assert torch.equal(read_drafter(given.save(tmp_path), TARGET).tensors[normal], given.tensors[public])
+
+
+def test_names_of_heads_and_of_the_middle_layer_are_normalised(tmp_path: Path) -> None:
+    heads = LAYOUTS["medusa"](TARGET)
+    read = read_drafter(heads.save(tmp_path / "heads"), TARGET).tensors
+    assert torch.equal(read["heads.3.blocks.0.bias"], heads.tensors["3.0.linear.bias"])
+    assert torch.equal(read["heads.4.out.weight"], heads.tensors["4.1.weight"])
+    middle = eagle31()
+    read = read_drafter(middle.save(tmp_path / "middle"), TARGET).tensors
+    assert torch.equal(read["layers.0.embed_norm.weight"], middle.tensors["midlayer.input_layernorm.weight"])
+    assert torch.equal(read["fc_norms.2.weight"], middle.tensors["fc_norm.2.weight"])
+
+
+def test_a_prefix_and_copies_of_the_target_are_left_out(tmp_path: Path) -> None:
+    public = eagle31()
+    public.tensors = {f"model.{name}": tensor for name, tensor in public.tensors.items()}
+    public.tensors["verifier_lm_head.weight"] = torch.zeros(DRAFTED, 32)
+    public.tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    plain = read_drafter(eagle31().save(tmp_path / "plain"), TARGET)
+    read = read_drafter(public.save(tmp_path / "prefixed"), TARGET)
+    assert read.tensors.keys() == plain.tensors.keys()
+    assert torch.equal(read.draft_ids, plain.draft_ids)  # type: ignore[arg-type]
+
+
+def test_biases_of_attention_are_found(tmp_path: Path) -> None:
+    public = eagle1()
+    Maker(TARGET, public.tensors).layer("layers.0.", (), bias=True)
+    read = read_drafter(public.save(tmp_path), TARGET)
+    assert read.spec.layers is not None
+    assert read.spec.layers.attention_bias
+    assert read.tensors["layers.0.k.bias"].shape == (16,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({}, 500000.0, {}),
+        ({"rope_theta": None}, 10000.0, {}),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 500000.0, {"rope_type": "linear", "factor": 2}),
+        ({"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}, 7.0, {}),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {}}}, 9.0, {}),
+    ],
+)
+def test_rotary_frequencies(fields: dict[str, Any], theta: float, scaling: dict[str, Any], tmp_path: Path) -> None:
+    public = eagle1()
+    public.config |= fields
+    layers = read_drafter(public.save(tmp_path), TARGET).spec.layers
+    assert layers is not None
+    assert layers.rope_theta == theta
+    assert dict(layers.rope_scaling) == (scaling and scaling | {"original_max_position_embeddings": 256})
+
+
+def test_layers_with_a_window_see_earlier_slots_only(tmp_path: Path) -> None:
+    public = LAYOUTS["speculators_dflash"](TARGET)
+    inner = public.config["transformer_layer_config"]
+    inner |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}
+    spec = read_drafter(public.save(tmp_path / "causal"), TARGET).spec
+    assert spec.layers is not None
+    assert (spec.layers.window, spec.causal_block) == (64, True)
+    public.config["sliding_window_non_causal"] = True
+    assert not read_drafter(public.save(tmp_path / "both"), TARGET).spec.causal_block
+
+
+@pytest.mark.parametrize("name", ["mask_token_id", "pard_token", "ptd_token_id"])
+def test_the_masks_token_has_many_names(name: str, tmp_path: Path) -> None:
+    public = LAYOUTS["vllm_peagle"](TARGET)
+    del public.config["ptd_token_id"]
+    public.config[name] = 9
+    assert read_drafter(public.save(tmp_path), TARGET).spec.mask_token_id == 9
+
+
+def test_taps_may_be_overridden(tmp_path: Path) -> None:
+    folder = eagle31().save(tmp_path)
+    assert read_drafter(folder, TARGET, (0, 3, 11)).spec.taps == (0, 3, 11)
+    with pytest.raises(ConfigError, match="reads 3 states of width 32"):
+        read_drafter(folder, TARGET, (0, 3))
+    with pytest.raises(ConfigError, match=r"--drafter-layers is \[1\], but a drafter of method medusa reads no layer"):
+        read_drafter(LAYOUTS["medusa"](TARGET).save(tmp_path / "medusa"), TARGET, (1,))
+
+
+def test_a_narrow_drafter_with_ends_of_its_own_goes_with_a_wide_target(tmp_path: Path) -> None:
+    public = eagle31()
+    public.config["target_hidden_size"] = 48
+    public.tensors["fc.weight"] = torch.zeros(32, 3 * 48)
+    for tap in range(3):
+        public.tensors[f"fc_norm.{tap}.weight"] = torch.ones(48)
+    wide = replace(TARGET, hidden_size=48)
+    assert read_drafter(public.save(tmp_path), wide).spec.target_hidden_size == 48
+    del public.tensors["embed_tokens.weight"]
+    with pytest.raises(ConfigError, match="width 32 and no embedding of its own; the target's is of width 48"):
+        read_drafter(public.save(tmp_path), wide)

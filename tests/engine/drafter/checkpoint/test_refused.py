@@ -1,0 +1,159 @@
+"""What is no drafter, none that is run, or none of this target is refused, and the message says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.drafter.checkpoint.read import read_drafter
+from engine.errors import ConfigError, UnsupportedModelError
+from tests.support.drafters import LAYOUTS, TARGET, Maker, Public, dflash, eagle3, eagle31, medusa, parallelspec
+
+Change = Callable[[Public], object]
+
+
+def config(**fields: Any) -> Change:
+    return lambda public: public.config.update(fields)
+
+
+def own(**fields: Any) -> Change:
+    return lambda public: public.config["spectra_drafter"].update(fields)
+
+
+def put(name: str, table: torch.Tensor) -> Change:
+    return lambda public: public.tensors.update({name: table})
+
+
+def without(name: str) -> Change:
+    return lambda public: public.tensors.pop(name)
+
+
+def tensor(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Change:
+    return lambda public: public.tensors.update({name: torch.zeros(shape, dtype=dtype)})
+
+
+UNSUPPORTED: dict[str, tuple[str, Change, str]] = {
+    "hydra": ("medusa", config(hydra_num_heads=4), "holds Hydra heads: each reads the tokens drafted before it"),
+    "mtp by type": ("speculators_eagle3", config(speculators_model_type="mtp"), "no family that is served has one"),
+    "mtp by tensors": ("eagle1", tensor("mtp.fc.weight", 2, 2), "no family that is served has one"),
+    "pard": (
+        "eagle1", config(pard_token=3), r"whole language model with mask tokens \(PARD, pard_token\).*--draft-model"),
+    "another of speculators": (
+        "peagle", config(speculators_model_type="hass"), "'hass'; read are eagle3, peagle, dflash, dspark"),
+    "domino": (
+        "dflash", config(dflash_config={"projector_type": "domino"}), "projector_type is 'domino'; only plain blocks"),
+    "no block": ("dflash", config(block_size=None), "lacks block_size, which DFlash cannot do without"),
+    "no mask": ("dflash", config(dflash_config={}), "lacks mask_token_id, which DFlash cannot do without"),
+    "no mask in speculators": ("peagle", config(mask_token_id=None), "lacks mask_token_id, which peagle cannot"),
+    "no mask in P-EAGLE": ("vllm_peagle", config(ptd_token_id=None), "lacks mask_token_id, which P-EAGLE's mask rows"),
+    "no states": (
+        "nvidia_eagle3", config(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state is false"),
+    "missing": ("eagle3", without("fc.weight"), "lacks tensors 'fc.weight' of a drafter of method eagle"),
+    "missing norm": ("eagle3", without("midlayer.hidden_norm.weight"), "lacks tensors 'layers.0.hidden_norm.weight'"),
+    "missing layer": ("peagle", lambda public: public.config["transformer_layer_config"].update(num_hidden_layers=3),
+                      r"lacks tensors 'layers.2.q.weight', .*, 'layers.2.o.weight' and 5 more"),
+    "missing head": ("medusa", without("1.1.weight"), "lacks tensors 'heads.1.out.weight'"),
+    "missing first head": ("medusa", without("0.1.weight"), "lacks the matrix of head 0's logits"),
+    "promised norm": ("eagle3", config(fc_norm=True), "lacks tensors 'fc_norms.0.weight', 'fc_norms.1.weight'"),
+    "left over": ("eagle1", tensor("norm.weight", 32), "has tensors 'norm.weight', for which method eagle has no use"),
+    "unknown name": ("dflash", tensor("prefix_gru.weight_ih_l0", 2), "has tensors 'prefix_gru.weight_ih_l0', for"),
+    "shape": ("eagle3", tensor("midlayer.mlp.up_proj.weight", 41, 32),
+              r"'layers.0.up.weight' in .* has the shape \[41, 32\], but .* needs \[40, 32\]"),
+    "dtype": ("eagle3", tensor("norm.weight", 32, dtype=torch.int8), "'norm.weight' in .* has the dtype torch.int8"),
+    "activation": ("eagle3", config(hidden_act="gelu"), "hidden_act is 'gelu'; drafters run with silu"),
+    "rope": ("eagle3", config(rope_scaling={"type": "dynamic"}), "rope_type is 'dynamic'; supported are default"),
+    "partial rope": ("eagle3", config(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
+    "mixed layers": ("dflash", config(layer_types=["full_attention", "sliding_attention"]), "all of one type"),
+    "no size": ("eagle3", lambda public: public.config.pop("hidden_size"), "missing required field `hidden_size`"),
+    "wrong type": ("eagle3", config(hidden_size="wide"), r"Expected `int`, got `str` - at `\$.hidden_size`"),
+    "no vocabulary": ("eagle3", lambda public: [public.tensors.pop(name) for name in ("d2t", "t2d")],
+                      "drafts 11 of 97 ids, but has no d2t"),
+    "few offsets": ("eagle3", tensor("d2t", 10, dtype=torch.int64), "d2t in .* is of 10 draft ids; .* is 11"),
+    "ids for offsets": ("eagle3", put("d2t", torch.arange(11) * 8 + 9), "must hold offsets"),
+    "tables that differ": ("eagle3", put("d2t", torch.zeros(11, dtype=torch.int64)), "d2t and t2d in .* name different ids"),
+    "own layout, another method": ("parallelspec_eagle", own(method="eagle"), "spectra_drafter.method is 'eagle'; this layout is ParallelSpec's"),
+    "own layout, one draft": ("parallelspec_eagle", own(n_drafts=1), "n_drafts, which is at least 2; it has n_drafts 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_what_cannot_be_run_is_refused(case: str, tmp_path: Path) -> None:
+    layout, change, message = UNSUPPORTED[case]
+    public = LAYOUTS[layout](TARGET)
+    change(public)
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_drafter(public.save(tmp_path), TARGET)
+
+
+def test_a_plain_language_model_is_no_drafter(tmp_path: Path) -> None:
+    maker = Maker(TARGET)
+    maker.layer("model.layers.0.", ("input_layernorm",))
+    public = Public({"architectures": ["LlamaForCausalLM"], **maker.layers()}, maker.tensors)
+    with pytest.raises(UnsupportedModelError, match=r"holds no drafter that is known; .* \(--draft-model\)"):
+        read_drafter(public.save(tmp_path), TARGET)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_target_of_another_vocabulary_is_refused(layout: str, tmp_path: Path) -> None:
+    folder = LAYOUTS[layout](TARGET).save(tmp_path)
+    with pytest.raises(ConfigError, match="vocabulary of 97 token ids, the target has 98"):
+        read_drafter(folder, replace(TARGET, vocab_size=98))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_target_of_another_width_is_refused(layout: str, tmp_path: Path) -> None:
+    folder = LAYOUTS[layout](TARGET).save(tmp_path)
+    with pytest.raises(ConfigError, match=r"states of width 32, the target's are of width 64 \(hidden_size\)"):
+        read_drafter(folder, replace(TARGET, hidden_size=64))
+
+
+@pytest.mark.parametrize("make", [dflash, LAYOUTS["speculators_dflash"], LAYOUTS["deepspec"], LAYOUTS["nvidia_eagle3"]])
+def test_a_target_with_fewer_layers_is_refused(make: Callable[[Any], Public], tmp_path: Path) -> None:
+    folder = make(TARGET).save(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no layer (9|11), its layers are 0 to 8"):
+        read_drafter(folder, replace(TARGET, n_layers=9))
+
+
+def test_as_many_layers_must_be_named_as_are_read(tmp_path: Path) -> None:
+    public = eagle31()
+    public.config["eagle_aux_hidden_state_layer_ids"] = [2, 6]
+    with pytest.raises(
+        ConfigError, match=r"reads 3 states of width 32 \(fc.weight\), but 2 layers are named: \[1, 5\]"
+    ):
+        read_drafter(public.save(tmp_path), TARGET)
+
+
+def test_a_masks_token_must_be_one_of_the_targets(tmp_path: Path) -> None:
+    public = dflash()
+    public.config["dflash_config"]["mask_token_id"] = 97
+    with pytest.raises(ConfigError, match="mask_token_id 97, which the target's vocabulary of 97 token ids lacks"):
+        read_drafter(public.save(tmp_path), TARGET)
+
+
+def test_the_message_of_hydra_comes_before_its_weights_are_read(tmp_path: Path) -> None:
+    public = medusa()
+    public.save(tmp_path)
+    (tmp_path / "medusa_lm_head.pt").rename(tmp_path / "hydra_lm_head.pt")
+    (tmp_path / "hydra_lm_head.pt").write_bytes(b"not a pickle")
+    with pytest.raises(UnsupportedModelError, match="holds Hydra heads"):
+        read_drafter(tmp_path, TARGET)
+
+
+def test_ids_that_are_no_offsets_are_noticed_without_the_other_table(tmp_path: Path) -> None:
+    public = eagle3()
+    del public.tensors["t2d"]
+    public.tensors["d2t"] = torch.arange(11) * 9 + 6  # ids up to 96, as if they were offsets
+    with pytest.raises(UnsupportedModelError, match="does not lead to 11 different ids under 97"):
+        read_drafter(public.save(tmp_path), TARGET)
+
+
+def test_masks_are_counted_in_our_own_layout(tmp_path: Path) -> None:
+    public = parallelspec("parallelspec-medusa")
+    public.tensors["mask_embeddings"] = torch.zeros(3, 32)
+    with pytest.raises(UnsupportedModelError, match=r"'mask_embeddings' .* shape \[3, 32\], .* needs \[4, 32\]"):
+        read_drafter(public.save(tmp_path), TARGET)
