@@ -75,9 +75,9 @@ UNSUPPORTED: dict[str, tuple[str, Change, str]] = {
                       "drafts 11 of 97 ids, but has no d2t"),
     "few offsets": ("eagle3", tensor("d2t", 10, dtype=torch.int64), "d2t in .* is of 10 draft ids; .* is 11"),
     "ids for offsets": ("eagle3", put("d2t", torch.arange(11) * 8 + 9), "must hold offsets"),
-    "tables that differ": ("eagle3", put("d2t", torch.zeros(11, dtype=torch.int64)), "d2t and t2d in .* name different ids"),
-    "own layout, another method": ("parallelspec_eagle", own(method="eagle"), "spectra_drafter.method is 'eagle'; this layout is ParallelSpec's"),
-    "own layout, one draft": ("parallelspec_eagle", own(n_drafts=1), "n_drafts, which is at least 2; it has n_drafts 1"),
+    "tables that differ": ("eagle3", put("d2t", torch.zeros(11).long()), "d2t and t2d in .* name different ids"),
+    "own layout, another method": ("parallelspec_eagle", own(method="eagle"), "'eagle'; this layout is ParallelSpec's"),
+    "own layout, one draft": ("parallelspec_eagle", own(n_drafts=1), "n_drafts, which is at least 2"),
 }  # fmt: skip
 
 
