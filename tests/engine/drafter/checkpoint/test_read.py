@@ -100,6 +100,10 @@ EAGLE3_NAMES = {
     "layers.0.hidden_norm.weight": "layers.0.hidden_norm.weight",
     "layers.0.ffn_norm.weight": "layers.0.post_attention_layernorm.weight",
     "layers.0.q.weight": "layers.0.self_attn.q_proj.weight",
+    "layers.0.k.weight": "layers.0.self_attn.k_proj.weight",
+    "layers.0.v.weight": "layers.0.self_attn.v_proj.weight",
+    "layers.0.gate.weight": "layers.0.mlp.gate_proj.weight",
+    "layers.0.up.weight": "layers.0.mlp.up_proj.weight",
     "layers.0.down.weight": "layers.0.mlp.down_proj.weight",
     "layers.1.input_norm.weight": "layers.1.input_layernorm.weight",
     "layers.1.o.weight": "layers.1.self_attn.o_proj.weight",
@@ -121,6 +125,7 @@ BLOCK_NAMES = {
     "confidence.weight": "confidence_head.proj.weight",
     "hidden_norm.weight": "hidden_norm.weight",
     "layers.0.input_norm.weight": "layers.0.input_layernorm.weight",
+    "layers.1.q_norm.weight": "layers.1.self_attn.q_norm.weight",
     "layers.1.k_norm.weight": "layers.1.self_attn.k_norm.weight",
 }
 
@@ -205,6 +210,8 @@ def test_taps_may_be_overridden(tmp_path: Path) -> None:
     assert read_drafter(folder, TARGET, (0, 3, 11)).spec.taps == (0, 3, 11)
     with pytest.raises(ConfigError, match="reads 3 states of width 32"):
         read_drafter(folder, TARGET, (0, 3))
+    with pytest.raises(ConfigError, match="the target has no layer -2, its layers are 0 to 11"):
+        read_drafter(folder, TARGET, (-2, 0, 1))
     with pytest.raises(ConfigError, match=r"--drafter-layers is \[1\], but a drafter of method medusa reads no layer"):
         read_drafter(LAYOUTS["medusa"](TARGET).save(tmp_path / "medusa"), TARGET, (1,))
 
