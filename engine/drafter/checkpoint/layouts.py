@@ -32,7 +32,7 @@ def refuse(folder: Path, config: Mapping[str, Any]) -> None:
     if any(field.startswith("hydra_") for field in config) or any(folder.glob("hydra_lm_head.*")):
         raise UnsupportedModelError(
             f"{folder} holds Hydra heads: each reads the tokens drafted before it, so that a tree takes one run per "
-            f"level; not run. An EAGLE drafter drafts so, and better"
+            f"level; they are not run. Medusa's heads and EAGLE's drafters are"
         )
     if "mtp" in described:
         raise _no_mtp(folder)
