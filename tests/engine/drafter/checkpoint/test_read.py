@@ -12,7 +12,8 @@ import torch
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.spec import LayerShape
 from engine.errors import ConfigError
-from tests.support.drafters import DRAFTED, FFN, LAYOUTS, MASK, RANK, TARGET, Maker, eagle1, eagle31, peagle
+from tests.support.drafter_tensors import DRAFTED, FFN, MASK, RANK, TARGET, Maker
+from tests.support.drafters import LAYOUTS, eagle1, eagle31, peagle
 
 SMALL = {"draft_vocab_size": DRAFTED}
 EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {

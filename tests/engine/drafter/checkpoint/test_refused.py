@@ -12,7 +12,8 @@ import torch
 
 from engine.drafter.checkpoint.read import read_drafter
 from engine.errors import ConfigError, UnsupportedModelError
-from tests.support.drafters import LAYOUTS, TARGET, Maker, Public, dflash, eagle3, eagle31, medusa, parallelspec
+from tests.support.drafter_tensors import TARGET, Maker, Public
+from tests.support.drafters import LAYOUTS, dflash, eagle3, eagle31, medusa, parallelspec
 
 Change = Callable[[Public], object]
 

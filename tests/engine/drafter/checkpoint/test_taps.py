@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from engine.drafter.checkpoint import taps, vocabulary
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.spec import DrafterSpec
-from tests.support.drafters import TARGET, eagle3
+from tests.support.drafter_tensors import TARGET
+from tests.support.drafters import eagle3
 
 BASE = DrafterSpec("eagle", 3, 32, 97, 97, (1, 5, 8), None)
 PUBLISHED = {  # ids in public files, by layers of their target: what they name

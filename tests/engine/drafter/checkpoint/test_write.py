@@ -14,7 +14,8 @@ from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.checkpoint.write import write_drafter
 from engine.errors import ConfigError, UnsupportedModelError
-from tests.support.drafters import LAYOUTS, TARGET, medusa
+from tests.support.drafter_tensors import TARGET
+from tests.support.drafters import LAYOUTS, medusa
 
 NAMES_KEPT = ("eagle1", "eagle3", "eagle31", "nvidia_eagle3", "peagle", "dflash", "jetspec", "specforge_dspark",
               "medusa", "parallelspec_medusa", "parallelspec_eagle")  # fmt: skip
