@@ -21,7 +21,9 @@ class LayerShape:
     head_dim: int
     rope_theta: float
     rms_norm_eps: float
-    attention_bias: bool = False
+    attention_bias: bool = False  # of the projections to queries, keys and values
+    output_bias: bool = False  # of the attention's output projection
+    rope_scaling: tuple[tuple[str, str | float | bool], ...] = ()  # pairs of ``rope_parameters`` beside the base
     qk_norm: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int | None = None  # positions a query looks back over; None: all
 
@@ -46,6 +48,7 @@ class DrafterSpec:
     n_head_layers: int = 0  # medusa: residual blocks of each
     own_embedding: bool = False  # else the target's
     own_head: bool = False  # else the target's
+    reads_states: bool = True  # False: parallelspec-medusa on tokens alone
     fc_bias: bool = False
     norm_before_fc: bool = False  # RMS norm of all taps together
     fc_norm: bool = False  # RMS norm of every tap
@@ -58,3 +61,4 @@ class DrafterSpec:
     markov_rank: int = 0  # dflash: rank of the head that adds the previous token's logits; 0: none
     markov_head: MarkovHead = "vanilla"
     has_confidence: bool = False
+    confidence_with_markov: bool = True  # the confidence head sees the previous token's row of the markov head too
