@@ -99,6 +99,7 @@ class IncrementalDrafter:
         assert isinstance(drafter.network, PairNetwork | Eagle3)
         self.spec, self.network = drafter.spec, drafter.network
         self.arena = Arena(self.network.shape)
+        self.speculative: list[dict[int, int]] = []  # of each sequence of the last draft: slots by node or mask
 
     def read(self, sequences: list[Sequence], n_rows: int) -> None:
         """A chunk: at most so many more rows of each sequence, nothing drafted; the last row waits for the draft."""
@@ -114,6 +115,7 @@ class IncrementalDrafter:
         outputs = self.forward(packed)
         found = [{-1: outputs[root]} for root in roots]  # outputs by node
         slots: list[dict[int, int]] = [{} for _ in sequences]
+        self.speculative = slots
         for depth in range(1, 1 + max((len(path_to(t, n)) for t in trees for n in range(len(t))), default=0)):
             packed, places = Packed(), []
             for s, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
@@ -134,7 +136,7 @@ class IncrementalDrafter:
         """Of every sequence ``[n_drafts, vocab]``: real rows that are new and masks, all in one forward."""
         assert self.spec.n_drafts is not None
         packed, first = Packed(), self.arena.n_slots
-        places = []
+        places, self.speculative = [], []
         for sequence in sequences:
             rows = [self.real_rows(sequence, packed)]
             embedded, states = self.network.mask_rows(self.spec.n_drafts - 1)
@@ -144,6 +146,7 @@ class IncrementalDrafter:
                 state = None if states is None else states[i]
                 rows.append(packed.add(mask, state, len(sequence.slots) + i, seen))
             places.append(rows)
+            self.speculative.append(dict(enumerate(seen[len(sequence.slots) :])))
         outputs = self.forward(packed)
         return [self.network.logits(outputs[rows]) for rows in places]
 
