@@ -211,21 +211,27 @@ class IncrementalDFlash:
             sees += [sequence.slots + (own[: slot + 1] if self.spec.causal_block else own) for slot in range(n_slots)]
         outputs = self.network(blocks.flatten(0, 1), torch.tensor(positions), self.arena.attend(sees))
         outputs = self.network.drafting(outputs.unflatten(0, (len(sequences), n_slots)))
-        return [self._tree(out, s.tokens[-1], tree) for out, s, tree in zip(outputs, sequences, trees, strict=True)]
+        drafts = zip(outputs, sequences, trees, strict=True)
+        return [tree_scores(self.network, out, sequence.tokens[-1], tree) for out, sequence, tree in drafts]
 
-    def _tree(self, outputs: Tensor, root: int, tree: Tree) -> tuple[Tensor, Tensor | None]:
-        kept: dict[int, Tensor | None] = {}
-        scores, chances = [], []
-        for node in range(-1, len(tree)):
-            parent, token = (-2, root) if node < 0 else tree[node]
-            slot, previous = outputs[len(path_to(tree, node))], torch.tensor(token)
-            scores.append(self.network.logits(slot))
-            if self.spec.markov_rank:
-                added, kept[node] = self.network.markov(previous, slot, kept.get(parent))
-                scores[-1] = scores[-1] + added
-            if self.spec.has_confidence:
-                chances.append(self.network.acceptance(slot, previous))
-        return torch.stack(scores), torch.stack(chances) if chances else None
+
+def tree_scores(network: DFlash, outputs: Tensor, root: int, tree: Tree) -> tuple[Tensor, Tensor | None]:
+    """``[1 + nodes, vocab]`` scores and ``[1 + nodes]`` chances of the children of a root token and of every node.
+
+    ``outputs`` ``[n_drafts, hidden]`` are those of a block's drafting slots.
+    """
+    kept: dict[int, Tensor | None] = {}
+    scores, chances = [], []
+    for node in range(-1, len(tree)):
+        parent, token = (-2, root) if node < 0 else tree[node]
+        slot, previous = outputs[len(path_to(tree, node))], torch.tensor(token)
+        scores.append(network.logits(slot))
+        if network.spec.markov_rank:
+            added, kept[node] = network.markov(previous, slot, kept.get(parent))
+            scores[-1] = scores[-1] + added
+        if network.spec.has_confidence:
+            chances.append(network.acceptance(slot, previous))
+    return torch.stack(scores), torch.stack(chances) if chances else None
 
 
 def upwards(tree: Tree, node: int) -> list[int]:

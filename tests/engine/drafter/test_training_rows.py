@@ -10,7 +10,7 @@ from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
 from tests.support.dense_rows import causal, dense_attend
-from tests.support.incremental_drafter import IncrementalDFlash, IncrementalDrafter, Sequence
+from tests.support.incremental_drafter import IncrementalDFlash, IncrementalDrafter, Sequence, tree_scores
 from tests.support.tiny_drafters import DFLASH, EAGLE, PARALLEL, VOCAB, TinyDrafter, tiny_drafter
 
 BATCH, LENGTH = 2, 9
@@ -102,18 +102,13 @@ def test_blocks_of_many_anchors(name: str) -> None:
     context = network.context(network.fuse(states), torch.arange(LENGTH).expand(BATCH, -1))
     positions = (anchors[block] + slot).expand(BATCH, -1)
     outputs = network(blocks.flatten(1, 2), positions, dense_attend(sees, context))
-    scores = network.drafting(outputs.unflatten(1, (len(anchors), n_slots)))
+    drafting = network.drafting(outputs.unflatten(1, (len(anchors), n_slots)))
     for text in range(BATCH):
         for place, anchor in enumerate(anchors.tolist()):
             sequence = Sequence(texts[text, : anchor + 1].tolist(), states[text])
-            previous, found, markov = sequence.tokens[-1], [], None
             chain = [(depth - 1, 7 + depth) for depth in range((spec.n_drafts or 0) - 1)]
-            for slot_outputs, token in zip(scores[text, place], [previous, *(t for _, t in chain)], strict=True):
-                added = 0.0
-                if spec.markov_rank:
-                    added, markov = network.markov(torch.tensor(token), slot_outputs, markov)
-                found.append(network.logits(slot_outputs) + added)
-            close(torch.stack(found), IncrementalDFlash(drafter).draft([sequence], [chain])[0][0])
+            found = tree_scores(network, drafting[text, place], sequence.tokens[-1], chain)[0]
+            close(found, IncrementalDFlash(drafter).draft([sequence], [chain])[0][0])
 
 
 def close(found: Tensor, wanted: Tensor) -> None:
