@@ -21,9 +21,9 @@ class LayerShape:
     head_dim: int
     rope_theta: float
     rms_norm_eps: float
+    rope_scaling: tuple[tuple[str, str | float], ...] = ()  # Hugging Face's rope parameters beside theta; (): none
     attention_bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False  # of the attention's output projection
-    rope_scaling: tuple[tuple[str, str | float | bool], ...] = ()  # pairs of ``rope_parameters`` beside the base
     qk_norm: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int | None = None  # positions a query looks back over; None: all
 
@@ -55,10 +55,10 @@ class DrafterSpec:
     norm_output: bool = False  # the state handed on is normed (EAGLE 3.1)
     norm_before_residual: bool = False  # the residual of the first layer is the normed state
     mask_token_id: int | None = None  # of parallel slots, where they are an embedding's row
-    has_mask_state: bool = False  # a learned state of mask rows (p-eagle's ``mask_hidden``)
+    has_mask_state: bool = False  # a learned state of mask rows (p-eagle's ``mask_hidden``; parallelspec: else zeros)
     causal_block: bool = False  # dflash: slots see earlier ones only (JetSpec)
     sample_from_anchor: bool = False  # dflash: slot 0 drafts as well (DSpark)
     markov_rank: int = 0  # dflash: rank of the head that adds the previous token's logits; 0: none
     markov_head: MarkovHead = "vanilla"
     has_confidence: bool = False
-    confidence_with_markov: bool = True  # the confidence head sees the previous token's row of the markov head too
+    confidence_with_markov: bool = False  # that head reads the previous token's Markov embedding as well

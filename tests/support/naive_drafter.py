@@ -73,7 +73,7 @@ class NaiveDrafter:
                 embedded, state = self.embedding[self.spec.mask_token_id], self.fuse(self.w["mask_state"][None])
             else:
                 embedded = self.w["mask_embeddings"][mask]
-                state = self.w["mask_state"][None] if self.spec.reads_states else None
+                state = self.w.get("mask_state", np.zeros(self.spec.target_hidden_size))[None]
             rows = rows + Rows(embedded[None], state, [rows.positions[-1] + 1])
         return self.scores(self.outputs(rows, causal(len(rows.positions))))[-self.spec.n_drafts :]
 
@@ -131,7 +131,7 @@ class NaiveDrafter:
         if not self.spec.taps:
             return states
         if self.spec.norm_before_fc:
-            states = self.norm("taps_norm", states)
+            states = self.norm("fc_norm", states)
         if self.spec.fc_norm:
             width = self.spec.target_hidden_size
             parts = [states[:, i * width : (i + 1) * width] for i in range(len(self.spec.taps))]

@@ -38,7 +38,9 @@ _PLAIN = DrafterSpec(
 _EAGLE3 = replace(_PLAIN, generation=3, taps=(1, 3, 4), own_head=True, draft_vocab_size=11)
 _P_EAGLE = replace(_EAGLE3, method="p-eagle", generation=1, mask_token_id=MASK, has_mask_state=True, n_drafts=4)
 _DFLASH = replace(_PLAIN, method="dflash", taps=(0, 2), layers=QWEN3, mask_token_id=MASK, n_drafts=3)
-_DSPARK = replace(_DFLASH, sample_from_anchor=True, markov_rank=5, own_head=True, own_embedding=True)
+_DSPARK = replace(
+    _DFLASH, sample_from_anchor=True, markov_rank=5, own_head=True, own_embedding=True, confidence_with_markov=True
+)
 
 EAGLE = {
     "eagle": _PLAIN,
@@ -52,8 +54,11 @@ EAGLE = {
     ),
 }
 PARALLEL = {
-    "parallelspec-eagle": replace(_PLAIN, method="parallelspec-eagle", n_drafts=4),
-    "parallelspec-medusa": replace(_PLAIN, method="parallelspec-medusa", n_drafts=3, layers=BIASED),
+    "parallelspec-eagle": replace(_PLAIN, method="parallelspec-eagle", n_drafts=4, has_mask_state=True),
+    "parallelspec-medusa": replace(
+        _PLAIN, method="parallelspec-medusa", n_drafts=3, layers=BIASED, has_mask_state=True
+    ),
+    "parallelspec-eagle, masks without states": replace(_PLAIN, method="parallelspec-eagle", n_drafts=2),
     "parallelspec-medusa on tokens": replace(_PLAIN, method="parallelspec-medusa", n_drafts=3, reads_states=False),
     "p-eagle": _P_EAGLE,
     "p-eagle with norms": replace(_P_EAGLE, layers=TWO_LAYERS, norm_before_fc=True, fc_norm=True),

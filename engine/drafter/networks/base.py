@@ -74,7 +74,7 @@ class TappedNetwork(LayeredNetwork):
         if n == 0:
             raise ConfigError(f"taps is empty: {spec.method} reads the outputs of target layers, at least one")
         if spec.norm_before_fc:
-            self.taps_norm = rms_norm(n * width, self.shape)
+            self.fc_norm = rms_norm(n * width, self.shape)
         if spec.fc_norm:
             self.fc_norms = nn.ModuleList(rms_norm(width, self.shape) for _ in range(n))
         self.fc = nn.Linear(n * width, self.shape.hidden_size, bias=spec.fc_bias)
@@ -83,7 +83,7 @@ class TappedNetwork(LayeredNetwork):
         """States ``[..., hidden]`` of tapped outputs side by side, ``[..., n_taps * target_hidden]``, in the spec's
         order."""
         if self.spec.norm_before_fc:
-            tapped = self.taps_norm(tapped)
+            tapped = self.fc_norm(tapped)
         if self.spec.fc_norm:
             parts = tapped.chunk(len(self.fc_norms), dim=-1)
             tapped = torch.cat([norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)], dim=-1)

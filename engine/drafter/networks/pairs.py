@@ -26,6 +26,8 @@ class PairNetwork(LayeredNetwork):
         super().__init__(spec, target)
         shape, state = self.shape, spec.target_hidden_size
         self.reads_states = spec.reads_states
+        if spec.taps:
+            raise ConfigError(f"taps is {spec.taps}: {spec.method} reads the final norm's output, and no layer's")
         if not spec.reads_states and spec.method != "parallelspec-medusa":
             raise ConfigError(f"reads_states is False: {spec.method} needs states, parallelspec-medusa may do without")
         self.has_norms = spec.method == "parallelspec-medusa"
@@ -38,7 +40,7 @@ class PairNetwork(LayeredNetwork):
             self.norm = rms_norm(shape.hidden_size, shape)
         if spec.method != "eagle":
             self.mask_embeddings = nn.Parameter(torch.randn(n_masks(spec), shape.hidden_size))
-            if spec.reads_states:
+            if spec.has_mask_state:
                 self.mask_state = nn.Parameter(torch.randn(state))
 
     def forward(self, embedded: Tensor, states: Tensor | None, positions: Tensor, attend: Attend) -> Tensor:
@@ -80,8 +82,12 @@ class PairNetwork(LayeredNetwork):
         """
         if n > len(self.mask_embeddings):
             raise ConfigError(f"{n} masks are wanted, but the drafter was trained with {len(self.mask_embeddings)}")
-        states = self.mask_state.expand(n, -1) if self.reads_states else None
-        return self.mask_embeddings[:n], states
+        embedded = self.mask_embeddings[:n]
+        if not self.reads_states:
+            return embedded, None
+        if self.spec.has_mask_state:
+            return embedded, self.mask_state.expand(n, -1)
+        return embedded, embedded.new_zeros(n, self.spec.target_hidden_size)
 
 
 def n_masks(spec: DrafterSpec) -> int:

@@ -81,6 +81,7 @@ def test_a_wrong_checkpoint_is_named() -> None:
         (replace(EAGLE["eagle"], layers=None), "layers is None"),
         (replace(EAGLE["eagle"], reads_states=False), "reads_states is False"),
         (replace(EAGLE["eagle"], target_hidden_size=10), "hidden_size of the drafter's layers is 12, the target's 10"),
+        (replace(EAGLE["eagle"], taps=(1, 2)), "taps is (1, 2)"),
         (replace(EAGLE["eagle 3"], taps=()), "taps is empty"),
         (replace(PARALLEL["parallelspec-eagle"], n_drafts=None), "n_drafts is None"),
     ],

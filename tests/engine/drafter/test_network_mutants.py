@@ -97,6 +97,6 @@ def test_masks_of_an_earlier_draft_that_are_still_seen(name: str) -> None:
     sequence = Sequence(TEXT, states)
     runner.draft_parallel([sequence])
     sequence.tokens = TEXT + MORE
-    sequence.slots = sequence.slots + [runner.speculative[0][mask] for mask in range(2)]
+    sequence.slots = sequence.slots + [runner.speculative[0][mask] for mask in range(drafter.spec.n_drafts - 1)]
     scores = runner.draft_parallel([sequence])[0].numpy()
     assert difference(scores, wanted(drafter, states, TEXT + MORE)) > NOTICED
