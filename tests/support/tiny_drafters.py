@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,18 +85,25 @@ class TinyDrafter:
     head: np.ndarray  # of the target, [VOCAB, target_hidden]
 
 
-def tiny_drafter(spec: DrafterSpec, seed: int = 0) -> TinyDrafter:
-    """Random weights of size about one everywhere, norms and biases too."""
-    generator = torch.Generator().manual_seed(seed)
-    embedding, head = (_random((spec.vocab_size, spec.target_hidden_size), generator) for _ in range(2))
+def tiny_drafter(spec: DrafterSpec) -> TinyDrafter:
+    """Weights of size about one everywhere, of norms and biases too."""
+    embedding, head = (noise(name, (spec.vocab_size, spec.target_hidden_size)) for name in ("embedding", "head"))
     target = TargetParts(embed=lambda tokens: embedding[tokens], head=lambda states: states @ head.T)
     shapes = {name: weight.shape for name, weight in new_network(spec, target).state_dict().items()}
-    tensors = {name: _random(shape, generator) for name, shape in shapes.items()}
+    tensors = {name: noise(name, tuple(shape)) for name, shape in shapes.items()}
     network = load_network(spec, tensors, target)
     return TinyDrafter(spec, network, {k: v.numpy() for k, v in tensors.items()}, embedding.numpy(), head.numpy())
 
 
-def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Matrices that keep the size of what they are applied to, vectors of ones and a third."""
-    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return noise / shape[-1] ** 0.5 * 1.5 if len(shape) > 1 else 1 + noise / 3
+def tiny_states(spec: DrafterSpec, n: int) -> Tensor:
+    """A target's states at the first ``n`` positions, ``[n, width]``."""
+    width = spec.target_hidden_size * max(1, len(spec.taps))
+    return torch.stack([noise(f"state {i}", (1, width))[0] * width**0.5 for i in range(n)])
+
+
+def noise(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Numbers that a name and a shape determine: matrices keep the size of what they are applied to, vectors are ones
+    and up to a third."""
+    steps = np.arange(np.prod(shape), dtype=np.float64) * 12.9898 + zlib.crc32(name.encode()) % 997
+    uniform = torch.from_numpy((np.sin(steps) * 43758.5453 % 1 * 2 - 1).reshape(shape))
+    return uniform * 2.5 / shape[-1] ** 0.5 if len(shape) > 1 else 1 + uniform / 3

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from tests.support.incremental_drafter import IncrementalDFlash, IncrementalDrafter, Sequence
 from tests.support.naive_drafter import NaiveDrafter
-from tests.support.tiny_drafters import DFLASH, EAGLE, PARALLEL, TinyDrafter, tiny_drafter
+from tests.support.tiny_drafters import DFLASH, EAGLE, PARALLEL, TinyDrafter, tiny_drafter, tiny_states
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 MORE = [5, 3, 5]  # drafted and accepted, then the bonus token
@@ -19,11 +18,6 @@ NOTICED = 1e-2  # a difference of scores, which are of size about one
 ALL = {**EAGLE, **PARALLEL, **DFLASH}
 READING = {name: spec for name, spec in ALL.items() if spec.reads_states}
 TAPPED = {name: spec for name, spec in ALL.items() if spec.taps}
-
-
-def states_of(drafter: TinyDrafter) -> Tensor:
-    width = drafter.spec.target_hidden_size * max(1, len(drafter.spec.taps))
-    return torch.randn(20, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
 
 def found(drafter: TinyDrafter, states: Tensor, tokens: list[int] = TEXT) -> np.ndarray:
@@ -49,7 +43,7 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> float:
 @pytest.mark.parametrize("name", ALL)
 def test_the_scores_of_this_file_are_right_unchanged(name: str) -> None:
     drafter = tiny_drafter(ALL[name])
-    states = states_of(drafter)
+    states = tiny_states(drafter.spec, 20)
     assert difference(found(drafter, states), wanted(drafter, states)) < 1e-9
 
 
@@ -57,14 +51,14 @@ def test_the_scores_of_this_file_are_right_unchanged(name: str) -> None:
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_states_shifted_by_one(name: str, shift: int) -> None:
     drafter = tiny_drafter(READING[name])
-    states = states_of(drafter)
+    states = tiny_states(drafter.spec, 20)
     assert difference(found(drafter, states.roll(shift, 0)), wanted(drafter, states)) > NOTICED
 
 
 @pytest.mark.parametrize("name", TAPPED)
 def test_a_dropped_tap(name: str) -> None:
     drafter = tiny_drafter(TAPPED[name])
-    states = states_of(drafter)
+    states = tiny_states(drafter.spec, 20)
     dropped = states.clone()
     dropped[:, -drafter.spec.target_hidden_size :] = 0
     assert difference(found(drafter, dropped), wanted(drafter, states)) > NOTICED
@@ -73,7 +67,7 @@ def test_a_dropped_tap(name: str) -> None:
 @pytest.mark.parametrize("name", TAPPED)
 def test_taps_in_another_order(name: str) -> None:
     drafter = tiny_drafter(TAPPED[name])
-    states = states_of(drafter)
+    states = tiny_states(drafter.spec, 20)
     turned = states.roll(drafter.spec.target_hidden_size, 1)
     assert difference(found(drafter, turned), wanted(drafter, states)) > NOTICED
 
@@ -81,7 +75,7 @@ def test_taps_in_another_order(name: str) -> None:
 @pytest.mark.parametrize("name", EAGLE)
 def test_accepted_rows_that_keep_their_drafted_states(name: str) -> None:
     drafter = tiny_drafter(EAGLE[name])
-    states, runner = states_of(drafter), IncrementalDrafter(drafter)
+    states, runner = tiny_states(drafter.spec, 20), IncrementalDrafter(drafter)
     sequence = Sequence(TEXT, states)
     runner.draft([sequence], [CHAIN])
     sequence.tokens = TEXT + MORE
@@ -93,7 +87,7 @@ def test_accepted_rows_that_keep_their_drafted_states(name: str) -> None:
 @pytest.mark.parametrize("name", PARALLEL)
 def test_masks_of_an_earlier_draft_that_are_still_seen(name: str) -> None:
     drafter = tiny_drafter(PARALLEL[name])
-    states, runner = states_of(drafter), IncrementalDrafter(drafter)
+    states, runner = tiny_states(drafter.spec, 20), IncrementalDrafter(drafter)
     sequence = Sequence(TEXT, states)
     runner.draft_parallel([sequence])
     sequence.tokens = TEXT + MORE
