@@ -40,7 +40,11 @@ class DFlash(TappedNetwork):
         """
         normed = self.hidden_norm(fused)
         rotation = self.rotary(positions, fused.dtype)
-        return [layer.keys_values(normed, rotation) for layer in self.layers]  # type: ignore[operator]
+        kept = []
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            kept.append(layer.keys_values(normed, rotation))
+        return kept
 
     def block(self, anchors: Tensor, n_drafts: int) -> Tensor:
         """Embeddings ``[..., n_slots, hidden]`` of blocks: the anchor, then masks.
