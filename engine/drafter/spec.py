@@ -22,10 +22,10 @@ class LayerShape:
     rope_theta: float
     rms_norm_eps: float
     rope_scaling: tuple[tuple[str, str | float], ...] = ()  # Hugging Face's rope parameters beside theta; (): none
-    attention_bias: bool = False  # of the projections to queries, keys and values
-    output_bias: bool = False  # of the attention's output projection
+    attention_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int | None = None  # positions a query looks back over; None: all
+    output_bias: bool = False  # of the attention's output; ``attention_bias`` is of queries, keys and values
 
 
 @dataclass(frozen=True, slots=True)
