@@ -25,6 +25,7 @@ class LayerShape:
     attention_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int | None = None  # positions a query looks back over; None: all
+    output_bias: bool = False  # of the attention's output; ``attention_bias`` is of queries, keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,14 @@ class DrafterSpec:
     n_head_layers: int = 0  # medusa: residual blocks of each
     own_embedding: bool = False  # else the target's
     own_head: bool = False  # else the target's
+    reads_states: bool = True  # False: parallelspec-medusa on tokens alone
     fc_bias: bool = False
     norm_before_fc: bool = False  # RMS norm of all taps together
     fc_norm: bool = False  # RMS norm of every tap
     norm_output: bool = False  # the state handed on is normed (EAGLE 3.1)
     norm_before_residual: bool = False  # the residual of the first layer is the normed state
     mask_token_id: int | None = None  # of parallel slots, where they are an embedding's row
-    has_mask_state: bool = False  # a learned state of mask rows (p-eagle's ``mask_hidden``)
+    has_mask_state: bool = False  # a learned state of mask rows (p-eagle's ``mask_hidden``; parallelspec: else zeros)
     causal_block: bool = False  # dflash: slots see earlier ones only (JetSpec)
     sample_from_anchor: bool = False  # dflash: slot 0 drafts as well (DSpark)
     markov_rank: int = 0  # dflash: rank of the head that adds the previous token's logits; 0: none
