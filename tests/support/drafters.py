@@ -186,9 +186,12 @@ def parallelspec(method: str, target: ModelSpec = TARGET) -> Public:
     }  # fmt: skip
     maker = Maker(target, renamed)
     maker.add("mask_embeddings", 4, width)
+    maker.ends(fc=(width, 2 * width))
     if method == "parallelspec-eagle":
-        maker.ends(fc=(width, 2 * width))
         maker.add("mask_state", width)
+    else:
+        maker.add("norm.weight", width)
+        maker.add("layers.0.input_norm.weight", width)
     layers = {
         "n_layers": 1, "hidden_size": width, "ffn_size": FFN, "n_heads": HEADS, "n_kv_heads": KV_HEADS,
         "head_dim": HEAD_DIM, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,

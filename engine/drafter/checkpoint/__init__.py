@@ -11,8 +11,8 @@ name                           shape        is
 =============================  ===========  ============================================================================
 embed.weight                   [V, H]       the drafter's own embedding; absent: the target's
 head.weight                    [D, H]       the drafter's own head; absent: the target's
-norm.weight                    [H]          RMS norm before the head (eagle 3, p-eagle, dflash, parallelspec at will)
-fc.weight, fc.bias             [H, H + W]   eagle 1, parallelspec: of [token embedding; state]
+norm.weight                    [H]          RMS norm before the head (eagle 3, p-eagle, dflash, parallelspec-medusa)
+fc.weight, fc.bias             [H, H + W]   eagle 1, parallelspec unless it reads no states: of [token embedding; state]
 fc.weight                      [H, W]       eagle 3, p-eagle, dflash: of the taps, one behind the other
 fc_norm.weight                 [W]          ``norm_before_fc``: RMS norm of all taps together
 fc_norms.{tap}.weight          [T]          ``fc_norm``: RMS norm of each; by the place among the taps
@@ -23,7 +23,7 @@ layers.{i}.input_norm.weight   [H]          RMS norm of a layer's input; none in
 layers.0.embed_norm.weight     [H]          eagle 3, p-eagle: RMS norm of the embedding, first half of a row
 layers.0.hidden_norm.weight    [H]          eagle 3, p-eagle: RMS norm of the state, second half of a row
 layers.{i}.q.weight            [Q, H]       also k, v [K, H]; [.., 2 H] in the first layer of eagle 3 and p-eagle
-layers.{i}.q.bias              [Q]          also k, v [K] and at times o [H]; ``attention_bias``
+layers.{i}.q.bias              [Q]          also k, v [K]: ``attention_bias``; o [H]: ``output_bias``
 layers.{i}.q_norm.weight       [d]          also k_norm; ``qk_norm``
 layers.{i}.o.weight            [H, Q]
 layers.{i}.ffn_norm.weight     [H]          RMS norm before the feed-forward part

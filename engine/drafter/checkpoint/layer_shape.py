@@ -36,6 +36,7 @@ def layer_shape(folder: Path, config: LayerConfig, tensors: Mapping[str, Tensor]
         rms_norm_eps=config.rms_norm_eps,
         rope_scaling=scaling,
         attention_bias="layers.0.q.bias" in tensors,
+        output_bias="layers.0.o.bias" in tensors,
         qk_norm="layers.0.q_norm.weight" in tensors,
         window=_window(folder, config),
     )

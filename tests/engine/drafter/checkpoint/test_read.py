@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.networks.base import TargetParts
+from engine.drafter.networks.build import load_network
 from engine.drafter.spec import LayerShape
 from engine.errors import ConfigError
 from tests.support.drafter_tensors import DRAFTED, FFN, MASK, RANK, TARGET, Maker
@@ -72,6 +74,15 @@ def test_a_layout_is_read_as_what_it_is(layout: str, tmp_path: Path) -> None:
     stored = [tensor for given, tensor in public.tensors.items() if given not in ("d2t", "t2d")]
     kept = sorted(tensor.flatten().tolist() for tensor in read.tensors.values())
     assert kept == sorted(tensor.flatten().tolist() for tensor in stored)  # each once, none changed
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layouts_weights_are_those_of_its_network(layout: str, tmp_path: Path) -> None:
+    read = read_drafter(LAYOUTS[layout](TARGET).save(tmp_path), TARGET)
+    network = load_network(read.spec, read.tensors, TargetParts(torch.nn.Identity(), torch.nn.Identity()))
+    found = dict(network.named_parameters())
+    assert found.keys() == read.tensors.keys()
+    assert all(torch.equal(weight, read.tensors[name]) for name, weight in found.items())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
