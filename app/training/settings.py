@@ -76,10 +76,11 @@ def published(spec: DrafterSpec) -> LossSettings:
         return LossSettings(n_drafts, keep=0.7, keep_at_least=0.2)
     if spec.method == "dflash":
         decay = math.exp(-1 / BLOCK_SCALE)
+        told = 1.0 if spec.has_confidence else 0.0
         if spec.markov_rank:
-            told = 1.0 if spec.has_confidence else 0.0
             return LossSettings(n_drafts, cross_entropy=0.1, distance=0.9, confidence=told, decay=decay)
-        return LossSettings(n_drafts, decay=decay, labels="soft" if spec.causal_block else "hard")
+        labels: Labels = "soft" if spec.causal_block else "hard"
+        return LossSettings(n_drafts, decay=decay, confidence=told, labels=labels)
     if spec.generation == 3:
         return LossSettings(EAGLE3_STEPS, decay=0.8)
     return LossSettings(1, cross_entropy=0.1, regression=1.0, noise=0.1)
