@@ -143,3 +143,16 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     run.stream.batches = [replace(texts, final=texts.final * torch.nan) for texts in run.stream.batches]
     with pytest.raises(ConfigError, match="rate is"):
         run.train()
+
+
+def test_gradients_are_clipped(tmp_path: Path) -> None:
+    """AdamW divides by the gradient's size, but for what is added to it: gradients far below that move nothing."""
+    moved = []
+    for clip in (1.0, 1e-12):
+        run = a_run(MEDUSA, tmp_path / f"{clip}", 5, steps=2, clip=clip)
+        weight = run.network.get_parameter("heads.0.out.weight")
+        before = weight.detach().clone()
+        run.train()
+        moved.append(float((weight.detach() - before).abs().max()))
+    assert moved[0] > 1e-3
+    assert moved[1] < 1e-5
