@@ -12,6 +12,7 @@ from app.training.drafted import draft
 from app.training.labels import Labeller
 from app.training.texts import Texts, choose_roots
 from engine.drafter.networks.build import AnyNetwork
+from engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,9 @@ def measure(
         temperature: above 0, of both distributions.
         draft_ids: as in training.
         generator: draws the roots.
+
+    Raises:
+        ConfigError: there is no text, or one without final states.
     """
     labeller = Labeller(network.target, "soft", draft_ids, temperature=temperature, outside_counts=True)
     matched: list[Tensor] = []  # of every batch [roots, n_depths]
@@ -68,6 +72,8 @@ def measure(
             found.append((best, wanted.overlap((drafts.logits / temperature).softmax(-1)).to(torch.float64)))
         for kept, parts in zip((matched, overlaps), zip(*found, strict=True), strict=True):
             kept.append(torch.stack(parts, dim=-1)[whole])
+    if not matched:
+        raise ConfigError("batches is empty: acceptance is measured on at least one held-out text")
     return Measured(along(torch.cat(matched)), along(torch.cat(overlaps)))
 
 

@@ -80,6 +80,9 @@ class Run:
         stream: of batches.
         checkpoint: file; where it exists, the run goes on from it.
         settings: of the run.
+
+    Raises:
+        ConfigError: the checkpoint is another drafter's.
     """
 
     def __init__(
@@ -157,8 +160,11 @@ class Run:
 
     def _resume(self) -> None:
         state = torch.load(self.checkpoint, weights_only=True, map_location="cpu")
-        self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.network.load_state_dict(state["network"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"{self.checkpoint} is the checkpoint of another drafter's training: {error}") from error
         self.stream.restore(state["stream"])
         self._generator.set_state(state["generator"])
         self.progress = Progress(**state["progress"])

@@ -81,6 +81,11 @@ class DraftLoss:
             each = each + settings.distance * 2 * (1 - overlap)
             if settings.confidence:
                 assert drafts.chances is not None
-                actual = overlap.detach().clamp(0, 1)
-                each = each + settings.confidence * F.binary_cross_entropy(drafts.chances, actual, reduction="none")
+                each = each + settings.confidence * _confidence_loss(drafts.chances, overlap.detach())
         return each
+
+
+def _confidence_loss(estimated: Tensor, actual: Tensor) -> Tensor:
+    """Binary cross-entropy, nats; written out, since torch's own refuses to run in mixed precision."""
+    estimated = estimated.clamp(1e-7, 1 - 1e-7)
+    return -(actual * estimated.log() + (1 - actual) * torch.log1p(-estimated))

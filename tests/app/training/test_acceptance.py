@@ -8,6 +8,7 @@ import torch
 
 from app.training.acceptance import along, measure
 from app.training.texts import Roots, choose_roots
+from engine.errors import ConfigError
 from tests.support.naive_losses import drafts_of, softmax
 from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
 from tests.support.training_texts import LENGTH, WRITTEN, ids_of, some_texts
@@ -57,6 +58,11 @@ def test_acceptance_is_conditional() -> None:
     assert found.expected == (2 + 1 + 0 + 3) / 4
     assert along(torch.zeros(3, 2)).by_depth == (0.0, 0.0)
     assert along(torch.zeros(0, 2)).expected == 0.0
+
+
+def test_nothing_cannot_be_measured() -> None:
+    with pytest.raises(ConfigError, match="batches is empty"):
+        measure(tiny_drafter(MEDUSA).network, [], 2)
 
 
 def test_roots_are_drawn_where_the_next_token_counts() -> None:

@@ -105,6 +105,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_run_does_not_go_on_from_another_drafters(tmp_path: Path) -> None:
+    a_run(MEDUSA, tmp_path / "checkpoint", 5, steps=1).train()
+    with pytest.raises(ConfigError, match="another drafter"):
+        a_run(SPECS["eagle"], tmp_path / "checkpoint", 5, steps=1)
+
+
 def test_a_run_of_minutes_ends_in_time(tmp_path: Path) -> None:
     run = a_run(MEDUSA, tmp_path / "checkpoint", 5, minutes=0.005)
     assert 0.3 <= run.train().seconds < 2
