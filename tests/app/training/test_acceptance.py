@@ -1,0 +1,78 @@
+"""Held-out acceptance equals counts made root by root."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from app.training.acceptance import along, measure
+from app.training.texts import Roots, choose_roots
+from engine.errors import ConfigError
+from tests.support.naive_losses import drafts_of, softmax
+from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
+from tests.support.training_texts import LENGTH, WRITTEN, ids_of, some_texts
+
+SPECS = {
+    "medusa": MEDUSA,
+    "eagle": EAGLE["eagle"],
+    "eagle 3": EAGLE["eagle 3"],
+    "p-eagle": PARALLEL["p-eagle"],
+    "dspark": DFLASH["dspark"],
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_measured_is_what_is_counted(name: str) -> None:
+    spec, n_depths, temperature = SPECS[name], 3, 0.8
+    drafter, texts, ids = tiny_drafter(spec), some_texts(spec), ids_of(spec)
+    at = torch.arange(1, LENGTH).repeat(2, 1)
+    everywhere = Roots(at, torch.ones_like(at, dtype=torch.bool))
+    own = list(range(spec.vocab_size)) if ids is None else ids.tolist()
+    matched: dict[tuple[int, int], list[float]] = {}
+    overlaps: dict[tuple[int, int], list[float]] = {}
+    for _, draft in drafts_of(drafter, texts, everywhere, n_depths):
+        place = draft.text, draft.root
+        assert texts.final is not None
+        p = softmax(drafter.head @ texts.final[draft.text, draft.at - 1].numpy() / temperature)
+        q = np.zeros(spec.vocab_size)
+        q[own] = softmax(draft.scores / temperature)
+        matched.setdefault(place, []).append(float(own[int(draft.q.argmax())] == texts.tokens[draft.text, draft.at]))
+        overlaps.setdefault(place, []).append(float(np.minimum(p, q).sum()))
+    found = measure(drafter.network, [texts, texts], n_depths, temperature=temperature, draft_ids=ids)
+    for counted, seen in ((matched, found.greedy), (overlaps, found.sampled)):
+        whole = [chances for chances in counted.values() if len(chances) == n_depths]
+        assert seen.n_roots == 2 * len(whole) > 4
+        assert seen.expected == pytest.approx(np.mean([sum(np.cumprod(chances)) for chances in whole]), abs=1e-9)
+        for depth in range(n_depths):
+            before = [np.prod(chances[:depth]) for chances in whole]
+            here = [np.prod(chances[: depth + 1]) for chances in whole]
+            wanted = sum(here) / sum(before) if sum(before) else 0.0
+            assert seen.by_depth[depth] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_acceptance_is_conditional() -> None:
+    accepted = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]]).double()
+    found = along(accepted)
+    assert found.by_depth == (3 / 4, 2 / 3, 1 / 2)
+    assert found.expected == (2 + 1 + 0 + 3) / 4
+    assert along(torch.zeros(3, 2)).by_depth == (0.0, 0.0)
+    assert along(torch.zeros(0, 2)).expected == 0.0
+
+
+def test_nothing_cannot_be_measured() -> None:
+    with pytest.raises(ConfigError, match="batches is empty"):
+        measure(tiny_drafter(MEDUSA).network, [], 2)
+
+
+def test_roots_are_drawn_where_the_next_token_counts() -> None:
+    texts = some_texts(MEDUSA)
+    few = choose_roots(texts, 3, torch.Generator().manual_seed(0))
+    assert few.counted.all()
+    all_of_them = choose_roots(texts, 64, torch.Generator().manual_seed(0))
+    for text, (begin, end) in enumerate(WRITTEN):
+        drawn = all_of_them.at[text][all_of_them.counted[text]].tolist()
+        assert sorted(drawn) == list(range(begin - 1, end - 1))
+        assert set(few.at[text].tolist()) <= set(drawn)
+    other = choose_roots(texts, 3, torch.Generator().manual_seed(1))
+    assert not torch.equal(few.at, other.at)

@@ -1,0 +1,164 @@
+"""Drafters learn texts by heart; a run that goes on is the run that was never interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.training.acceptance import measure
+from app.training.loop import LoopSettings, Run
+from app.training.losses import DraftLoss
+from app.training.settings import published
+from app.training.texts import Texts
+from engine.drafter.networks.base import TargetParts
+from engine.drafter.networks.build import AnyNetwork, new_network
+from engine.drafter.spec import DrafterSpec
+from engine.errors import ConfigError
+from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL
+from tests.support.training_texts import ids_of
+
+SPECS = {
+    "medusa": MEDUSA,
+    "eagle": EAGLE["eagle"],
+    "eagle 3": replace(EAGLE["eagle 3"], draft_vocab_size=23),
+    "parallelspec-medusa": PARALLEL["parallelspec-medusa"],
+    "parallelspec-eagle": PARALLEL["parallelspec-eagle"],
+    "p-eagle": replace(PARALLEL["p-eagle"], draft_vocab_size=23),
+    "dflash": DFLASH["dflash"],
+    "jetspec": DFLASH["jetspec"],
+    "dspark": replace(DFLASH["dspark"], draft_vocab_size=23),
+}
+
+
+class Memory:
+    """A few texts in turns; the target is sure of every next token."""
+
+    def __init__(self, spec: DrafterSpec, head: torch.Tensor) -> None:
+        self.n = 0
+        generator = torch.Generator().manual_seed(2)
+        tokens = torch.randint(0, spec.vocab_size, (2, 2, 12), generator=generator)
+        final = 12 * torch.nn.functional.normalize(head, dim=1)[tokens.roll(-1, dims=2)]
+        tapped = torch.randn(2, 2, 12, spec.target_hidden_size * len(spec.taps), generator=generator)
+        weights = torch.ones(2, 12)
+        self.batches = [Texts(tokens[i], weights, final[i], tapped[i] if spec.taps else None) for i in range(2)]
+
+    def batch(self) -> Texts:
+        self.n += 1
+        return self.batches[self.n % 2]
+
+    def state(self) -> dict[str, Any]:
+        return {"n": self.n}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.n = state["n"]
+
+
+def made(spec: DrafterSpec) -> tuple[AnyNetwork, Memory]:
+    generator = torch.Generator().manual_seed(1)
+    embedding, head = torch.randn(2, spec.vocab_size, spec.target_hidden_size, generator=generator)
+    torch.manual_seed(0)
+    target = TargetParts(embed=lambda tokens: embedding[tokens], head=lambda states: states @ head.T)
+    return new_network(spec, target), Memory(spec, head)
+
+
+def a_run(spec: DrafterSpec, checkpoint: Path, n_roots: int, **settings: Any) -> Run:
+    network, memory = made(spec)
+    loss = DraftLoss(network, published(spec), n_roots=n_roots, draft_ids=ids_of(spec))
+    return Run(network, loss, memory, checkpoint, LoopSettings(rate=1e-2, **settings))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_drafter_learns_a_handful_of_texts(name: str, tmp_path: Path) -> None:
+    run = a_run(SPECS[name], tmp_path / "checkpoint", 12, steps=150)
+    n_depths = run.loss.settings.n_depths if isinstance(run.loss, DraftLoss) else 0
+    n_depths = min(3, n_depths) if n_depths > 1 else 2
+
+    def far() -> tuple[float, float]:
+        with torch.no_grad():
+            loss = sum(float(run.loss(batch, torch.Generator().manual_seed(0))) for batch in run.stream.batches)
+        return loss, measure(run.network, run.stream.batches, n_depths).greedy.expected
+
+    before, guessed = far()
+    run.train()
+    after, drafted = far()
+    assert after < before / 3
+    assert guessed < 0.5
+    assert drafted > (1 if name == "medusa" else 0.85 * n_depths)  # heads are blind to the root: they learn less
+
+
+@pytest.mark.parametrize("name", ["eagle", "p-eagle", "dspark"])
+def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    whole = a_run(SPECS[name], tmp_path / "whole", 5, steps=8)
+    whole.train()
+    a_run(SPECS[name], tmp_path / "parts", 5, steps=8).train(until_step=3)
+    rest = a_run(SPECS[name], tmp_path / "parts", 5, steps=8)
+    assert rest.progress.steps == 3
+    rest.train()
+    assert rest.progress.steps == 8
+    assert rest.progress.loss == whole.progress.loss
+    for one, other in zip(whole.network.parameters(), rest.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_run_does_not_go_on_from_another_drafters(tmp_path: Path) -> None:
+    a_run(MEDUSA, tmp_path / "checkpoint", 5, steps=1).train()
+    with pytest.raises(ConfigError, match="another drafter"):
+        a_run(SPECS["eagle"], tmp_path / "checkpoint", 5, steps=1)
+
+
+def test_a_run_of_minutes_ends_in_time(tmp_path: Path) -> None:
+    run = a_run(MEDUSA, tmp_path / "checkpoint", 5, minutes=0.005)
+    assert 0.3 <= run.train().seconds < 2
+    steps = run.progress.steps
+    assert a_run(MEDUSA, tmp_path / "checkpoint", 5, minutes=0.005).train().steps == steps
+
+
+def test_frozen_weights_stay(tmp_path: Path) -> None:
+    run = a_run(DFLASH["jetspec"], tmp_path / "checkpoint", 5, steps=2)
+    fc = run.network.get_parameter("fc.weight")
+    fc.requires_grad_(False)
+    frozen = Run(run.network, run.loss, run.stream, tmp_path / "other", run.settings)
+    before, norm = fc.clone(), run.network.get_parameter("norm.weight").clone()
+    frozen.train()
+    assert torch.equal(before, fc)
+    assert not torch.equal(norm, run.network.get_parameter("norm.weight"))
+
+
+def test_the_rate_warms_up_and_falls() -> None:
+    for decay, half in (("cosine", 0.5), ("linear", 0.5)):
+        settings = LoopSettings(steps=10, warm_up=0.2, decay=decay)
+        assert settings.factor(0.1) == pytest.approx(0.5)
+        assert settings.factor(0.2) == 1.0
+        assert settings.factor(0.6) == pytest.approx(half)
+        assert settings.factor(1.0) == pytest.approx(0.0)
+        assert 0 < settings.factor(0.0) < 0.1
+    assert LoopSettings(steps=1, warm_up=0, decay="cosine").factor(0.25) > 0.85
+    with pytest.raises(ConfigError, match="one budget"):
+        LoopSettings()
+    with pytest.raises(ConfigError, match="one budget"):
+        LoopSettings(steps=1, minutes=1)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    run = a_run(MEDUSA, tmp_path / "checkpoint", 5, steps=2)
+    run.stream.batches = [replace(texts, final=texts.final * torch.nan) for texts in run.stream.batches]
+    with pytest.raises(ConfigError, match="rate is"):
+        run.train()
+
+
+def test_gradients_are_clipped(tmp_path: Path) -> None:
+    """AdamW divides by the gradient's size, but for what is added to it: gradients far below that move nothing."""
+    moved = []
+    for clip in (1.0, 1e-12):
+        run = a_run(MEDUSA, tmp_path / f"{clip}", 5, steps=2, clip=clip)
+        weight = run.network.get_parameter("heads.0.out.weight")
+        before = weight.detach().clone()
+        run.train()
+        moved.append(float((weight.detach() - before).abs().max()))
+    assert moved[0] > 1e-3
+    assert moved[1] < 1e-5
