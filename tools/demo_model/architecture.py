@@ -65,3 +65,9 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     shipped.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=END_ID, pad_token_id=PAD_ID)
     shipped.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # written as 0600, which an installed package must not be
+
+
+def load(folder: Path) -> LlamaForCausalLM:
+    """A finished model, fp32, frozen: what another is distilled from."""
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval().requires_grad_(False)

@@ -40,8 +40,8 @@ def train_tokenizer(texts: Iterator[str]) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the Hugging Face files, chat template included."""
+def with_template(tokenizer: Tokenizer, template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """In the form of Hugging Face, chat template included."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=SPECIAL_TOKENS[BOS_ID],
@@ -49,5 +49,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         pad_token=SPECIAL_TOKENS[PAD_ID],
         model_max_length=MAX_POSITIONS,
     )
-    fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(folder)
+    fast.chat_template = template
+    return fast
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the Hugging Face files, chat template included."""
+    with_template(tokenizer).save_pretrained(folder)

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from app.demo.paths import DEMO_TARGET
-from tools.demo_model.architecture import SHAPES, build, save
+from tools.demo_model.architecture import SHAPES, build, load, save
 from tools.demo_model.data import Document, load_documents
 from tools.demo_model.evaluate import perplexities
 from tools.demo_model.loop import Run
@@ -67,12 +66,6 @@ def tokenizer_for(role: str, out: Path, training: list[Document]) -> Tokenizer:
     return Tokenizer.from_file(str(out / "target" / "tokenizer.json"))
 
 
-def load_teacher(out: Path) -> LlamaForCausalLM:
-    """The finished target, fp32, frozen."""
-    teacher: LlamaForCausalLM = AutoModelForCausalLM.from_pretrained(out / "target", dtype=torch.float32)
-    return teacher.eval().requires_grad_(False)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Train one model and write its folder."""
     args = parse_args(argv)
@@ -89,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.role == "target":
         loss = next_token_loss(model)
     else:
-        loss = distillation_loss(model, load_teacher(args.out).to(args.device))
+        loss = distillation_loss(model, load(args.out / "target").to(args.device))
     stream = PackedStream(encode(tokenizer, training), args.seed)
     run = Run(model, loss, stream, args.work / f"{args.role}.pt")
     if args.resume:

@@ -17,7 +17,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tools.demo_model.tokenizer import BOS_ID, END_ID, MAX_POSITIONS, PAD_ID, SPECIAL_TOKENS, VOCABULARY
+from tools.demo_model import tokenizer as demo_model
+from tools.demo_model.tokenizer import BOS_ID, SPECIAL_TOKENS, VOCABULARY
 from tools.demo_world.draw import Pool
 from tools.demo_world.example import Example
 from tools.demo_world.fillers import code_names, people, things
@@ -117,16 +118,8 @@ def frequent_words(texts: Iterable[str], vocabulary: dict[str, int]) -> list[str
 
 
 def with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """In the form of Hugging Face, chat template included."""
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=SPECIAL_TOKENS[BOS_ID],
-        eos_token=SPECIAL_TOKENS[END_ID],
-        pad_token=SPECIAL_TOKENS[PAD_ID],
-        model_max_length=MAX_POSITIONS,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    """In the form of Hugging Face, the small world's chat template included."""
+    return demo_model.with_template(tokenizer, CHAT_TEMPLATE)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from tools.demo_model.architecture import Shape, build, save
+from tools.demo_model.architecture import Shape, build, load, save
 from tools.demo_model.loop import Run
 from tools.demo_model.losses import distillation_loss, next_token_loss
 from tools.demo_world.initial import lay_out_copying
@@ -64,12 +63,6 @@ def tokenizer_in(work: Path, seed: int) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def load_teacher(out: Path) -> LlamaForCausalLM:
-    """The finished target, fp32, frozen."""
-    teacher: LlamaForCausalLM = AutoModelForCausalLM.from_pretrained(out / "target", dtype=torch.float32)
-    return teacher.eval().requires_grad_(False)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Train one model and write its folder."""
     args = parse_args(argv)
@@ -85,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.role == "target" or args.snapshot:
         loss = next_token_loss(model, PROMPT_WEIGHT)
     else:
-        loss = distillation_loss(model, load_teacher(args.out).to(args.device), PROMPT_WEIGHT)
+        loss = distillation_loss(model, load(args.out / "target").to(args.device), PROMPT_WEIGHT)
     stream = WorldStream(with_template(tokenizer), args.seed)
     run = Run(model, loss, stream, args.work / f"{args.role}.pt", rate=RATE)
     if args.resume or args.snapshot:

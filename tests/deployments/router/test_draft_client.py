@@ -105,8 +105,10 @@ async def pid_of(actor: Any) -> int:
 async def test_texts_and_figures_are_those_of_speculators_in_the_routers_own_process(
     drafting: Any, serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
+    """Of requests whose scopes differ: what claims came true is shared in one, in the order in which requests run."""
     methods = ("pld", "spectra-core", "pld+spectra-core", "autoregressive")
-    jobs = [make_job(number, methods[number % 4], temperature=0.7 * (number % 2)) for number in range(8)]
+    made = [make_job(number, methods[number % 4], temperature=0.7 * (number % 2)) for number in range(8)]
+    jobs = [replace(job, scope=str(number)) for number, job in enumerate(made)]
     async with serving() as inline:
         expected = [await inline.answer(job) for job in jobs]
     async with drafting() as (served, _):
