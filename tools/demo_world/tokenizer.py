@@ -105,7 +105,9 @@ def split_at(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def frequent_words(texts: Iterable[str], vocabulary: dict[str, int]) -> list[str]:
-    """Words of one token that follow a space, the most frequent first; fillers are left out."""
+    """Words of one token that follow a space, the most frequent first; fillers are left out, but not
+    the words "a" and "I", which are names of variables as well.
+    """
     fillers = {
         word
         for module in (code_names, people, things)
