@@ -74,29 +74,10 @@ def rank(name: str, branches: Sequence[Branch], factors: Sequence[float], budget
     branch = _merged(name, branches)
     if branch is None:
         return None
-    assert branch.parents is not None
     assert branch.scores is not None
-    reach: list[float] = []
-    depths: list[int] = []
-    for parent, score in zip(branch.parents, branch.scores, strict=True):
-        depth, above = (0, 1.0) if parent == ROOT else (depths[parent] + 1, reach[parent])
-        p = score * factors[depth if depth < DEPTHS else DEPTHS - 1]
-        depths.append(depth)
-        reach.append(above * p if p < 1.0 else above)
+    reach = _reach(branch, branch.scores, factors)
     order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:budget]  # equals stay as they are
     return Ranked(branch, [reach[node] for node in order], order, branch.scores)
-
-
-def _rank_chain(branch: Branch, factors: Sequence[float], budget: int) -> Ranked:
-    """A chain's nodes are in order already."""
-    claims = branch.scores or [UNTOLD_CLAIM] * len(branch.tokens)
-    reach: list[float] = []
-    above = 1.0
-    for depth in range(min(len(claims), budget)):
-        p = claims[depth] * factors[depth if depth < DEPTHS else DEPTHS - 1]
-        above = above * p if p < 1.0 else above
-        reach.append(above)
-    return Ranked(branch, reach, None, claims)
 
 
 def rank_drawn(branch: Branch, factors: Sequence[float]) -> Ranked:
@@ -105,15 +86,27 @@ def rank_drawn(branch: Branch, factors: Sequence[float]) -> Ranked:
     The acceptance test holds for draws, not for a choice among them: how many are kept depends on their depths and on
     earlier steps, never on which tokens were drawn.
     """
-    parents = branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
-    depths: list[int] = []
+    claims = [UNTOLD_CLAIM] * len(branch.tokens)
+    return Ranked(branch, list(accumulate(_reach(branch, claims, factors), min)), None, claims)
+
+
+def _rank_chain(branch: Branch, factors: Sequence[float], budget: int) -> Ranked:
+    """A chain's nodes are in order already."""
+    claims = branch.scores or [UNTOLD_CLAIM] * len(branch.tokens)
+    return Ranked(branch, _reach(branch, claims, factors)[:budget], None, claims)
+
+
+def _reach(branch: Branch, claims: Sequence[float], factors: Sequence[float]) -> list[float]:
+    """The calibrated path probabilities of a branch's nodes, as they are in it."""
+    parents = range(ROOT, len(branch.tokens) - 1) if branch.parents is None else branch.parents
     reach: list[float] = []
-    for parent in parents:
-        depth = 0 if parent == ROOT else depths[parent] + 1
-        above = 1.0 if parent == ROOT else reach[parent]
+    depths: list[int] = []
+    for parent, claim in zip(parents, claims, strict=True):
+        depth, above = (0, 1.0) if parent == ROOT else (depths[parent] + 1, reach[parent])
+        p = claim * factors[depth if depth < DEPTHS else DEPTHS - 1]
         depths.append(depth)
-        reach.append(above * min(UNTOLD_CLAIM * factors[min(depth, DEPTHS - 1)], 1.0))
-    return Ranked(branch, list(accumulate(reach, min)), None, [UNTOLD_CLAIM] * len(reach))
+        reach.append(above * p if p < 1.0 else above)
+    return reach
 
 
 def _merged(name: str, branches: Sequence[Branch]) -> Branch | None:

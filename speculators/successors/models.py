@@ -21,7 +21,7 @@ from speculators.tenant_state import TenantState
 MOST_IDLE = 16  # models of a size that are kept for the next request: 6.3 MB each at most
 
 
-class Known(NamedTuple):
+class Addressed(NamedTuple):
     """A model and, for compiled code, where its arrays lie."""
 
     model: Model
@@ -51,35 +51,35 @@ class Models:
             # Copied: what came over a wire is read-only, to Numba another type, for which it would compile anew.
             self._vocabulary = vocabulary.copy()
         self._shared: TenantState[TenantState[Model]] = TenantState()  # scope -> prompt, or "" for all -> its model
-        self._idle: dict[tuple[int, int], list[Known]] = {}  # by rows of text and target
+        self._idle: dict[tuple[int, int], list[Addressed]] = {}  # by rows of text and target
         self._trusts = first_trusts()
         self._lookup = make_lookup(config.corpus_orders if CORPUS in sources else ())
         self._candidates = make_candidates()
 
-    def of(self, view: RequestView) -> Known:
+    def of(self, view: RequestView) -> Addressed:
         """The request's own model, its scope's, or its prompt's in its scope."""
         config = self._config
         if not config.shared:
             n_tokens = len(view.context) + view.request.params.max_tokens
             text_rows, target_rows = self._rows(n_tokens)
             idle = self._idle.get((table_size(text_rows), table_size(target_rows)))
-            return idle.pop() if idle else self.known(self.new(n_tokens))
+            return idle.pop() if idle else self.addressed(self.new(n_tokens))
         kept = self._shared.of(view.request.scope, lambda: TenantState(max(config.prompts, 1)))
         prompt = np.array(view.request.prompt, np.int32).tobytes() if config.prompts else b""
         model = kept.of(blake2b(prompt, digest_size=16).hexdigest(), lambda: self.new(config.target_rows))
         recent_ids, recent_weights = model.recent_ids.copy(), model.recent_weights.copy()  # as they were made: none
-        return self.known(model._replace(recent_ids=recent_ids, recent_weights=recent_weights))
+        return self.addressed(model._replace(recent_ids=recent_ids, recent_weights=recent_weights))
 
     @staticmethod
-    def known(model: Model) -> Known:
+    def addressed(model: Model) -> Addressed:
         """The model with its addresses."""
-        return Known(model, addresses_of(model, EXAMPLE))
+        return Addressed(model, addresses_of(model, EXAMPLE))
 
-    def end(self, known: Known) -> None:
+    def end(self, addressed: Addressed) -> None:
         """A request has ended: its own model is another's."""
         if self._config.shared:
             return
-        model = known.model
+        model = addressed.model
         idle = self._idle.setdefault((len(model.text.keys), len(model.target.keys)), [])
         if len(idle) == MOST_IDLE:
             return
@@ -89,7 +89,7 @@ class Models:
         for now, first in zip(model.trusts, self._trusts, strict=True):
             now[:] = first
         looks_up = model.lookup is not self._lookup  # and would keep those texts from being freed
-        idle.append(self.known(model._replace(lookup=self._lookup)) if looks_up else known)
+        idle.append(self.addressed(model._replace(lookup=self._lookup)) if looks_up else addressed)
 
     def _rows(self, n_tokens: int) -> tuple[int, int]:
         """About how many rows tables for a text of ``n_tokens`` have: counts, probabilities."""

@@ -37,7 +37,7 @@ from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.corpora import corpora_of
 from speculators.successors.draws import Sampling
 from speculators.successors.growth import make_growth
-from speculators.successors.models import Known, Models
+from speculators.successors.models import Addressed, Models
 from speculators.successors.vocabulary import VocabularyRows
 
 _NO_WEIGHTS = np.empty((0, 0), np.float32)
@@ -47,7 +47,7 @@ _NO_WEIGHTS = np.empty((0, 0), np.float32)
 class _State:
     """One request's part."""
 
-    known: Known
+    addressed: Addressed
     sampling: Sampling
     n_begin: int  # tokens of the context when the request began
     n_learnt: int  # tokens of the context that the tables know
@@ -102,8 +102,8 @@ class Successors:
         self._look_up(state, view)
         growth, context, config = self._growth, view.context.view, self._config
         greedy = view.request.params.is_greedy
-        state.known.model.recent_trust[0] = config.recent_trust if greedy else config.recent_trust_sampling
-        n = draft(state.known.addresses, self._room, context, state.n_learnt, budget, config.least, *state.sampling)
+        state.addressed.model.recent_trust[0] = config.recent_trust if greedy else config.recent_trust_sampling
+        n = draft(state.addressed.addresses, self._room, context, state.n_learnt, budget, config.least, *state.sampling)
         if state.n_learnt < len(context):  # tokens that were committed while no draft was asked for
             state.n_learnt = state.n_seen = len(context)
         if n == 0:
@@ -127,10 +127,10 @@ class Successors:
         """Take the texts that the request may look up now: they are replaced while it runs."""
         if self._library is None:
             return
-        corpora, model = corpora_of(self._library.of(view.request.namespace)), state.known.model
+        corpora, model = corpora_of(self._library.of(view.request.namespace)), state.addressed.model
         if any(new is not old for new, old in zip(corpora, model.lookup.corpora, strict=True)):
             lookup = model.lookup._replace(corpora=corpora, vocab=view.vocab_size)
-            state.known = self._models.known(model._replace(lookup=lookup))
+            state.addressed = self._models.addressed(model._replace(lookup=lookup))
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         """Learn what the target said behind every node, then the committed tokens.
@@ -145,13 +145,13 @@ class Successors:
         listens = TARGET in self.sources  # what is read back may be there for another part of a combination
         if listens and outcome.prompt_top_ids is not None and outcome.prompt_top_logprobs is not None:
             ids, weights = np.array(outcome.prompt_top_ids), np.exp(outcome.prompt_top_logprobs)
-            read_prompt(state.known.addresses, context, outcome.prompt_start, ids, weights, config.recent_decay)
+            read_prompt(state.addressed.addresses, context, outcome.prompt_start, ids, weights, config.recent_decay)
         if not outcome.tokens:
             return
         top, tree = TopIds.of(outcome.top_ids) if listens else NO_TOP_IDS, outcome.tree
         weights = _NO_WEIGHTS if top.logprobs is None else np.exp(top.logprobs)
         learn(
-            state.known.addresses,
+            state.addressed.addresses,
             context,
             state.n_seen,
             config.adapt,
@@ -171,14 +171,14 @@ class Successors:
         """Count the tokens up to ``end``, or to the end of the context, that are not counted yet."""
         end = min(end, len(context))
         if state.n_learnt < end:
-            count(state.known.addresses, context[:end], state.n_learnt)
+            count(state.addressed.addresses, context[:end], state.n_learnt)
             state.n_learnt = end
 
     def end(self, view: RequestView) -> None:
         """Drop the request's state; what is shared stays."""
         state = self._states.pop(view.request_id, None)
         if state is not None:
-            self._models.end(state.known)
+            self._models.end(state.addressed)
 
     def _sampling(self, params: SamplingParams) -> Sampling:
         knows_noise = not params.is_greedy and params.verification == "coupled"

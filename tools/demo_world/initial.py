@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 CONSTANT = 0  # the dimension that is equal in all embeddings: queries and keys that depend on positions alone
 EMPTY = 0.375  # share of the dimensions, the last ones, that embeddings leave to projections of tokens before
 FAST = 4  # pairs of dimensions that tell positions apart
-SHARPNESS = 9.0  # of the look one position back: attention logit of the fastest pair
+SHARPNESS = 9.0  # of looks one and two positions back: attention logit of the fastest pair
 MATCH = 2.5  # size of queries and keys that compare tokens
 SIZE = 0.3  # of embeddings: many times a step of the optimiser, or the circuit would drown in its first steps
 WRITTEN = 2 * SIZE  # what layer 0 writes

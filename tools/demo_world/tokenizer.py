@@ -105,7 +105,9 @@ def split_at(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def frequent_words(texts: Iterable[str], vocabulary: dict[str, int]) -> list[str]:
-    """Words of one token that follow a space, the most frequent first; fillers are left out."""
+    """Words of one token that follow a space, the most frequent first; fillers are left out, but not
+    the article "a", which is the name of a variable as well.
+    """
     fillers = {
         word
         for module in (code_names, people, things)
@@ -114,7 +116,7 @@ def frequent_words(texts: Iterable[str], vocabulary: dict[str, int]) -> list[str
         for word in pool.words
     }
     found = Counter(word for text in texts for word in re.findall(r" ([A-Za-z]+)", text))
-    return [w for w, _ in found.most_common() if w in vocabulary and (w not in fillers or w in ("a", "I"))]
+    return [w for w, _ in found.most_common() if w in vocabulary and (w not in fillers or w == "a")]
 
 
 def with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

@@ -32,7 +32,7 @@ SHAPES = {
     "drafter": Shape(layers=3, hidden=128, heads=4, ffn=384, kv_heads=2, head_dim=32),
 }
 PROMPT_WEIGHT = 0.1  # what is told and asked is random; a model has to answer it, not to guess it
-RATE = 0.5  # of learning, in that of other text
+RATE = 0.5  # of learning, times that of tools.demo_model
 TOKENIZER_FROM = 20_000  # conversations
 
 

@@ -215,6 +215,7 @@ def test_a_client_that_goes_before_its_answer_begins_frees_its_place_at_once(ser
             while not server.health()["sessions"]:
                 time.sleep(0.01)
         server.settled(within=2.0)
+        assert server.health()["sessions"] == 0
 
 
 def test_a_full_server_says_when_to_come_back_and_serves_those_it_took(server: Server) -> None:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 from deployments.pipeline.leadership import INCARNATION, LeaderEpochs, SupersededError
+
+
+def admitted(asking: Sequence[tuple[str, bool]]) -> list[bool]:
+    """Whether each of these routers, in this order, is admitted; it is ready or not."""
+    epochs, found = LeaderEpochs(), list[bool]()
+    for name, ready in asking:
+        try:
+            epochs.admit(name, ready=ready)
+            found.append(True)
+        except SupersededError:
+            found.append(False)
+    return found
 
 
 def test_a_later_router_shuts_earlier_ones_out_for_good() -> None:
@@ -34,11 +47,8 @@ def test_who_came_first_counts_and_not_what_routers_are_called() -> None:
 
 
 def test_a_router_that_fails_before_it_is_ready_supersedes_no_other() -> None:
-    epochs = LeaderEpochs()
-    epochs.admit("healthy", ready=True)
-    for _ in range(3):
-        epochs.admit("fails in its constructor", ready=False)
-        epochs.admit("healthy", ready=True)
+    asking = [("healthy", True), *3 * [("fails in its constructor", False), ("healthy", True)]]
+    assert admitted(asking) == len(asking) * [True]
 
 
 def test_an_older_router_that_is_ready_late_does_not_shut_a_newer_one_out() -> None:
@@ -52,11 +62,7 @@ def test_an_older_router_that_is_ready_late_does_not_shut_a_newer_one_out() -> N
 
 
 def test_a_router_without_incarnation_supersedes_no_other_and_is_admitted() -> None:
-    epochs = LeaderEpochs()
-    epochs.admit("", ready=True)
-    epochs.admit("router", ready=True)
-    epochs.admit("", ready=True)
-    epochs.admit("router", ready=True)
+    assert admitted([("", True), ("router", True), ("", True), ("router", True)]) == [True] * 4
 
 
 def test_two_routers_that_fight_over_a_new_pipeline_settle_on_one() -> None:

@@ -75,6 +75,7 @@ def test_servers_that_share_a_store_learn_from_each_other(where: str, tmp_path: 
     ):
         eventually(lambda: not one.source.learn(SHARED, [ONE]))
         eventually(lambda: other.says([5, 6]) == [70, 80, 90])
+        assert other.says([5, 6]) == [70, 80, 90]
 
 
 def test_compaction_publishes_what_was_learnt_with_the_base_and_a_rollback_loses_no_text(

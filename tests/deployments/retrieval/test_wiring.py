@@ -108,6 +108,7 @@ def test_a_service_that_is_silent_for_long_shows_in_the_health_detail(
         eventually(lambda: metrics.detail()["retrieval_problem"] == "")
         node.source.is_away = True
         eventually(lambda: "silent" in str(metrics.detail()["retrieval_problem"]))
+        assert "silent" in str(metrics.detail()["retrieval_problem"])
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_step_is_learnt_in_one_call_as_in_three(n_told):
     learn_text(apart.text, TEXT[:8], 0)
     tokens, parents = (np.array(one, np.int32) for one in TREE)
     nodes, ids, weights = told(n_told)
-    learn(Models.known(together).addresses, TEXT, 8, 0.05, 8, tokens, parents, nodes, ids, weights, 0.9, 8)
+    learn(Models.addressed(together).addresses, TEXT, 8, 0.05, 8, tokens, parents, nodes, ids, weights, 0.9, 8)
     adapt_trust(apart, TEXT, 8, 0.05)
     if n_told:
         learn_tree(apart, TEXT, 8, tokens, parents, nodes, ids, weights, 0.9)
@@ -65,7 +65,7 @@ def test_drafting_counts_what_was_missed_and_grows_the_same_tree(budget):
     learn_text(apart.text, TEXT, 0)
     learn_text(together.text, TEXT[:9], 0)
     rooms = make_growth(budget), make_growth(budget)
-    n = draft(Models.known(together).addresses, addresses_of_growth(rooms[0]), TEXT, 9, budget, 1e-5, *GREEDY)
+    n = draft(Models.addressed(together).addresses, addresses_of_growth(rooms[0]), TEXT, 9, budget, 1e-5, *GREEDY)
     assert n == grow(apart, rooms[1], TEXT, budget, 1e-5, GREEDY) > 0
     for field in ("tokens", "parents", "scores", "text_share"):
         assert np.array_equal(getattr(rooms[0], field)[:n], getattr(rooms[1], field)[:n])

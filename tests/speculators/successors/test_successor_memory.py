@@ -40,7 +40,7 @@ def test_models_of_requests_that_ended_serve_the_next_ones_and_tell_nothing(sour
     for number in range(4):
         prompt = [*PROMPT, number, 3 * number]
         run = Decoding(speculator, target, view(prompt, number))
-        known = speculator._states[number].known
+        known = speculator._states[number].addressed
         assert kept is None or known is kept
         kept = known
         for _ in range(10):
@@ -76,13 +76,13 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one():
     target = HashTarget(40_000, n_successors=9)
     speculator = Successors(replace(SMALL, shared=True), BOTH)
     run = Decoding(speculator, target, view(PROMPT, vocab_size=40_000), budget=8)
-    model = speculator._states[0].known.model
+    model = speculator._states[0].addressed.model
     before = sum(array.nbytes for array in arrays(model))
     for _ in range(300):
         run.step()
     assert (model.text.keys != 0).all()
     assert sum(array.nbytes for array in arrays(model)) == before
-    assert speculator._states[0].known.model is model
+    assert speculator._states[0].addressed.model is model
 
 
 def test_ended_requests_are_not_held_by_anything():
@@ -161,7 +161,7 @@ def test_requests_that_run_together_share_tables_and_not_what_their_text_is_abou
     for one in views:
         speculator.begin(one)
         speculator.observe(one, target.read_prompt(one.context.view.tolist()))
-    first, second = (speculator._states[one.request_id].known.model for one in views)
+    first, second = (speculator._states[one.request_id].addressed.model for one in views)
     assert first.text is second.text
     assert first.target is second.target
     recent = [set(model.recent_ids.tolist()) - {NONE} for model in (first, second)]

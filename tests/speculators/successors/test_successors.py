@@ -200,7 +200,7 @@ def test_prompt_chunks_of_any_size_teach_the_same(sizes):
                 Outcome(tokens, EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs, prompt_start=start),
             )
             start = end
-        found.append(read(speculator._states[0].known.model))
+        found.append(read(speculator._states[0].addressed.model))
     assert found[0] == found[1]
 
 
@@ -220,7 +220,7 @@ def test_a_failing_read_back_costs_nothing_but_itself():
     request.context.extend([5])
     ids = np.zeros((len(PROMPT), 4), np.int32)
     speculator.observe(request, Outcome([5], EMPTY_TREE, prompt_top_ids=ids))
-    assert not speculator._states[0].known.model.target.keys.any()
+    assert not speculator._states[0].addressed.model.target.keys.any()
 
 
 def over_the_wire(array):
