@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -70,32 +71,41 @@ class ModelShard:
         return embedded
 
     def run(
-        self, hidden: Tensor, positions: Tensor, packed: PackedStep, tap: int | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, hidden: Tensor, positions: Tensor, packed: PackedStep, taps: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers of the range.
 
         Args:
             hidden: ``[1, n, hidden]``.
             positions: int64 ``[n]``.
             packed: who sees whom, and where keys and values go.
-            tap: local layer whose output is wanted as well.
+            taps: local layers whose outputs are wanted as well.
 
         Returns:
-            The last layer's output ``[1, n, hidden]`` and the tapped one's, if any.
+            The last layer's output ``[1, n, hidden]``, and those of tapped layers.
         """
         rotary = self._rotary.at(positions)
-        tapped = None
+        tapped: dict[int, Tensor] = {}
         for local, layer in enumerate(self.layers):
             hidden = layer(hidden, position_embeddings=rotary[self._types[local]], packed=packed)
-            if local == tap:
-                tapped = hidden
+            if local in taps:
+                tapped[local] = hidden
         return hidden, tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, hidden]`` -> ``[n, vocab]``, soft-capped where the model does so."""
+        return self.head(self.norm(hidden))
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm: what the last layer leaves, ``[.., hidden]``, as the head reads it."""
         assert self._norm is not None, "only the last stage has a norm"
+        normed: Tensor = self._norm(hidden)
+        return normed
+
+    def head(self, normed: Tensor) -> Tensor:
+        """``[.., hidden]`` as ``norm`` leaves it -> ``[.., vocab]``, soft-capped where the model does so."""
         assert self._head is not None, "only the last stage has a head"
-        logits: Tensor = self._head(self._norm(hidden))
+        logits: Tensor = self._head(normed)
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -96,9 +96,9 @@ class Stage:
         if incoming is None:
             incoming = Activations(self._shard.embed(packed.tokens.tensor))
         tap = self._local_tap(works)
-        hidden, tapped = self._shard.run(incoming.hidden, packed.positions.tensor, packed.step, tap)
-        if tapped is not None:
-            tapped = project(tapped, self._tap_dims(works))
+        taps = () if tap is None else (tap,)
+        hidden, outputs = self._shard.run(incoming.hidden, packed.positions.tensor, packed.step, taps)
+        tapped = project(outputs[tap], self._tap_dims(works)) if tap is not None else None
         if computing is not None:
             computing.end()
         self._running = _Running(packed, works, answer, computing)

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,11 +56,11 @@ class _TimedShard(ModelShard):
         return result
 
     def run(
-        self, hidden: Tensor, positions: Tensor, packed: PackedStep, tap: int | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, hidden: Tensor, positions: Tensor, packed: PackedStep, taps: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """As a shard does, timed."""
         began = _now(self.device)
-        result = super().run(hidden, positions, packed, tap)
+        result = super().run(hidden, positions, packed, taps)
         self.run_seconds = _now(self.device) - began
         return result
 

@@ -137,7 +137,7 @@ class Perplexity:
         hidden = first.embed(tokens.to(first.device).reshape(-1)).reshape(n, length, -1)
         for shard, uncached in zip(self._shards, self._uncached, strict=True):
             positions = torch.arange(length, device=shard.device)
-            hidden, _ = shard.run(hidden.to(shard.device), positions, uncached, None)
+            hidden, _ = shard.run(hidden.to(shard.device), positions, uncached)
         return hidden
 
     def _log_probabilities(self, hidden: Tensor, tokens: Tensor) -> npt.NDArray[np.float32]:
