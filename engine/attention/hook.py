@@ -92,17 +92,29 @@ def tree_attention(
     if heads is not None:
         chosen = query[0].index_select(0, heads.tensor)
         packed.captured[layer] = CapturedQuery(chosen, query.shape[1], scaling, sliding_window)
+    return attend(packed, query, (key, value), store, scaling, sliding_window), None
+
+
+def attend(
+    packed: PackedStep,
+    query: Tensor,
+    own: tuple[Tensor, Tensor],
+    store: KVLayer,
+    scaling: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Attention of all rows, in the shapes of ``tree_attention``; their keys and values are in ``store`` already."""
     if packed.batches:
-        return attend_batches(packed.batches, query, (key, value), store, scaling, sliding_window), None
+        return attend_batches(packed.batches, query, own, store, scaling, sliding_window)
     segments = packed.segments
     if len(segments) == 1:
-        return segments[0].attend(query, store, scaling, sliding_window), None
+        return segments[0].attend(query, store, scaling, sliding_window)
     runs = packed.runs(sliding_window)
     if runs is not None:
-        return attend_runs(query, store, runs, scaling), None
+        return attend_runs(query, store, runs, scaling)
     parts = torch.split(query, [segment.n for segment in segments], dim=2)
     outs = [s.attend(part, store, scaling, sliding_window) for s, part in zip(segments, parts, strict=True)]
-    return torch.cat(outs, dim=1), None
+    return torch.cat(outs, dim=1)
 
 
 AttentionInterface.register(NAME, tree_attention)

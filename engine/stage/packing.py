@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from engine.attention.batches import Share, make_batches
+from engine.attention.batches import Share
 from engine.attention.hook import PackedStep
-from engine.attention.segment import Segment
+from engine.attention.packing import Attends, pack_shares
 from engine.kv.arena import BlockTable, KVArena
 from engine.step import SequenceStart, Step, Work
 from engine.upload import Upload, Uploaded
-
-Attends = Literal["one by one", "together", "reference"]  # segments, batches, the oracle's segments
 
 
 @dataclass(slots=True)
@@ -131,27 +125,6 @@ def pack(
         spans.append(Span(first, len(below)))
         positions.extend(work.n_cached + depth for depth in below)
         first += len(below)
-    start, rows = _write_rows(works, spans, tables)
-    step = PackedStep(arena, [], start, None if rows is None else upload.add(rows))
-    if attends == "together":
-        step.batches = make_batches(shares, windows, upload)
-    else:
-        step.segments = [
-            Segment(span.first, s.n_cached, s.depths, s.visible, s.table, groups, attends == "reference")
-            for span, s in zip(spans, shares, strict=True)
-        ]
+    step = pack_shares(shares, arena, upload, groups, windows, attends)
     tokens = [token for work in works for token in row_tokens(work)]
     return Packed(spans, upload.add(tokens), upload.add(positions), step)
-
-
-def _write_rows(
-    works: Sequence[Work], spans: Sequence[Span], tables: dict[int, BlockTable]
-) -> tuple[int | None, NDArray[np.int64] | None]:
-    """Where keys and values go: a start row when one contiguous run suffices, else every row."""
-    if len(works) == 1 and tables[works[0].seq].base is not None:
-        return tables[works[0].seq].row(works[0].n_cached), None
-    parts = [
-        tables[work.seq].row_numbers(work.n_cached, work.n_cached + span.n)
-        for work, span in zip(works, spans, strict=True)
-    ]
-    return None, np.concatenate(parts)

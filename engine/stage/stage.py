@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.attention.packing import Attends
 from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
 from engine.stage.answer import StageSequence, StepAnswer
 from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
 from engine.stage.base import Activations, Computing
 from engine.stage.device_work import DeviceWork, begin
-from engine.stage.packing import Attends, Packed, pack, plan_moves
+from engine.stage.packing import Packed, pack, plan_moves
 from engine.step import Step, Work, WorkResult
 from engine.upload import Upload
 
