@@ -125,7 +125,7 @@ def uniforms(seed: int, choice: int, position: int, salt: int, n: int) -> list[f
 
 
 class KeyedRandom:
-    """The decisions of rejection sampling at one position (implements ``engine.verify.rules.Randomness``)."""
+    """The decisions of rejection sampling at one position (implements ``engine.sampling.randomness.Randomness``)."""
 
     def __init__(self, key: NoiseKey, salt: int = 0) -> None:
         self._key = key

@@ -16,25 +16,16 @@ coupled).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
 
 Row = npt.NDArray[Any]  # [vocab], fp64 where probabilities are meant
 Decision = tuple[int | None, int]  # (accepted child or None, its token or the bonus token)
-
-
-class Randomness(Protocol):
-    """Where a rule's random decisions come from."""
-
-    def accept(self, probability: float) -> bool:
-        """True with this probability."""
-
-    def draw(self, weights: Row) -> int:
-        """An index in proportion to ``weights`` ``[vocab]`` (not normalised, sum above 0); never one of weight 0."""
 
 
 def match(tree: TokenTree, node: int, token: int) -> int | None:

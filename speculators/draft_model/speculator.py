@@ -5,7 +5,7 @@ Under coupled sampling it draws with the noise that the target will draw with, s
 temperature; with ``verification="rejection"`` it draws on its own and hands over its distribution.
 
 The published draft is a chain. By default it is a tree of ``tree_nodes`` nodes and the same depth, for as many drafter
-forwards (``speculators.draft_model.growth``): at equal numbers of nodes it is accepted further
+forwards (``engine.drafter.trees.levels``): at equal numbers of nodes it is accepted further
 (docs/methods/draft-model.md). Independent draws and requests with penalties, which depend on every node's own path, get
 a chain.
 
@@ -26,7 +26,7 @@ from engine.protocol import Branch, Needs, Outcome, RequestView
 if TYPE_CHECKING:  # torch comes with the first request, so that methods without a model need none
     from engine.sampling.history import History
     from engine.sampling.keys import NoiseKey
-    from engine.verify.rules import Randomness
+    from engine.sampling.randomness import Randomness
     from speculators.draft_model.drafter import Cached, Drafter
     from speculators.draft_model.growth import Growth
 
@@ -182,7 +182,7 @@ class DraftModel:
 
     def _finish(self, growing: list[Growth]) -> None:
         """One forward per depth, until all drafts are finished."""
-        from speculators.draft_model.choice import choose, draft_randomness
+        from engine.drafter.trees.choice import choose, draft_randomness
 
         randomness = self._randomness or draft_randomness
         while growing:
@@ -194,7 +194,7 @@ class DraftModel:
 
     def _grow(self, view: RequestView, cached: Cached, n: int, depth: int, budget: int) -> Growth | None:
         """A draft once ``n`` tokens bring the cache up to date, otherwise what can be read."""
-        from speculators.draft_model.choice import draws
+        from engine.drafter.trees.choice import draws
         from speculators.draft_model.growth import Chain, Reading, Tree
 
         if n < len(view.context) - cached.n:

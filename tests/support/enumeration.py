@@ -18,8 +18,9 @@ import torch
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
+from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
-from engine.verify.rules import Decision, Randomness, Row, decide_rejection
+from engine.verify.rules import Decision, Row, decide_rejection
 from tests.support.reference_walks import walk
 
 VOCAB, LENGTH = 3, 3

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
+from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
-from engine.verify.rules import Decision, Randomness, Row, decide_rejection, match
+from engine.verify.rules import Decision, Row, decide_rejection, match
 from tests.support.enumeration import (
     EXACT,
     SETTINGS,

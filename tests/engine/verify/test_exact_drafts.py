@@ -17,9 +17,10 @@ from engine.model.spec import read_spec
 from engine.protocol import Branch, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.sampling.randomness import Randomness
 from engine.target.info import TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
-from engine.verify.rules import Randomness, decide_rejection
+from engine.verify.rules import decide_rejection
 from speculators.draft_model.drafter import Drafter
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
 from speculators.mixing.combined import Combined

@@ -1,0 +1,94 @@
+"""The tree of EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4), built on a drafter's own probabilities.
+
+At every depth the most probable new nodes are expanded, and in the end the nodes most probable on the whole are kept.
+The probability of a node is the product of the scores on its path, so a kept node's ancestors are kept as well.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from engine.drafter.trees.choice import Ask, Choice
+from engine.protocol import Branch
+from engine.sampling.params import SamplingParams
+from engine.tree import ROOT
+
+
+class Levels:
+    """At most ``n_nodes`` nodes and ``depth`` levels; ``beam`` nodes are expanded per level, each to ``beam`` children.
+
+    For requests without a history (penalties would have to know the path of every node) whose drafts are no draws (they
+    would be chosen by what was drawn).
+
+    Args:
+        params: the request's.
+        position: of the first drafted token in prompt + output.
+        depth: the longest path.
+        n_nodes: kept.
+        beam: see above.
+    """
+
+    def __init__(self, params: SamplingParams, position: int, depth: int, n_nodes: int, beam: int) -> None:
+        self._params = params
+        self._position = position
+        self._depth = depth
+        self._n_nodes = n_nodes
+        self._beam = beam
+        self._level = 1  # depth of the nodes that come next
+        self._expanded: list[int] = [ROOT]  # whose children come next
+        # Every candidate so far, parents first.
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._scores: list[float] = []
+        self._logs: list[float] = []  # of the product of scores on the path
+
+    def asks(self) -> list[Ask]:
+        """Children of every expanded node."""
+        position = self._position + self._level - 1
+        return [Ask(self._params, None, position, min(self._beam, self._n_nodes)) for _ in self._expanded]
+
+    def take(self, choices: Sequence[Choice]) -> list[int]:
+        """One level more."""
+        first = len(self._tokens)
+        for parent, choice in zip(self._expanded, choices, strict=True):
+            above = 0.0 if parent == ROOT else self._logs[parent]
+            for token, score in zip(choice.tokens, choice.scores, strict=True):
+                self._tokens.append(token)
+                self._parents.append(parent)
+                self._scores.append(score)
+                self._logs.append(above + math.log(score))
+        self._level += 1
+        self._expanded = [] if self._level > self._depth else self._worth_expanding(first)
+        return self._expanded
+
+    def _worth_expanding(self, first: int) -> list[int]:
+        """The best candidates of the last level (from ``first`` on) that may be kept and can have children."""
+        kept = set(self._best())
+        stops = self._params.stop_ids
+        alive = [i for i in range(first, len(self._tokens)) if i in kept and self._tokens[i] not in stops]
+        return heapq.nsmallest(self._beam, alive, key=self._rank)
+
+    def _rank(self, candidate: int) -> tuple[float, int]:
+        return -self._logs[candidate], candidate
+
+    def _best(self) -> list[int]:
+        """The candidates to keep, best first; a parent never comes behind its child."""
+        return heapq.nsmallest(self._n_nodes, range(len(self._tokens)), key=self._rank)
+
+    def token(self, candidate: int) -> int:
+        """By its number, in order of discovery."""
+        return self._tokens[candidate]
+
+    def parent(self, candidate: int) -> int:
+        """The candidate it was found behind."""
+        return self._parents[candidate]
+
+    def branch(self, source: str) -> Branch | None:
+        """The tree, most probable nodes first."""
+        kept = self._best()
+        place = {candidate: node for node, candidate in enumerate(kept)}
+        parents = [place.get(self._parents[i], ROOT) for i in kept]
+        tokens, scores = [self._tokens[i] for i in kept], [self._scores[i] for i in kept]
+        return Branch(tokens, source, parents, scores=scores) if kept else None

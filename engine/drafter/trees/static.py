@@ -1,0 +1,114 @@
+"""A tree of independent draws, for rejection sampling: its shape is settled before anything is drawn.
+
+A set of siblings is tested exactly against ``q`` only if its tokens are what was drawn, and only if what is tested does
+not depend on draws that it has yet to be tested against. So the shape follows from estimates that know no token: the
+i-th child of a node (from 0) is accepted with ``ACCEPTANCE * SIBLING**i``, given that the node was. The best nodes by
+the product along their paths are the shape.
+
+Siblings are draws from one and the same ``q``, with repetition (SpecInfer's multi-step test, arXiv 2305.09781): the
+verifier's residual accounts for every one that it rejected. Below a drawn stop id nothing is drawn: a walk ends there,
+so that those nodes would never be tested. A budget that cuts the tree then reaches nodes further behind, all of which
+are tested later than the stop id or not in the same walk.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from engine.drafter.trees.choice import Ask, Choice
+from engine.protocol import Branch
+from engine.sampling.params import SamplingParams
+from engine.tree import ROOT, FloatArray
+
+ACCEPTANCE = 0.7  # of a first draw
+SIBLING = 0.3  # what every rejected sibling before leaves of that
+
+Shape = tuple[int, ...]  # the parent of every node, parents first
+
+
+@lru_cache(maxsize=256)
+def static_shape(depth: int, n_nodes: int, beam: int, acceptance: tuple[float, ...] = ()) -> Shape:
+    """The ``n_nodes`` nodes of highest estimate, best first; ties go to the shallower, then to the one found first.
+
+    Args:
+        depth: the longest path.
+        n_nodes: at most so many.
+        beam: children of a node, and nodes of a depth that have children.
+        acceptance: of a first draw, per depth, ``[depth]``; empty: ``ACCEPTANCE`` everywhere.
+    """
+    chances = acceptance or (ACCEPTANCE,) * depth
+    parents: list[int] = []
+    n_expanded = [0] * (depth + 1)  # of every depth, 0 the root
+    heap = [(-chances[0], 1, 0, ROOT)]  # estimate (negative), depth, rank among siblings, parent
+    while heap and len(parents) < n_nodes:
+        estimate, level, rank, parent = heapq.heappop(heap)
+        if rank == 0:
+            if n_expanded[level - 1] == beam:
+                continue
+            n_expanded[level - 1] += 1
+        parents.append(parent)
+        if rank + 1 < beam:
+            heapq.heappush(heap, (estimate * SIBLING, level, rank + 1, parent))
+        if level < depth:
+            heapq.heappush(heap, (estimate * chances[level], level + 1, 0, len(parents) - 1))
+    return tuple(parents)
+
+
+class StaticTree:
+    """Draws in a given shape.
+
+    Args:
+        params: the request's; it draws (``choice.draws``), and needs no history.
+        position: of the first drafted token in prompt + output.
+        shape: from ``static_shape``; candidates have its numbers.
+    """
+
+    def __init__(self, params: SamplingParams, position: int, shape: Shape) -> None:
+        self._params = params
+        self._position = position
+        self._shape = shape
+        self._children: list[list[int]] = [[] for _ in range(len(shape) + 1)]  # entry i + 1 is node i's, 0 the root's
+        for node, parent in enumerate(shape):
+            self._children[parent + 1].append(node)
+        self._level = 0  # depth of the nodes whose children come next
+        self._expanded = [ROOT]
+        self._drawn: dict[int, tuple[int, FloatArray]] = {}  # node -> its token, and what that was drawn from
+
+    def asks(self) -> list[Ask]:
+        """So many draws behind every expanded node as it has children."""
+        position = self._position + self._level
+        return [Ask(self._params, None, position, len(self._children[node + 1])) for node in self._expanded]
+
+    def take(self, choices: Sequence[Choice]) -> list[int]:
+        """One level more."""
+        fresh: list[int] = []
+        for node, choice in zip(self._expanded, choices, strict=True):
+            assert choice.q is not None, "the request draws"
+            for child, token in zip(self._children[node + 1], choice.tokens, strict=True):
+                self._drawn[child] = token, choice.q
+                fresh.append(child)
+        stops = self._params.stop_ids
+        self._expanded = [node for node in fresh if self._children[node + 1] and self.token(node) not in stops]
+        self._level += 1
+        return self._expanded
+
+    def token(self, candidate: int) -> int:
+        """Of a node that was drawn."""
+        return self._drawn[candidate][0]
+
+    def parent(self, candidate: int) -> int:
+        """By the shape."""
+        return self._shape[candidate]
+
+    def branch(self, source: str) -> Branch | None:
+        """All that was drawn, in the order of the shape."""
+        if not self._drawn:
+            return None
+        nodes = sorted(self._drawn)
+        place = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
+        tokens, rows = zip(*(self._drawn[node] for node in nodes), strict=True)
+        return Branch(tokens, source, [place[self._shape[node]] for node in nodes], q=np.stack(rows))
