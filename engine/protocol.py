@@ -106,6 +106,7 @@ class Needs:
     heads: tuple[tuple[int, int], ...] = ()  # (layer, head): attention row of the last forwarded position
     top_logprobs: bool = False  # with every list of top ids, their log-probabilities
     hidden_dims: int = 0  # project the hidden state to so many dimensions before it travels; 0: as it is
+    drafter: bool = False  # drafts of the target's trained drafter
 
     def merge(self, other: Needs) -> Needs:
         """The smallest needs that cover both.
@@ -127,6 +128,7 @@ class Needs:
             hidden_dims=dims.pop() if dims else 0,
             heads=tuple(dict.fromkeys(self.heads + other.heads)),
             top_logprobs=self.top_logprobs or other.top_logprobs,
+            drafter=self.drafter or other.drafter,
         )
 
 
@@ -165,6 +167,7 @@ class Outcome(msgspec.Struct, frozen=True):
     n_read: int = 0  # tokens of the chunk without what the cache held of it
     artefacts: Artefacts | None = None
     step: StepTime | None = None  # one object for all outcomes of a step; None where prompts were read
+    draft: Branch | None = None  # what the target's drafter drafted behind the last token
 
     def top_ids_after(self, tokens: Sequence[int]) -> Sequence[int]:
         """The target's best next ids behind the node reached by ``tokens``; empty if it was not scored."""

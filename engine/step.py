@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from engine.events import TokenLogprob
-from engine.protocol import Needs
+from engine.protocol import Branch, Needs
 from engine.sampling.params import SamplingParams
 from engine.top_ids import NO_TOP_IDS, TopIds
 from engine.tree import FloatArray, IntArray, TokenTree
@@ -49,6 +49,7 @@ class Work(msgspec.Struct, frozen=True):
     max_new: int = 1  # tokens the sequence may still emit
     moved: bool = False  # ``new_blocks`` replace the blocks that it had: its rows move there before anything is written
     reads_back: bool = True  # whether the ids behind nodes or tokens that its needs ask for are read back in this step
+    draft_nodes: int = 0  # nodes that the target's drafter may draft behind the step
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -72,6 +73,7 @@ class WorkResult(msgspec.Struct, frozen=True):
     hidden: FloatArray | None = None  # [n_new_positions, d]
     attention: FloatArray | None = None  # [n_heads, n_positions]
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
+    draft: Branch | None = None  # of the target's drafter, behind the drawn token
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -24,13 +24,22 @@ AVAILABLE = (
     "stand",
     "draft-model",
     "auto",
+    "medusa",
+    "eagle",
+    "parallelspec-medusa",
+    "parallelspec-eagle",
+    "p-eagle",
+    "dflash",
 )
 """Every name that ``speculators.registry`` can make a speculator of."""
 
-METHODS = (*AVAILABLE, "medusa", "eagle", "parallelspec-medusa", "parallelspec-eagle")
-"""Every reserved name; those that are not available are refused with 'not available yet'."""
+TRAINED = AVAILABLE[AVAILABLE.index("auto") + 1 :]
+"""Names whose drafts come from a drafter that was trained for the target."""
 
-NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "adapld", "draft-model")
+REFUSED = {"mtp": "none of the model families that are served has the layers that it drafts with"}
+"""Names that are known and not available, and why."""
+
+NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "adapld", "draft-model", *TRAINED)
 """Names that cannot be made at the default settings: a corpus, the model's layers or heads, a drafter is missing."""
 
 STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)
@@ -42,9 +51,9 @@ MOST_CHARS = 256  # of a method
 
 
 def check_name(name: str, available: Collection[str] = AVAILABLE) -> None:
-    """Raises UnknownMethodError, which lists ``available``, if ``name`` is unknown or not available yet."""
+    """Raises UnknownMethodError, which lists ``available``, if ``name`` is unknown or not available."""
     if name not in available:
-        what = f"method {name!r} is not available yet" if name in METHODS else f"unknown method {name!r}"
+        what = f"method {name!r} is not available: {REFUSED[name]}" if name in REFUSED else f"unknown method {name!r}"
         raise UnknownMethodError(f"{what}; available: {', '.join(available)}", "method")
 
 
@@ -76,7 +85,7 @@ def method_names(method: str, available: Collection[str] = AVAILABLE) -> list[st
     """The names that ``method`` joins with ``+``, in priority order.
 
     Raises:
-        UnknownMethodError: a name is unknown (the message lists ``available``) or not available yet; or as
+        UnknownMethodError: a name is unknown (the message lists ``available``) or not available; or as
             ``normalised``.
     """
     names = normalised(method).split("+")

@@ -15,7 +15,7 @@ from speculators.auto.speculator import Auto
 from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
-from speculators.methods import check_name, method_names
+from speculators.methods import TRAINED, check_name, method_names
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
@@ -32,12 +32,14 @@ from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.speculator import Successors
 from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
 from speculators.successors.vocabulary import VocabularyRows
+from speculators.trained import TrainedDrafts
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorOptions:
     """Settings of every method, at their defaults unless given."""
 
+    trained: str | None = None  # the method of the target's trained drafter
     draft_model: DraftModelConfig = field(default_factory=DraftModelConfig)
     adapld: AdaPldConfig = field(default_factory=AdaPldConfig)  # its layer is the model's
     anpd: AnpdConfig = field(default_factory=AnpdConfig)
@@ -73,6 +75,11 @@ class SpeculatorOptions:
 
 Factory = Callable[[SpeculatorOptions], Speculator]
 
+
+def _trained(name: str) -> Factory:
+    return lambda options: TrainedDrafts(name, options.trained)
+
+
 _FACTORIES: Mapping[str, Factory] = MappingProxyType(
     {
         "autoregressive": lambda options: Autoregressive(),
@@ -92,6 +99,7 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
         "rest": lambda options: Rest(_library(options, "rest"), options.rest),
         "spectra-retrieval": lambda options: _spectra_retrieval(options),
         "spectra": lambda options: _spectra(options),
+        **{name: _trained(name) for name in TRAINED},
     }
 )
 

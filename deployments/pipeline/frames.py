@@ -23,7 +23,8 @@ class StageFrame(msgspec.Struct, frozen=True, array_like=True):
     """A step between two stages; a frame of the router has neither tensors nor times."""
 
     step: bytes
-    tensors: tuple[TensorHeader, ...] = ()  # hidden states, and tapped hidden states where speculators need them
+    tensors: tuple[TensorHeader, ...] = ()  # hidden states, and those of tapped layers and of a drafter where needed
+    is_fused: bool = False  # whether the last tensor is a drafter's
     error: str = ""  # why an earlier stage could not run the step; later stages only pass it on
     rows_at: tuple[str, ...] = ()  # addresses of the stages that keep attention rows of this step
     seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last; the last field, for ``stamp``
@@ -45,8 +46,9 @@ def encode_frame(
     is already encoded is copied as it is."""
     headers = () if error else tuple(map(TensorHeader.of, tensors_of(activations)))
     raw = step if isinstance(step, bytes) else encode(step)
+    is_fused = bool(headers) and activations is not None and activations.fused is not None
     frame = bytearray()
-    _ENCODER.encode_into(StageFrame(raw, headers, error, () if error else rows_at, seconds), frame)
+    _ENCODER.encode_into(StageFrame(raw, headers, is_fused, error, () if error else rows_at, seconds), frame)
     return frame
 
 
@@ -69,15 +71,20 @@ def tensors_of(activations: Activations | None) -> list[Tensor]:
     """The tensors that follow a frame, in order."""
     if activations is None:
         return []
-    return [activations.hidden] if activations.tapped is None else [activations.hidden, activations.tapped]
+    parts = (activations.hidden, activations.tapped, activations.fused)
+    return [part for part in parts if part is not None]
 
 
-def activations_of(tensors: Sequence[Tensor]) -> Activations | None:
+def activations_of(tensors: Sequence[Tensor], is_fused: bool = False) -> Activations | None:
     """The activations that ``tensors_of`` took apart; None without tensors.
 
     Raises:
-        EOFError: there are more than two tensors.
+        EOFError: there are more tensors than activations have, or the drafter's alone.
     """
-    if len(tensors) > 2:
-        raise EOFError(f"a frame has at most 2 tensors, this one has {len(tensors)}")
-    return Activations(*tensors) if tensors else None
+    most = 3 if is_fused else 2
+    if len(tensors) > most or (is_fused and len(tensors) < 2):
+        raise EOFError(f"a frame has at most {most} tensors, hidden states first; this one has {len(tensors)}")
+    if not tensors:
+        return None
+    others, fused = (tensors[:-1], tensors[-1]) if is_fused else (tensors, None)
+    return Activations(*others, fused=fused)

@@ -110,7 +110,7 @@ class StageInbox:
 
     def _next(self) -> Arrived:
         frame = _decoded(self._link.header())
-        return Arrived(frame, activations_of(self._link.tensors(frame.tensors)))
+        return Arrived(frame, activations_of(self._link.tensors(frame.tensors), frame.is_fused))
 
 
 def _decoded(raw: bytes) -> StageFrame:

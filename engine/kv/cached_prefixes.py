@@ -24,6 +24,7 @@ class CachedPrefix:
     tokens: list[int]
     blocks: list[int]
     top_ids: PromptTopIds  # what was read back behind these tokens, if anything
+    is_drafted: bool = False  # whether the drafter's rows of these tokens lie in the same blocks of its cache
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:

@@ -63,6 +63,7 @@ def load_shard(
     device: torch.device,
     n_positions: int,
     quantization: str | None = None,
+    embeds: bool = False,
 ) -> ModelShard:
     """Build the model without memory, then fill in only what the range needs, tensor by tensor.
 
@@ -73,6 +74,7 @@ def load_shard(
         device: where weights go; int8 ones are quantised there, so that no more than one of them is there in full.
         n_positions: longest text the shard will see, tokens.
         quantization: "int8" for the decoder layers' matrices; a checkpoint that has int8 ones keeps them anyway.
+        embeds: whether the shard embeds tokens though it is not the first.
 
     Raises:
         UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint, or has
@@ -84,7 +86,8 @@ def load_shard(
     threshold = check_quantization(quantization, config)
     model = empty_model(config, dtype)
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    wanted = list(_wanted(model, layers, tied))
+    embeds = embeds or layers.is_first
+    wanted = list(_wanted(model, layers, tied, embeds))
     matrices = {name for name in wanted if threshold is not None and is_quantized(model, name)}
     readers = 1 if matrices else READERS  # to quantise takes a whole matrix, and what the kernel needs besides
     with closing(CheckpointTensors(path, device)) as tensors, ThreadPoolExecutor(readers) as threads:
@@ -102,15 +105,15 @@ def load_shard(
             else:
                 owner, _, own = name.rpartition(".")
                 setattr(model.get_submodule(owner), own, nn.Parameter(weight, requires_grad=False))
-    if tied and layers.is_first and layers.is_last:
+    if tied and embeds and layers.is_last:
         model.lm_head.weight = model.model.embed_tokens.weight
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
-    return ModelShard(model, spec, layers, n_positions)
+    return ModelShard(model, spec, layers, n_positions, embeds)
 
 
-def _wanted(model: Any, layers: LayerRange, tied: bool) -> Iterator[str]:
+def _wanted(model: Any, layers: LayerRange, tied: bool, embeds: bool) -> Iterator[str]:
     """Parameters of the range; a tied head is read once, through the embedding, when one stage has both."""
     for name, _ in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")
@@ -118,10 +121,10 @@ def _wanted(model: Any, layers: LayerRange, tied: bool) -> Iterator[str]:
             if layers.first <= int(parts[2]) < layers.last:
                 yield name
         elif name == EMBED:
-            if layers.is_first:
+            if embeds:
                 yield name
         elif name == HEAD:
-            if layers.is_last and not (tied and layers.is_first):
+            if layers.is_last and not (tied and embeds):
                 yield name
         elif layers.is_last:  # the final norm
             yield name

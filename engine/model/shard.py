@@ -42,9 +42,10 @@ class ModelShard:
         spec: of the whole model.
         layers: the range this shard runs; its modules' ``layer_idx`` become local to the shard.
         n_positions: longest text the shard will see, tokens.
+        embeds: whether it embeds tokens though it is not the first; for a drafter beside the last layers.
     """
 
-    def __init__(self, model: Any, spec: ModelSpec, layers: LayerRange, n_positions: int) -> None:
+    def __init__(self, model: Any, spec: ModelSpec, layers: LayerRange, n_positions: int, embeds: bool = False) -> None:
         inner = model.model
         self.spec = spec
         self.range = layers
@@ -52,7 +53,7 @@ class ModelShard:
         weight = next(self.layers[0].parameters())  # a norm's or a bias's, if matrices are int8: those are buffers
         self.dtype, self.device = weight.dtype, weight.device
         set_precision(self.device)
-        self._embed: nn.Module | None = inner.embed_tokens if layers.is_first else None
+        self._embed: nn.Module | None = inner.embed_tokens if layers.is_first or embeds else None
         self._norm: nn.Module | None = inner.norm if layers.is_last else None
         self._head: nn.Module | None = model.lm_head if layers.is_last else None
         self._rotary = RotaryTable(inner.rotary_emb, spec, n_positions, self.dtype, self.device)
@@ -66,7 +67,7 @@ class ModelShard:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 ``[n]`` -> ``[1, n, hidden]``."""
-        assert self._embed is not None, "only the first stage embeds"
+        assert self._embed is not None, "this shard has no embedding"
         embedded: Tensor = self._embed(tokens.unsqueeze(0))
         return embedded
 

@@ -139,13 +139,14 @@ class BatchBuilder:
         first = sequence.n_sent
         last = min(first + rows, sequence.n_prefill)
         # The first chunk takes the blocks of all: two half-read prompts could lock each other out of the rest.
-        blocks = self._running.blocks.grow(sequence.seq, sequence.n_prefill)
+        blocks = self._running.grow(sequence, sequence.n_prefill)
         if start is not None:
             starts.append(start)
             sequence.known = True
         draw = last == sequence.n_prefill and sequence.n_output == 0
         tokens = sequence.tokens[first:last]
-        work.append(Work(sequence.seq, first, tokens, None, [], blocks, draw, sequence.max_new))
+        nodes = sequence.draft_nodes if draw else 0
+        work.append(Work(sequence.seq, first, tokens, None, [], blocks, draw, sequence.max_new, draft_nodes=nodes))
         sequence.in_flight += 1
         sequence.n_sent = last
         return last - first
@@ -180,4 +181,5 @@ def _tree_work(sequence: Sequence, blocks: list[int], moved: list[int] | None) -
         max_new=sequence.max_new,
         moved=moved is not None,
         reads_back=sequence.reads_back,
+        draft_nodes=sequence.draft_nodes,
     )

@@ -110,6 +110,7 @@ def _chunk_outcome(sequence: Sequence, work: Work, answer: WorkResult) -> Outcom
         prompt_start=first,
         n_read=len(work.tokens),
         artefacts=_artefacts(answer, max(0, first - work.n_cached)),
+        draft=answer.draft,
     )
 
 
@@ -123,6 +124,7 @@ def _outcome(work: Work, answer: WorkResult, took: StepTime | None) -> Outcome:
         top_ids=answer.top_ids,
         artefacts=None if answer.hidden is None and answer.attention is None else _artefacts(answer),
         step=took,
+        draft=answer.draft,
     )
 
 

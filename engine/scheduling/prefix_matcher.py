@@ -22,7 +22,7 @@ from engine.scheduling.sequence import Sequence
 class PrefixMatch:
     """A prefix that is in the cache."""
 
-    n: int  # tokens, a multiple of the block size
+    n: int  # tokens; in whole blocks, or for a drafter one less
     blocks: list[int]  # that hold them, in text order
     top_ids: PromptTopIds  # behind these tokens, as the sequence's needs ask for them
 
@@ -60,6 +60,8 @@ class PrefixMatcher:
         best, n_best = None, 0
         known = self._cached.sharing_first_block(sequence.request.scope, sequence.tokens)
         for text in [*known, *(self._text(other) for other in live if self._may_share(sequence, other))]:
+            if needs.drafter and not text.is_drafted:
+                continue
             n = _shared(sequence, text, n_best, size)
             if n > n_best:
                 best, n_best = text, n
@@ -67,7 +69,9 @@ class PrefixMatcher:
             return PrefixMatch(0, [], PromptTopIds())
         if best in known:
             self._cached.use(best)
-        return PrefixMatch(n_best, best.blocks[: n_best // size], best.top_ids.copy(n_best, needs))
+        # The drafter's row behind the last shared token has the token behind it, so that one is forwarded again.
+        n = n_best - 1 if needs.drafter else n_best
+        return PrefixMatch(n, best.blocks[: n_best // size], best.top_ids.copy(n, needs))
 
     def _may_share(self, sequence: Sequence, other: Sequence) -> bool:
         size = self._blocks.block_size
@@ -81,7 +85,8 @@ class PrefixMatcher:
     def _text(self, sequence: Sequence) -> CachedPrefix:
         n = sequence.n_stable
         blocks = self._blocks.table(sequence.seq)[: self._blocks.blocks_for(n)]
-        return CachedPrefix(sequence.request.scope, sequence.tokens[:n], blocks, sequence.prompt_top_ids)
+        drafted = sequence.needs.drafter
+        return CachedPrefix(sequence.request.scope, sequence.tokens[:n], blocks, sequence.prompt_top_ids, drafted)
 
 
 def _shared(sequence: Sequence, text: CachedPrefix, n_best: int, size: int) -> int:

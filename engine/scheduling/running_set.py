@@ -22,12 +22,20 @@ class RunningSet:
         blocks: of the cache.
         prefixes: are told what sequences leave behind in their blocks.
         evicted: is handed every sequence that had to give up its blocks; it will be prefilled again (recompute).
+        n_scratch: slots behind a tree or a prompt that the target's drafter needs to draft the next tree.
     """
 
-    def __init__(self, blocks: BlockAllocator, prefixes: PrefixMatcher, evicted: Callable[[Sequence], None]) -> None:
+    def __init__(
+        self,
+        blocks: BlockAllocator,
+        prefixes: PrefixMatcher,
+        evicted: Callable[[Sequence], None],
+        n_scratch: int = 0,
+    ) -> None:
         self.blocks = blocks
         self.prefixes = prefixes
         self._evicted = evicted
+        self._n_scratch = n_scratch
         self._all: list[Sequence] = []
         self._ends: list[int] = []  # sequences the target still holds and should forget
 
@@ -107,7 +115,7 @@ class RunningSet:
         """
         while True:
             try:
-                return self.blocks.grow(sequence.seq, sequence.n_cached + 1 + len(sequence.tree.tokens))
+                return self.grow(sequence, sequence.n_cached + 1 + len(sequence.tree.tokens))
             except OutOfBlocksError:
                 if len(sequence.tree):
                     sequence.tree = EMPTY_TREE
@@ -118,6 +126,20 @@ class RunningSet:
                 self.evict(victim)
                 if victim is sequence:
                     return None
+
+    def grow(self, sequence: Sequence, n_rows: int) -> list[int]:
+        """New blocks for so many rows in all, and for a draft behind them if there is room; without, none is made.
+
+        Raises:
+            OutOfBlocksError: there is no room for the rows.
+        """
+        n_scratch = self._n_scratch if sequence.draft_nodes else 0
+        if n_scratch:
+            try:
+                return self.blocks.grow(sequence.seq, n_rows + n_scratch)
+            except OutOfBlocksError:
+                pass  # the rows may still fit
+        return self.blocks.grow(sequence.seq, n_rows)
 
     def _victim(self) -> Sequence | None:
         """The least important, latest sequence that is not in flight."""

@@ -47,7 +47,9 @@ class Scheduler:
         cached = CachedPrefixes(info.n_blocks, info.block_size) if self.options.prefix_cache else None
         self.blocks = BlockAllocator(info.n_blocks, info.block_size, cached)
         self._waiting = FairQueue()
-        self._running = RunningSet(self.blocks, PrefixMatcher(self.blocks, cached), self._waiting.push_front)
+        prefixes = PrefixMatcher(self.blocks, cached)
+        n_scratch = 0 if info.drafter is None else info.drafter.n_scratch
+        self._running = RunningSet(self.blocks, prefixes, self._waiting.push_front, n_scratch)
         self._builder = BatchBuilder(info, self.options, costs, self._waiting, self._running)
         self._live: dict[int, Sequence] = {}
         self.decisions: Counter[Decision] = Counter()  # of methods that decide about every step, since the start

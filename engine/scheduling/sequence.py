@@ -40,6 +40,7 @@ class Sequence:
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
     tree: TokenTree = EMPTY_TREE
     reads_back: bool = True  # what the target says behind the nodes of ``tree``
+    draft_nodes: int = 0  # that the target's drafter may draft behind its next step
     in_flight: int = 0  # unanswered steps that it is in: chunks of its text, or one tree
     cancelled: bool = False
     known: bool = False  # the target holds state of this sequence
@@ -70,7 +71,9 @@ class Sequence:
         assert request.max_nodes is not None, "the server's defaults have not been filled in"
         tokens = [*request.prompt, *request.emitted]
         wanted = needs if needs is not None and request.max_nodes else Needs()
-        return cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, wanted)
+        made = cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, wanted)
+        made.draft_nodes = request.max_nodes if wanted.drafter else 0
+        return made
 
     @property
     def request_so_far(self) -> Request:

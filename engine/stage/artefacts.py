@@ -56,7 +56,7 @@ class CapturedStep:
     def rows(self, results: Sequence[WorkResult]) -> AttentionRows:
         """Rows of this stage's heads for every work that drew a token; ``results`` are those of the step's work."""
         asked = [pair for pair in zip(self.works, results, strict=True) if pair[0].heads and pair[1].tokens]
-        kept = [_kept(captured.work, result.accepted) for captured, result in asked]
+        kept = [kept_rows(captured.work, result.accepted) for captured, result in asked]
         upload = Upload(self.step.arena.layer(0).keys.device)
         rows = [
             upload.add([captured.table.row(captured.work.n_cached + row) for row in its])
@@ -109,7 +109,7 @@ def _cached(keys: Tensor, table: BlockTable, n_cached: int) -> Tensor:
     return keys[table.rows(0, n_cached, keys.device)]
 
 
-def _kept(work: Work, accepted: Sequence[int]) -> list[int]:
+def kept_rows(work: Work, accepted: Sequence[int]) -> list[int]:
     """Rows of a work's span whose positions are committed: a chunk's, or the root and the accepted nodes."""
     return list(range(len(work.tokens))) if work.tree is None else [0, *(node + 1 for node in accepted)]
 
@@ -150,7 +150,7 @@ class StatesReadBack:
         if self._tapped is None:
             return told
         asked = [i for i, need in enumerate(self._needs) if need.hidden_layer is not None]
-        kept = [[self._spans[i].first + row for row in _kept(self._works[i], walks[i].accepted)] for i in asked]
+        kept = [[self._spans[i].first + row for row in kept_rows(self._works[i], walks[i].accepted)] for i in asked]
         if self._is_fetched:
             states = next(arrays)
         else:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:  # a router's frames have no tensors: it starts without torch
 
 @dataclass(slots=True)
 class Activations:
-    """What travels from stage to stage: hidden states, and tapped ones once a stage has tapped them."""
+    """What travels from stage to stage: hidden states, and what is made of tapped ones once a stage has tapped them."""
 
     hidden: Tensor  # [1, n_rows, hidden]
     tapped: Tensor | None = None  # [1, n_rows, hidden], or [1, n_rows, needs.hidden_dims] in fp32 once projected
+    fused: Tensor | None = None  # fp32 [1, n_rows, ..], the drafter's relay (``engine.drafter.serving.relay``)
 
 
 class Computing(Protocol):

@@ -67,7 +67,7 @@ def copies(
 
 
 @dataclass(slots=True, frozen=True)
-class RowMoves:
+class RowMove:
     """Arena rows to copy over all layers."""
 
     source: Uploaded  # int64 [n]
@@ -75,13 +75,21 @@ class RowMoves:
     is_apart: bool  # no row is both read and written
 
 
-def plan_moves(step: Step, tables: dict[int, BlockTable], block_size: int, upload: Upload) -> list[RowMoves]:
+@dataclass(slots=True, frozen=True)
+class RowMoves:
     """What a step does to the arena before its rows are written, in this order."""
-    moves: list[RowMoves] = []
-    for source, target in (copies(step.starts, tables, block_size), compaction(step.work, tables)):
-        if source:
-            moves.append(RowMoves(upload.add(source), upload.add(target), set(source).isdisjoint(target)))
-    return moves
+
+    copies: RowMove | None  # of prefixes
+    compaction: RowMove | None  # of accepted paths
+
+
+def plan_moves(step: Step, tables: dict[int, BlockTable], block_size: int, upload: Upload) -> RowMoves:
+    """The moves of a step."""
+    planned = [
+        RowMove(upload.add(source), upload.add(target), set(source).isdisjoint(target)) if source else None
+        for source, target in (copies(step.starts, tables, block_size), compaction(step.work, tables))
+    ]
+    return RowMoves(*planned)
 
 
 @dataclass(slots=True)

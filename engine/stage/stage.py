@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.attention.packing import Attends
+from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
 from engine.stage.answer import StageSequence, StepAnswer
 from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
 from engine.stage.base import Activations, Computing
 from engine.stage.device_work import DeviceWork, begin
-from engine.stage.packing import Packed, pack, plan_moves
+from engine.stage.drafts import StageDrafts
+from engine.stage.packing import Packed, RowMoves, pack, plan_moves
 from engine.step import Step, Work, WorkResult
 from engine.upload import Upload
 
@@ -41,9 +43,17 @@ class Stage:
         n_blocks: KV blocks, the same number on every stage of a pipeline.
         block_size: tokens per block.
         reference: use the slow oracle attention.
+        drafter: this stage's part of a trained drafter.
     """
 
-    def __init__(self, shard: ModelShard, n_blocks: int, block_size: int, reference: bool = False) -> None:
+    def __init__(
+        self,
+        shard: ModelShard,
+        n_blocks: int,
+        block_size: int,
+        reference: bool = False,
+        drafter: DrafterPart = NO_DRAFTER,
+    ) -> None:
         self._shard = shard
         self._spec = shard.spec
         self._attends: Attends = "one by one" if shard.device.type == "cpu" else "together"
@@ -62,6 +72,8 @@ class Stage:
         self._sequences: dict[int, StageSequence] = {}
         self._running = _Running()
         self._admitted: Step | None = None  # the last
+        self._relay = drafter.relay
+        self._drafts = None if drafter.runtime is None else StageDrafts(drafter.runtime, shard.norm)
 
     @property
     def n_sequences(self) -> int:
@@ -74,6 +86,8 @@ class Stage:
         self._sequences.clear()
         self._running = _Running()
         self._admitted = None
+        if self._drafts is not None:
+            self._drafts.runtime.reset()
 
     @torch.inference_mode()
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
@@ -92,18 +106,32 @@ class Stage:
             sequences = [self._sequences[work.seq] for work in works]
             answer = StepAnswer(works, packed.spans, sequences, self._spec.vocab_size, upload)
         upload.send()
-        for move in moves:
-            self._arena.copy(move.source.tensor, move.target.tensor, move.is_apart)
+        self._make(moves)
         if incoming is None:
             incoming = Activations(self._shard.embed(packed.tokens.tensor))
-        tap = self._local_tap(works)
-        taps = () if tap is None else (tap,)
-        hidden, outputs = self._shard.run(incoming.hidden, packed.positions.tensor, packed.step, taps)
-        tapped = project(outputs[tap], self._tap_dims(works)) if tap is not None else None
+        outgoing = self._run(works, packed, incoming)
         if computing is not None:
             computing.end()
         self._running = _Running(packed, works, answer, computing)
-        return Activations(hidden, tapped if tapped is not None else incoming.tapped)
+        return outgoing
+
+    def _make(self, moves: RowMoves) -> None:
+        """Copied prefixes begin in the drafter's cache too; what a tree left there is written anew."""
+        for move in filter(None, (moves.copies, moves.compaction)):
+            self._arena.copy(move.source.tensor, move.target.tensor, move.is_apart)
+        if self._drafts is not None and moves.copies is not None:
+            copies = moves.copies
+            self._drafts.runtime.copy(copies.source.tensor, copies.target.tensor, copies.is_apart)
+
+    def _run(self, works: Sequence[Work], packed: Packed, incoming: Activations) -> Activations:
+        """The layers, and what they are tapped for."""
+        tap = self._local_tap(works)
+        relay = self._relay if any(self._sequences[work.seq].start.needs.drafter for work in works) else None
+        taps = {*([] if tap is None else [tap]), *([] if relay is None else relay.taps)}
+        hidden, outputs = self._shard.run(incoming.hidden, packed.positions.tensor, packed.step, taps)
+        tapped = incoming.tapped if tap is None else project(outputs[tap], self._tap_dims(works))
+        fused = incoming.fused if relay is None else relay.add(incoming.hidden, outputs, incoming.fused)
+        return Activations(hidden, tapped, fused)
 
     def computing(self) -> Computing | None:
         """What a GPU still does of the last ``forward``; None on a CPU."""
@@ -112,9 +140,15 @@ class Stage:
     @torch.inference_mode()
     def verify(self, activations: Activations) -> list[WorkResult]:
         """Last stage: logits where they are needed, one walk over all trees, read-backs."""
-        answer, self._running.answer = self._running.answer, None  # logits are not for keeping through the next forward
+        running = self._running
+        answer, running.answer = running.answer, None  # logits are not for keeping through the next forward
         assert answer is not None, "verify follows forward, on the last stage"
-        return answer.results(activations, self._shard.logits)
+        assert running.packed is not None, "an answer is made with its rows"
+        results = answer.results(activations, self._shard.logits)
+        if self._drafts is None:
+            return results
+        sequences = [self._sequences[work.seq] for work in running.works]
+        return self._drafts.attach(running.works, running.packed.spans, sequences, results, activations)
 
     @torch.inference_mode()
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
@@ -151,11 +185,15 @@ class Stage:
         for seq in step.ends:
             self._tables.pop(seq, None)
             self._sequences.pop(seq, None)
+            if self._drafts is not None:
+                self._drafts.runtime.end(seq)
         self._move(step.work)  # where a device fails here, nothing below was done, and all can be done again
         self._admitted = step
         for start in step.starts:
-            self._tables[start.seq] = BlockTable(self._arena.block_size)
+            table = self._tables[start.seq] = BlockTable(self._arena.block_size)
             self._sequences[start.seq] = StageSequence(start, [*start.text])
+            if self._drafts is not None and start.needs.drafter:
+                self._drafts.runtime.start(start.seq, table, start.n_copied)
         for work in step.work:
             if work.seq in self._tables and not work.moved:
                 self._tables[work.seq].extend(work.new_blocks)
@@ -165,7 +203,10 @@ class Stage:
         for work in works:
             if work.moved and work.seq in self._tables:
                 table = self._tables[work.seq]
-                self._arena.move_runs(table.runs_to(work.new_blocks))
+                runs = table.runs_to(work.new_blocks)
+                self._arena.move_runs(runs)
+                if self._drafts is not None:
+                    self._drafts.runtime.move_runs(runs)
                 table.replace(work.new_blocks)
 
     def _local_tap(self, works: Sequence[Work]) -> int | None:

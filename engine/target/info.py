@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.drafter.settings import DrafterInfo
 from engine.model.identity import UNKNOWN, ModelIdentity
 from engine.model.spec import ModelSpec
 from engine.step import Step, StepResult
 
 MAX_TREE = 1024  # nodes of one tree, which may be a chain
+_ANOTHER = {"spec": "another architecture", "drafter": "another drafter"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,16 @@ class TargetInfo:
     block_size: int  # tokens per block
     max_model_len: int  # tokens, prompt + output
     identity: ModelIdentity = UNKNOWN
+    drafter: DrafterInfo | None = None  # a trained one on the last stage
 
     def difference(self, other: TargetInfo) -> str:
         """What tells another target from this one, for a message; "": nothing, either can stand in for the other."""
         found = [self.identity.difference(other.identity)]
-        for name in ("spec", "n_blocks", "block_size", "max_model_len"):
+        for name in ("spec", "n_blocks", "block_size", "max_model_len", "drafter"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                found.append("another architecture" if name == "spec" else f"{name} {theirs} instead of {ours}")
+                is_whole = name in ("spec", "drafter")
+                found.append(_ANOTHER[name] if is_whole else f"{name} {theirs} instead of {ours}")
         return ", ".join(filter(None, found))
 
 

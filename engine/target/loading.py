@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from engine.drafter.part import DrafterPart
+from engine.drafter.settings import DrafterInfo
 from engine.errors import ConfigError
 from engine.kv.arena import KVArena
 from engine.model.identity import ModelIdentity, model_hash, tokenizer_hash_if_any
@@ -26,6 +28,7 @@ from engine.simulated.profile import SIMULATED
 from engine.simulated.stage import SimulatedStage
 from engine.stage.base import StageLike
 from engine.stage.stage import Stage
+from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target, read_checkpoint
 from engine.target.info import TargetInfo, positions
 from engine.target.options import TargetOptions
 from engine.target.split import choose_ranges
@@ -47,14 +50,17 @@ def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype
     return known[name]
 
 
-def plan_cache(spec: ModelSpec, options: TargetOptions, dtype: torch.dtype) -> TargetInfo:
-    """How many blocks the memory budget buys, and the longest text that fits.
+def plan_cache(
+    spec: ModelSpec, options: TargetOptions, dtype: torch.dtype, drafter: DrafterInfo | None = None
+) -> TargetInfo:
+    """How many blocks the memory budget buys, the drafter's cache included, and the longest text that fits.
 
     Raises:
         ConfigError: the budget does not hold a single useful sequence, or ``max_model_len`` exceeds the model's.
     """
     size = options.block_size
     per_block = KVArena.bytes_per_block(spec.n_layers, size, spec.n_kv_heads, spec.head_dim, dtype)
+    per_block += 0 if drafter is None else size * drafter.cache_bytes
     n_blocks = options.kv_bytes // per_block
     if n_blocks < 4:
         raise ConfigError(f"kv_bytes is {options.kv_bytes}: a block takes {per_block} bytes, at least 4 are needed")
@@ -64,7 +70,8 @@ def plan_cache(spec: ModelSpec, options: TargetOptions, dtype: torch.dtype) -> T
         )
     # One block is left for the tree behind the text.
     fits = (n_blocks - 1) * size
-    return TargetInfo(spec, n_blocks, size, min(options.max_model_len or spec.max_positions, fits))
+    longest = min(options.max_model_len or spec.max_positions, fits)
+    return TargetInfo(spec, n_blocks, size, longest, drafter=drafter)
 
 
 def target_spec(options: TargetOptions, path: Path) -> ModelSpec:
@@ -89,7 +96,12 @@ def describe_target(options: TargetOptions, path: Path) -> TargetInfo:
     """
     spec = target_spec(options, path)
     dtype = resolve_dtype(options.dtype, spec, options.device)
-    return replace(plan_cache(spec, options, dtype), identity=_identity(options, path, dtype))
+    drafter = None
+    if options.drafter is not None:
+        if options.simulation is not None:
+            raise ConfigError("drafter is set, but a simulated target has no states that a trained drafter could read")
+        drafter = describe_drafter(read_checkpoint(options.drafter, spec), options.drafter, dtype)
+    return replace(plan_cache(spec, options, dtype, drafter), identity=_identity(options, path, dtype))
 
 
 def _identity(options: TargetOptions, path: Path, dtype: torch.dtype) -> ModelIdentity:
@@ -136,8 +148,12 @@ def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
     return info.n_blocks * KVArena.bytes_per_block(1, info.block_size, spec.n_kv_heads, spec.head_dim, dtype)
 
 
-def load_layers(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> ModelShard:
+def load_layers(
+    options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo, embeds: bool = False
+) -> ModelShard:
     """A stage's layers of a checkpoint, in the dtype, on the device and with the quantization of the options.
+
+    ``embeds`` says whether the stage embeds tokens though it is not the first.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -150,7 +166,26 @@ def load_layers(options: TargetOptions, path: Path, layers: LayerRange, info: Ta
         device=torch.device(options.device),
         n_positions=positions(info),
         quantization=options.quantization,
+        embeds=embeds,
     )
+
+
+def load_parts(
+    options: TargetOptions, path: Path, ranges: Sequence[LayerRange], info: TargetInfo
+) -> list[tuple[ModelShard, DrafterPart]]:
+    """Layers of some stages, and their parts of the drafter.
+
+    Raises:
+        UnsupportedModelError: a checkpoint cannot be run.
+        ConfigError: an option is wrong, or the drafter is none for this target.
+    """
+    drafter = None if options.drafter is None else read_checkpoint(options.drafter, info.spec)
+    embeds = drafter is not None and embeds_with_target(drafter.spec)
+    parts = []
+    for layers in ranges:
+        shard = load_layers(options, path, layers, info, embeds and layers.is_last)
+        parts.append((shard, drafter_part(drafter, options.drafter, shard, info, options.reference)))
+    return parts
 
 
 def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> StageLike:
@@ -164,7 +199,8 @@ def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: Tar
         recordings = options.simulation.recordings
         answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
         return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
-    return Stage(load_layers(options, path, layers, info), info.n_blocks, info.block_size, options.reference)
+    [(shard, drafter)] = load_parts(options, path, [layers], info)
+    return Stage(shard, info.n_blocks, info.block_size, options.reference, drafter)
 
 
 def whole_range(spec: ModelSpec) -> LayerRange:

@@ -9,22 +9,33 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.model.shard import ModelShard
 from engine.stage.artefacts import AttentionRows, attach_attention
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, StepResult
 from engine.target.info import TargetInfo
-from engine.target.loading import describe_target, load_layers, stage_ranges
+from engine.target.loading import describe_target, load_parts, stage_ranges
 from engine.target.options import TargetOptions
 
 
 class LocalTarget:
     """A target whose stages live in this process."""
 
-    def __init__(self, info: TargetInfo, shards: Sequence[ModelShard], reference: bool = False) -> None:
+    def __init__(
+        self,
+        info: TargetInfo,
+        shards: Sequence[ModelShard],
+        reference: bool = False,
+        drafter: Sequence[DrafterPart] = (),
+    ) -> None:
         self.info = info
-        self._stages = [Stage(shard, info.n_blocks, info.block_size, reference) for shard in shards]
+        parts = drafter or [NO_DRAFTER] * len(shards)
+        self._stages = [
+            Stage(shard, info.n_blocks, info.block_size, reference, part)
+            for shard, part in zip(shards, parts, strict=True)
+        ]
 
     @classmethod
     def load(cls, options: TargetOptions, path: Path) -> LocalTarget:
@@ -35,8 +46,8 @@ class LocalTarget:
             ConfigError: an option is wrong.
         """
         info = describe_target(options, path)
-        shards = [load_layers(options, path, layers, info) for layers in stage_ranges(options, path, info)]
-        return cls(info, shards, options.reference)
+        shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
+        return cls(info, shards, options.reference, drafter)
 
     @property
     def n_sequences(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.drafter.settings import DrafterSettings
 from engine.simulated.profile import Simulation
 
 GIB = 1 << 30
@@ -32,4 +33,5 @@ class TargetOptions:
     stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
     cost_folder: str = ""  # where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
+    drafter: DrafterSettings | None = None  # trained for the model; on the last stage
     revision: str | None = None  # branch, tag or commit of ``model`` on the hub; None: the main branch

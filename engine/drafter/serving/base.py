@@ -1,0 +1,34 @@
+"""What all ways of drafting share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.drafter.serving.news import News
+from engine.protocol import Branch
+from engine.upload import Upload
+
+
+class Drafting(Protocol):
+    """One drafter's network and cache. One thread calls it."""
+
+    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+        """Learn what a step committed of its sequences, and draft where that is wanted; in order."""
+
+
+def upload_ids(device: torch.device, *lists: Sequence[int]) -> list[Tensor]:
+    """Lists of numbers as int64 tensors, in one copy."""
+    upload = Upload(device)
+    parts = [upload.add(numbers) for numbers in lists]
+    upload.send()
+    return [part.tensor for part in parts]
+
+
+def hand_out(news: Sequence[News], branches: Sequence[Branch | None]) -> list[Branch | None]:
+    """Branches of the news that want one, among all of them."""
+    found = iter(branches)
+    return [None if one.wanted is None else next(found) for one in news]

@@ -1,0 +1,87 @@
+"""Drafting with one block of slots beside the target's states (DFlash), and with heads on its last state (Medusa)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.batches import Share
+from engine.drafter.networks.dflash import DFlash
+from engine.drafter.networks.medusa import Medusa
+from engine.drafter.serving.base import hand_out, upload_ids
+from engine.drafter.serving.cache import DrafterCache
+from engine.drafter.serving.news import News, Wanted
+from engine.drafter.trees.blocks import block_trees
+from engine.drafter.trees.choice import DraftVocabulary
+from engine.protocol import Branch
+
+
+class BlockDrafting:
+    """The DFlash family. Implements ``Drafting``.
+
+    Args:
+        network: with its weights.
+        cache: of its layers; committed positions have keys and values there, but no rows.
+        vocabulary: of its head; None: the target's.
+    """
+
+    def __init__(self, network: DFlash, cache: DrafterCache, vocabulary: DraftVocabulary | None) -> None:
+        self._network, self._cache, self._vocabulary = network, cache, vocabulary
+        assert network.spec.n_drafts is not None, "a drafter of blocks was trained for a number of drafts"
+        self._n_drafts = network.spec.n_drafts
+
+    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+        """Keep what layers make of the committed positions, and draft behind the drawn tokens."""
+        self._keep(news)
+        asked = [one for one in news if one.wanted is not None]
+        return hand_out(news, self._block(asked)) if asked else [None] * len(news)
+
+    def _keep(self, news: Sequence[News]) -> None:
+        shares = [Share(one.first, list(range(len(one.tokens))), None, True, one.sequence.table) for one in news]
+        states = torch.cat([one.states for one in news])
+        positions = [one.first + i for one in news for i in range(len(one.tokens))]
+        [placed] = upload_ids(states.device, positions)
+        self._cache.write(shares, self._network.context(states, placed))
+        for one in news:
+            one.sequence.n_rows = one.first + len(one.tokens)
+
+    def _block(self, asked: Sequence[News]) -> list[Branch | None]:
+        [anchors] = upload_ids(asked[0].states.device, [one.drawn for one in asked if one.drawn is not None])
+        embedded = self._network.block(anchors, self._n_drafts)
+        n_slots = embedded.shape[1]
+        visible = None if self._network.spec.causal_block else np.ones((n_slots, n_slots), np.bool_)
+        shares = [Share(one.sequence.n_rows, list(range(n_slots)), visible, False, one.sequence.table) for one in asked]
+        prepared = self._cache.prepare(shares)
+        outputs = self._network(embedded.flatten(0, 1), prepared.positions, prepared.attend)
+        outputs = self._network.drafting(outputs.unflatten(0, (len(asked), n_slots)))
+        return self._trees(outputs, anchors, _wanted(asked))
+
+    def _trees(self, outputs: Tensor, anchors: Tensor, wanted: list[Wanted]) -> list[Branch | None]:
+        logits = self._network.logits(outputs)
+        return block_trees(logits, wanted, self._network.spec.method, self._vocabulary)
+
+
+class HeadDrafting:
+    """Medusa. Implements ``Drafting``.
+
+    Args:
+        network: with its weights.
+    """
+
+    def __init__(self, network: Medusa) -> None:
+        self._network = network
+
+    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+        """Draft from the last states; nothing is kept."""
+        asked = [one for one in news if one.wanted is not None]
+        if not asked:
+            return [None] * len(news)
+        logits = self._network(torch.stack([one.states[-1] for one in asked]))
+        return hand_out(news, block_trees(logits, _wanted(asked), self._network.spec.method, None))
+
+
+def _wanted(asked: Sequence[News]) -> list[Wanted]:
+    return [one.wanted for one in asked if one.wanted is not None]

@@ -1,0 +1,120 @@
+"""Drafts that grow depth by depth, a forward of all sequences' new nodes for each (EAGLE).
+
+A node's row has its own token and the output of its parent's row for a state, and sees the committed rows and its
+ancestors. Rows of nodes lie behind the committed ones in the cache and are dropped with the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.batches import Share
+from engine.drafter.serving.base import upload_ids
+from engine.drafter.serving.news import News
+from engine.drafter.trees.choice import DraftVocabulary, choose
+from engine.drafter.trees.growth import Growth, grow
+from engine.protocol import Branch
+from engine.tree import ROOT, BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """New rows of all drafts that still grow."""
+
+    shares: list[Share]  # all rows of each draft so far
+    n_new: list[int]  # of each, the last ones
+    tokens: list[int]  # of the new rows
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One sequence's draft, and its rows."""
+
+    growth: Growth
+    news: News
+    outputs: dict[int, int]  # candidate -> its row's place among all outputs so far
+    rows: dict[int, int] = field(default_factory=dict)  # candidate -> its row behind the committed ones
+    depths: list[int] = field(default_factory=list)  # of the rows, from 0
+    sees: list[BoolArray] = field(default_factory=list)  # of each row, the rows up to itself
+
+    def add(self, candidate: int) -> None:
+        """A candidate's row; its parent has one, or is the root."""
+        row, above = len(self.rows), self.rows.get(self.growth.parent(candidate))
+        seen = np.zeros(row + 1, np.bool_)
+        if above is not None:
+            seen[: above + 1] = self.sees[above]
+        seen[row] = True
+        self.rows[candidate] = row
+        self.sees.append(seen)
+        self.depths.append(0 if above is None else self.depths[above] + 1)
+
+    def share(self) -> Share:
+        """All rows so far."""
+        visible = np.zeros((len(self.rows), len(self.rows)), np.bool_)
+        for row, seen in enumerate(self.sees):
+            visible[row, : row + 1] = seen
+        sequence = self.news.sequence
+        return Share(sequence.n_rows, [*self.depths], visible, False, sequence.table)
+
+
+def grow_levels(
+    score: Callable[[Tensor], Tensor],
+    run: Callable[[Level, Tensor], Tensor],
+    roots: Tensor,
+    asked: Sequence[News],
+    vocabulary: DraftVocabulary | None,
+    depth: int,
+    beam: int,
+    source: str,
+) -> list[Branch | None]:
+    """Drafts of several sequences.
+
+    Args:
+        score: logits ``[n, draft_vocab]`` of outputs ``[n, hidden]``.
+        run: outputs ``[n_new, hidden]`` of a level's new rows, from their parents'.
+        roots: ``[n, hidden]``, outputs of the sequences' last committed rows.
+        asked: the sequences; each wants a draft.
+        vocabulary: of the logits; None: the target's.
+        depth: most tokens on a path.
+        beam: nodes expanded at a depth, and children of each.
+        source: of the branches.
+    """
+    drafts = [_Draft(_growth(one, depth, beam), one, {ROOT: place}) for place, one in enumerate(asked)]
+    growing, outputs, latest = drafts, roots, roots
+    while growing:
+        asks = [draft.growth.asks() for draft in growing]
+        choices = iter(choose(score(latest), [ask for some in asks for ask in some], vocabulary=vocabulary))
+        new = [draft.growth.take([next(choices) for _ in some]) for draft, some in zip(growing, asks, strict=True)]
+        alive = [(draft, candidates) for draft, candidates in zip(growing, new, strict=True) if candidates]
+        growing = [draft for draft, _ in alive]
+        if growing:
+            level, parents = _level(alive, len(outputs))
+            latest = run(level, outputs.index_select(0, upload_ids(outputs.device, parents)[0]))
+            outputs = torch.cat((outputs, latest))
+    return [draft.growth.branch(source) for draft in drafts]
+
+
+def _growth(news: News, depth: int, beam: int) -> Growth:
+    wanted = news.wanted
+    assert wanted is not None, "this sequence wants no draft"
+    depth = min(depth, wanted.depth)
+    return grow(wanted.params, wanted.history, wanted.position, depth, wanted.n_nodes, beam)
+
+
+def _level(alive: Sequence[tuple[_Draft, list[int]]], n_outputs: int) -> tuple[Level, list[int]]:
+    """The next level of drafts and the candidates that they expand, and where the parents' outputs are."""
+    level, parents = Level([], [], []), list[int]()
+    for draft, candidates in alive:
+        for candidate in candidates:
+            parents.append(draft.outputs[draft.growth.parent(candidate)])
+            draft.outputs[candidate] = n_outputs + len(level.tokens)
+            level.tokens.append(draft.growth.token(candidate))
+            draft.add(candidate)
+        level.shares.append(draft.share())
+        level.n_new.append(len(candidates))
+    return level, parents

@@ -1,0 +1,80 @@
+"""What a step tells a drafter of a sequence, and what is drafted behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kv.arena import BlockTable
+from engine.sampling.history import History
+from engine.sampling.params import SamplingParams
+
+
+@dataclass(slots=True)
+class DraftedSequence:
+    """What a drafter keeps of one sequence, besides its rows in the cache."""
+
+    table: BlockTable  # the target's
+    n_rows: int  # rows in the cache: slots 0 to n_rows - 1
+    pending: Tensor | None = None  # [1, width], the state of the last position, whose successor was not known
+    has_failed: bool = False  # rows are missing: nothing is drafted any more
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A draft that is asked for."""
+
+    params: SamplingParams
+    history: History | None  # of the text with the drawn token, where penalties or a minimum length need it
+    position: int  # of the first drafted token
+    depth: int  # most drafted tokens on a path, at least 1
+    n_nodes: int  # most nodes, at least 1
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a step committed of one sequence."""
+
+    sequence: DraftedSequence
+    first: int  # position of the first state
+    states: Tensor  # [n, width], what the drafter reads at these positions
+    tokens: list[int]  # [n], at these positions
+    drawn: int | None  # the token behind them; None: it comes with the next chunk
+    wanted: Wanted | None  # behind the drawn token
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A sequence's next rows in the drafter's cache, from slot ``first`` on."""
+
+    first: int
+    tokens: list[int]  # [n]
+    states: Tensor | None  # [n, width]; None for a drafter that reads none
+
+
+def pair_rows(news: News) -> Rows:
+    """Rows of tokens beside the states before them, each in the slot of its state; those that are complete.
+
+    The last state waits for the token behind it, which comes with the next step where this one drew none.
+    """
+    sequence, tokens, states, first = news.sequence, news.tokens, news.states, news.first
+    if news.drawn is not None:
+        tokens = [*tokens, news.drawn]
+    if sequence.pending is None:
+        tokens = tokens[1:]
+    else:
+        states, first = torch.cat((sequence.pending, states)), first - 1
+    n = len(tokens)
+    sequence.pending = states[n:].clone() if n < len(states) else None  # a view would keep all states
+    sequence.n_rows = first + n
+    return Rows(first, tokens, states[:n])
+
+
+def token_rows(news: News) -> Rows:
+    """Rows of tokens alone, each in its own slot; the first may be there already, as the step before drew it."""
+    sequence, first = news.sequence, news.sequence.n_rows
+    tokens = [*news.tokens, *([] if news.drawn is None else [news.drawn])][first - news.first :]
+    sequence.n_rows = first + len(tokens)
+    return Rows(first, tokens, None)

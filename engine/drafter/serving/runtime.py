@@ -1,0 +1,142 @@
+"""A trained drafter at work: its network, its cache, and what it knows of every sequence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.networks.base import LayeredNetwork, TargetParts
+from engine.drafter.networks.build import AnyNetwork, load_network
+from engine.drafter.networks.dflash import DFlash
+from engine.drafter.networks.medusa import Medusa
+from engine.drafter.serving.base import Drafting
+from engine.drafter.serving.blocks import BlockDrafting, HeadDrafting
+from engine.drafter.serving.cache import DrafterCache
+from engine.drafter.serving.news import DraftedSequence, News
+from engine.drafter.serving.pairs import PairDrafting
+from engine.drafter.serving.relay import Fused
+from engine.drafter.settings import DrafterSettings, scratch_slots
+from engine.drafter.trees.choice import DraftVocabulary
+from engine.kv.arena import BlockTable, Run
+from engine.protocol import Branch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a drafter runs, and the cache it shares block numbers with."""
+
+    n_blocks: int
+    block_size: int  # tokens
+    dtype: torch.dtype
+    device: torch.device
+    reference: bool = False  # attend as the slow oracle does
+
+
+class DraftRuntime:
+    """Drafts for all sequences of a step together. One thread calls it.
+
+    Args:
+        checkpoint: the drafter.
+        target: what it uses of the target.
+        place: where it runs.
+        settings: how it drafts.
+
+    Raises:
+        ConfigError: the checkpoint lacks something, or contradicts itself.
+    """
+
+    def __init__(
+        self, checkpoint: DrafterCheckpoint, target: TargetParts, place: Place, settings: DrafterSettings
+    ) -> None:
+        spec = checkpoint.spec
+        tensors = {name: weight.to(place.device, place.dtype) for name, weight in checkpoint.tensors.items()}
+        network = load_network(spec, tensors, target)
+        self._fused = Fused(spec, tensors, place.dtype, place.device) if spec.taps else None
+        self._cache = _cache_of(network, place)
+        self._drafting = _drafting_of(network, self._cache, _vocabulary(checkpoint, place.device), settings)
+        self._block_size, self._n_scratch = place.block_size, scratch_slots(spec, settings)
+        self._sequences: dict[int, DraftedSequence] = {}
+
+    @property
+    def reads_taps(self) -> bool:
+        """Whether it reads the relayed sum of tapped layers, and not the final norm's outputs."""
+        return self._fused is not None
+
+    def finish(self, total: Tensor) -> Tensor:
+        """States ``[n, width]`` of the relay's sums ``[n, ..]``."""
+        assert self._fused is not None, "this drafter taps no layer"
+        return self._fused.finish(total)
+
+    def start(self, seq: int, table: BlockTable, n_copied: int) -> None:
+        """A sequence begins, its first ``n_copied`` rows are copied."""
+        self._sequences[seq] = DraftedSequence(table, n_copied)
+
+    def end(self, seq: int) -> None:
+        """Forget a sequence; harmless when it is not known."""
+        self._sequences.pop(seq, None)
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        self._sequences.clear()
+
+    def of(self, seq: int) -> DraftedSequence | None:
+        """A sequence that has begun."""
+        return self._sequences.get(seq)
+
+    def has_room(self, sequence: DraftedSequence, n_rows: int) -> bool:
+        """Whether a sequence's blocks have slots for a draft behind ``n_rows`` rows."""
+        return n_rows + self._n_scratch <= len(sequence.table.blocks) * self._block_size
+
+    def copy(self, source: Tensor, target: Tensor, is_apart: bool) -> None:
+        """Rows of prefixes, as ``KVArena.copy``."""
+        if self._cache is not None:
+            self._cache.arena.copy(source, target, is_apart)
+
+    def move_runs(self, runs: Iterable[Run]) -> None:
+        """Rows of sequences that have other blocks now."""
+        if self._cache is not None:
+            self._cache.arena.move_runs(runs)
+
+    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+        """Learn what a step committed, and draft where that is wanted.
+
+        A drafter that fails costs its sequences their drafts, from now on, and the step nothing.
+        """
+        try:
+            return self._drafting.draft(news)
+        except torch.AcceleratorError:
+            raise  # the device cannot serve another step
+        except Exception:
+            logger.exception("the drafter failed; its sequences go on without drafts")
+            for one in news:
+                one.sequence.has_failed = True
+            return [None] * len(news)
+
+
+def _cache_of(network: AnyNetwork, place: Place) -> DrafterCache | None:
+    if not isinstance(network, LayeredNetwork):
+        return None
+    return DrafterCache(network.shape, place.n_blocks, place.block_size, place.dtype, place.device, place.reference)
+
+
+def _drafting_of(
+    network: AnyNetwork, cache: DrafterCache | None, vocabulary: DraftVocabulary | None, settings: DrafterSettings
+) -> Drafting:
+    if isinstance(network, Medusa):
+        return HeadDrafting(network)
+    assert cache is not None, "a network with layers has a cache"
+    if isinstance(network, DFlash):
+        return BlockDrafting(network, cache, vocabulary)
+    return PairDrafting(network, cache, vocabulary, settings.depth, settings.beam)
+
+
+def _vocabulary(checkpoint: DrafterCheckpoint, device: torch.device) -> DraftVocabulary | None:
+    ids = checkpoint.draft_ids
+    return None if ids is None else DraftVocabulary.of(ids.to(device), checkpoint.spec.vocab_size)

@@ -1,0 +1,47 @@
+"""How a trained drafter drafts, beside what its checkpoint says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.drafter.spec import DrafterSpec
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSettings:
+    """Which drafter, and the trees of drafters that grow depth by depth (EAGLE-2, arXiv 2406.16858).
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    path: str  # directory or hub id
+    taps: tuple[int, ...] | None = None  # instead of those that the checkpoint names; from 0, -1 is the embedding
+    depth: int = 6  # most tokens on a path
+    beam: int = 8  # nodes expanded at a depth, and children of each
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "beam"):
+            if not 1 <= getattr(self, name) <= 32:
+                raise ConfigError(f"drafter: {name} is {getattr(self, name)}; it must be 1 to 32")
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What schedulers and speculators have to know of the target's drafter."""
+
+    method: str  # the name that requests give
+    n_scratch: int  # slots behind a sequence's committed tokens that a draft takes
+    cache_bytes: int  # per token
+    identity: str  # hash of its weights
+
+
+def scratch_slots(spec: DrafterSpec, settings: DrafterSettings) -> int:
+    """Slots that rows of a draft take behind the committed ones."""
+    if spec.method == "medusa":
+        return 0
+    if spec.method == "eagle":
+        return settings.beam * (settings.depth - 1)
+    assert spec.n_drafts is not None, "a drafter of one forward was trained for a number of drafts"
+    return spec.n_drafts + 1

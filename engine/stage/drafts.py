@@ -1,0 +1,95 @@
+"""The trained drafter on the last stage: what it is told of a verified step, and its drafts in the step's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from torch import Tensor
+
+from engine.drafter.serving.news import DraftedSequence, News, Wanted
+from engine.drafter.serving.runtime import DraftRuntime
+from engine.stage.answer import StageSequence
+from engine.stage.artefacts import kept_rows
+from engine.stage.base import Activations
+from engine.stage.packing import Span
+from engine.step import Work, WorkResult
+from engine.upload import Upload
+
+
+class StageDrafts:
+    """Drafts behind a step.
+
+    Args:
+        runtime: the drafter.
+        norm: the target's final norm.
+    """
+
+    def __init__(self, runtime: DraftRuntime, norm: Callable[[Tensor], Tensor]) -> None:
+        self.runtime, self._norm = runtime, norm
+
+    def attach(
+        self,
+        works: Sequence[Work],
+        spans: Sequence[Span],
+        sequences: Sequence[StageSequence],
+        results: list[WorkResult],
+        activations: Activations,
+    ) -> list[WorkResult]:
+        """The results, with a draft where one was asked for.
+
+        Args:
+            works: of the step.
+            spans: rows of every work.
+            sequences: of every work.
+            results: of every work.
+            activations: behind the last layer.
+        """
+        served = [
+            (i, sequence)
+            for i, (work, result) in enumerate(zip(works, results, strict=True))
+            if (sequence := self.runtime.of(work.seq)) is not None
+            and not (sequence.has_failed or _is_over(work, result, sequences[i]))
+        ]
+        if not served:
+            return results
+        kept = [kept_rows(works[i], results[i].accepted) for i, _ in served]
+        rows = [spans[i].first + row for (i, _), its in zip(served, kept, strict=True) for row in its]
+        states = self._states(activations, rows).split([len(its) for its in kept])
+        news = [
+            self._news(works[i], results[i], sequence, sequences[i], its)
+            for (i, sequence), its in zip(served, states, strict=True)
+        ]
+        for (i, _), branch in zip(served, self.runtime.draft(news), strict=True):
+            if branch is not None:
+                results[i] = msgspec.structs.replace(results[i], draft=branch)
+        return results
+
+    def _states(self, activations: Activations, rows: list[int]) -> Tensor:
+        """What the drafter reads at these rows of the step, ``[n, width]``."""
+        source = activations.fused if self.runtime.reads_taps else activations.hidden
+        assert source is not None, "no stage has tapped a layer for the drafter"
+        upload = Upload(source.device)
+        index = upload.add(rows)
+        upload.send()
+        states = source[0].index_select(0, index.tensor)
+        return self.runtime.finish(states) if self.runtime.reads_taps else self._norm(states)
+
+    def _news(
+        self, work: Work, result: WorkResult, drafted: DraftedSequence, sequence: StageSequence, states: Tensor
+    ) -> News:
+        accepted = [] if work.tree is None else [work.tree.tokens[node] for node in result.accepted]
+        tokens, drawn = [*work.tokens, *accepted], result.tokens[-1] if result.tokens else None
+        wanted, end = None, work.n_cached + len(tokens)
+        depth = work.max_new - len(result.tokens) - 1  # the last token of a text comes without a draft
+        if drawn is not None and work.draft_nodes and depth > 0 and self.runtime.has_room(drafted, end + 1):
+            params = sequence.start.params
+            wanted = Wanted(params, sequence.history, end + 1, depth, work.draft_nodes)
+        return News(drafted, work.n_cached, states, tokens, drawn, wanted)
+
+
+def _is_over(work: Work, result: WorkResult, sequence: StageSequence) -> bool:
+    """Whether the step ended the text: rows behind it are of no use."""
+    if not result.tokens:
+        return False
+    return len(result.tokens) >= work.max_new or result.tokens[-1] in sequence.start.params.stop_ids

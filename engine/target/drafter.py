@@ -1,0 +1,83 @@
+"""From a drafter's settings to what a target's stages do for it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.networks.base import TargetParts
+from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.drafter.serving.relay import relay_of
+from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
+from engine.drafter.spec import DrafterSpec
+from engine.kv.arena import KVArena
+from engine.model.resolve import resolve
+from engine.model.shard import ModelShard
+from engine.model.spec import ModelSpec
+from engine.target.info import TargetInfo
+
+SAMPLE = 4096  # bytes hashed of every tensor
+
+
+def read_checkpoint(settings: DrafterSettings, target: ModelSpec) -> DrafterCheckpoint:
+    """The drafter, on the CPU.
+
+    Raises:
+        ConfigError, UnsupportedModelError: as ``read_drafter``.
+    """
+    return read_drafter(Path(resolve(settings.path)), target, settings.taps)
+
+
+def describe_drafter(checkpoint: DrafterCheckpoint, settings: DrafterSettings, dtype: torch.dtype) -> DrafterInfo:
+    """What schedulers and speculators have to know."""
+    spec, layers = checkpoint.spec, checkpoint.spec.layers
+    per_token = 0
+    if layers is not None:
+        per_token = KVArena.bytes_per_block(layers.n_layers, 1, layers.n_kv_heads, layers.head_dim, dtype)
+    return DrafterInfo(spec.method, scratch_slots(spec, settings), per_token, _hash(checkpoint))
+
+
+def embeds_with_target(spec: DrafterSpec) -> bool:
+    """Whether the drafter embeds tokens with the target's embedding."""
+    return spec.method != "medusa" and not spec.own_embedding
+
+
+def drafter_part(
+    checkpoint: DrafterCheckpoint | None,
+    settings: DrafterSettings | None,
+    shard: ModelShard,
+    info: TargetInfo,
+    reference: bool = False,
+) -> DrafterPart:
+    """What the stage of ``shard`` does.
+
+    Raises:
+        ConfigError: the checkpoint lacks something, or contradicts itself.
+    """
+    if checkpoint is None or settings is None:
+        return NO_DRAFTER
+    relay = relay_of(checkpoint, shard.range, shard.dtype, shard.device)
+    if not shard.range.is_last:
+        return DrafterPart(relay)
+
+    def embed(tokens: Tensor) -> Tensor:
+        return shard.embed(tokens.flatten())[0].view(*tokens.shape, -1)
+
+    place = Place(info.n_blocks, info.block_size, shard.dtype, shard.device, reference)
+    return DrafterPart(relay, DraftRuntime(checkpoint, TargetParts(embed, shard.head), place, settings))
+
+
+def _hash(checkpoint: DrafterCheckpoint) -> str:
+    """Of its spec, and of a sample of every tensor."""
+    digest = hashlib.sha256(repr(checkpoint.spec).encode())
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        flat = tensor.reshape(-1).view(torch.uint8)
+        first = max(0, len(flat) - SAMPLE) // 2
+        digest.update(name.encode() + flat[first : first + SAMPLE].numpy().tobytes())
+    return digest.hexdigest()[:32]
