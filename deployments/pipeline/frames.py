@@ -86,5 +86,6 @@ def activations_of(tensors: Sequence[Tensor], is_fused: bool = False) -> Activat
         raise EOFError(f"a frame has at most {most} tensors, hidden states first; this one has {len(tensors)}")
     if not tensors:
         return None
-    others, fused = (tensors[:-1], tensors[-1]) if is_fused else (tensors, None)
-    return Activations(*others, fused=fused)
+    hidden, *others = tensors
+    fused = others.pop() if is_fused else None
+    return Activations(hidden, others[0] if others else None, fused)
