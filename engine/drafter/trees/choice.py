@@ -36,7 +36,7 @@ from engine.sampling.randomness import Randomness
 from engine.sampling.shift import is_shifted
 from engine.tree import FloatArray
 
-_LEAST = 1e-9  # a score is never 0
+LEAST_SCORE = 1e-9  # a score is never 0
 DRAFT_SALT = 0x64726674  # of the stream that drafts are drawn from; the verifier's is 0
 
 
@@ -108,7 +108,7 @@ def choose(
     """
     if not asks:
         return []
-    scores = _processed(logits, asks, vocabulary)
+    scores = processed(logits, asks, vocabulary)
     drawn = [i for i, ask in enumerate(asks) if draws(ask.params)]
     ranked = [i for i, ask in enumerate(asks) if not draws(ask.params)]
     choices: dict[int, Choice] = {}
@@ -126,7 +126,7 @@ def _rows(scores: Tensor, index: list[int]) -> Tensor:
     return scores if len(index) == len(scores) else scores[index]
 
 
-def _processed(logits: Tensor, asks: Sequence[Ask], vocabulary: DraftVocabulary | None) -> Tensor:
+def processed(logits: Tensor, asks: Sequence[Ask], vocabulary: DraftVocabulary | None) -> Tensor:
     """What tokens are ranked or drawn by, without noise, ``[n, vocab]`` or ``[n, D]``."""
     if vocabulary is None:
         return _process(logits, asks)
@@ -191,7 +191,7 @@ def rank(scores: Tensor, asks: Sequence[Ask]) -> list[Choice]:
 def _possible(ids: list[int], probabilities: list[float]) -> Choice:
     """Without the tokens that truncation took away; the best one always stays."""
     n = max(1, sum(probability > 0.0 for probability in probabilities))
-    return Choice(ids[:n], [min(1.0, max(probability, _LEAST)) for probability in probabilities[:n]])
+    return Choice(ids[:n], [min(1.0, max(probability, LEAST_SCORE)) for probability in probabilities[:n]])
 
 
 def _named(choice: Choice, vocabulary: DraftVocabulary | None) -> Choice:

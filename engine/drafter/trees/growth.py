@@ -37,7 +37,15 @@ class Growth(Protocol):
         """What has been drafted, best first; None: nothing."""
 
 
-def grow(params: SamplingParams, history: History | None, position: int, depth: int, n_nodes: int, beam: int) -> Growth:
+def grow(
+    params: SamplingParams,
+    history: History | None,
+    position: int,
+    depth: int,
+    n_nodes: int,
+    beam: int,
+    acceptance: tuple[float, ...] = (),
+) -> Growth:
     """The kind of draft that suits a request.
 
     A chain where penalties have to know what comes before; a tree of independent draws for rejection sampling, as far
@@ -50,9 +58,10 @@ def grow(params: SamplingParams, history: History | None, position: int, depth: 
         depth: the longest path, at least 1.
         n_nodes: at most so many, at least 1.
         beam: rows per depth behind the first, and children of a node.
+        acceptance: that of ``static_shape``.
     """
     if history is not None or (draws(params) and n_nodes <= depth):
         return Chain(params, history, position, min(depth, n_nodes))
     if draws(params):
-        return StaticTree(params, position, static_shape(depth, n_nodes, beam))
+        return StaticTree(params, position, static_shape(depth, n_nodes, beam, acceptance))
     return Levels(params, position, depth, n_nodes, beam)

@@ -43,6 +43,7 @@ class Levels:
         self._parents: list[int] = []
         self._scores: list[float] = []
         self._logs: list[float] = []  # of the product of scores on the path
+        self._bar: list[float] = []  # heap of the n_nodes highest of them: what does not reach it will not be kept
 
     def asks(self) -> list[Ask]:
         """Children of every expanded node."""
@@ -53,15 +54,26 @@ class Levels:
         """One level more."""
         first = len(self._tokens)
         for parent, choice in zip(self._expanded, choices, strict=True):
-            above = 0.0 if parent == ROOT else self._logs[parent]
-            for token, score in zip(choice.tokens, choice.scores, strict=True):
-                self._tokens.append(token)
-                self._parents.append(parent)
-                self._scores.append(score)
-                self._logs.append(above + math.log(score))
+            self._add(parent, choice)
         self._level += 1
         self._expanded = [] if self._level > self._depth else self._worth_expanding(first)
         return self._expanded
+
+    def _add(self, parent: int, choice: Choice) -> None:
+        """The children of one node, but for those that are too improbable already."""
+        above = 0.0 if parent == ROOT else self._logs[parent]
+        for token, score in zip(choice.tokens, choice.scores, strict=True):
+            log = above + math.log(score)
+            if len(self._bar) < self._n_nodes:
+                heapq.heappush(self._bar, log)
+            elif log > self._bar[0]:
+                heapq.heapreplace(self._bar, log)
+            else:
+                return  # of equals the first is kept, and the children behind this one are no better
+            self._tokens.append(token)
+            self._parents.append(parent)
+            self._scores.append(score)
+            self._logs.append(log)
 
     def _worth_expanding(self, first: int) -> list[int]:
         """The best candidates of the last level (from ``first`` on) that may be kept and can have children."""

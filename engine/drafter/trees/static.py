@@ -78,6 +78,13 @@ class StaticTree:
         self._expanded = [ROOT]
         self._drawn: dict[int, tuple[int, FloatArray]] = {}  # node -> its token, and what that was drawn from
 
+    def sizes(self) -> list[int]:
+        """Nodes of every depth, from 1 on."""
+        depths = [0]  # of the root, then of the nodes
+        for parent in self._shape:
+            depths.append(depths[parent + 1] + 1)
+        return [depths.count(depth) for depth in range(1, max(depths) + 1)]
+
     def asks(self) -> list[Ask]:
         """So many draws behind every expanded node as it has children."""
         position = self._position + self._level
