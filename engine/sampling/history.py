@@ -44,6 +44,13 @@ class History:
             self._known.add(token)
             self._seen.extend((token,))
 
+    def copy(self) -> History:
+        """The same, to be changed apart."""
+        made = History(self.seen.tolist())
+        made.n_output, made._drawn = self.n_output, TokenBuffer(self.drawn.tolist())
+        made._places, made._times = dict(self._places), self._times.copy()
+        return made
+
     @property
     def seen(self) -> IntArray:
         """Distinct ids of prompt and output, int32 ``[n_distinct]``; not to be written to."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+import torch
 from torch import Tensor
 
-from engine.drafter.serving.news import DraftedSequence, News, Wanted
+from engine.drafter.serving.news import DraftedSequence, News
 from engine.drafter.serving.runtime import DraftRuntime
+from engine.drafter.trees.rounds import BlockAsk
 from engine.stage.answer import StageSequence
 from engine.stage.artefacts import kept_rows
 from engine.stage.base import Activations
@@ -55,7 +57,7 @@ class StageDrafts:
             return results
         kept = [kept_rows(works[i], results[i].accepted) for i, _ in served]
         rows = [spans[i].first + row for (i, _), its in zip(served, kept, strict=True) for row in its]
-        states = self._states(activations, rows).split([len(its) for its in kept])
+        states = torch.split(self._states(activations, rows), [len(its) for its in kept])
         news = [
             self._news(works[i], results[i], sequence, sequences[i], its)
             for (i, sequence), its in zip(served, states, strict=True)
@@ -84,7 +86,8 @@ class StageDrafts:
         depth = work.max_new - len(result.tokens) - 1  # the last token of a text comes without a draft
         if drawn is not None and work.draft_nodes and depth > 0 and self.runtime.has_room(drafted, end + 1):
             params = sequence.start.params
-            wanted = Wanted(params, sequence.history, end + 1, depth, work.draft_nodes)
+            history = None if sequence.history is None else sequence.history.copy()
+            wanted = BlockAsk(params, history, drawn, end + 1, depth, work.draft_nodes)
         return News(drafted, work.n_cached, states, tokens, drawn, wanted)
 
 

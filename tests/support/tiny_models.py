@@ -145,11 +145,12 @@ def random_prompts(n: int, first: int = 0) -> list[list[int]]:
 
 
 @cache
-def tiny_shards(family: str, n_stages: int) -> tuple[ModelShard, ...]:
-    """Shards of a copy of the tiny model; they hold weights only, so targets share them."""
+def tiny_shards(family: str, n_stages: int, embeds: bool = False) -> tuple[ModelShard, ...]:
+    """Shards of a copy of the tiny model; they hold weights only, so targets share them. ``embeds``: the last does."""
     model = copy.deepcopy(tiny_model(family))
     spec = read_spec(model.config)
-    return tuple(ModelShard(model, spec, layers, 600) for layers in split_layers(spec.n_layers, n_stages))
+    ranges = split_layers(spec.n_layers, n_stages)
+    return tuple(ModelShard(model, spec, layers, 600, embeds and layers.is_last) for layers in ranges)
 
 
 @cache

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.batches import Share
+from engine.device import fetch
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.serving.base import hand_out, upload_ids
 from engine.drafter.serving.cache import DrafterCache
-from engine.drafter.serving.news import News, Wanted
+from engine.drafter.serving.news import News
 from engine.drafter.trees.blocks import block_trees
 from engine.drafter.trees.choice import DraftVocabulary
+from engine.drafter.trees.rounds import BlockAsk
 from engine.protocol import Branch
+from engine.tree import FloatArray
 
 
 class BlockDrafting:
@@ -59,9 +63,21 @@ class BlockDrafting:
         outputs = self._network.drafting(outputs.unflatten(0, (len(asked), n_slots)))
         return self._trees(outputs, anchors, _wanted(asked))
 
-    def _trees(self, outputs: Tensor, anchors: Tensor, wanted: list[Wanted]) -> list[Branch | None]:
-        logits = self._network.logits(outputs)
-        return block_trees(logits, wanted, self._network.spec.method, self._vocabulary)
+    def _trees(self, outputs: Tensor, anchors: Tensor, wanted: list[BlockAsk]) -> list[Branch | None]:
+        """Trees of slots' outputs ``[n_seq, n_drafts, hidden]`` behind anchors, int64 ``[n_seq]``."""
+        network = self._network
+        logits = network.logits(outputs)
+        condition = partial(_markov, network, outputs) if network.spec.markov_rank else None
+        confidence = self._confidence(outputs, logits, anchors) if network.spec.has_confidence else None
+        return block_trees(logits, wanted, network.spec.method, self._vocabulary, condition, confidence)
+
+    def _confidence(self, outputs: Tensor, logits: Tensor, anchors: Tensor) -> FloatArray:
+        """How likely each slot's draft is accepted, ``[n_seq, n_drafts]``, as if the best tokens were drafted."""
+        best = logits[:, :-1].argmax(-1)
+        if self._vocabulary is not None:
+            best = self._vocabulary.ids[best]
+        chances = self._network.acceptance(outputs, torch.cat((anchors.unsqueeze(1), best), dim=1))
+        return fetch([chances.float()])[0]
 
 
 class HeadDrafting:
@@ -83,5 +99,13 @@ class HeadDrafting:
         return hand_out(news, block_trees(logits, _wanted(asked), self._network.spec.method, None))
 
 
-def _wanted(asked: Sequence[News]) -> list[Wanted]:
+def _markov(
+    network: DFlash, outputs: Tensor, parents: Tensor, sequences: Tensor, depth: int, states: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """What the Markov head adds; a ``Condition`` but for its first two arguments."""
+    added: tuple[Tensor, Tensor | None] = network.markov(parents, outputs[sequences, depth], states)
+    return added
+
+
+def _wanted(asked: Sequence[News]) -> list[BlockAsk]:
     return [one.wanted for one in asked if one.wanted is not None]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.drafter.trees.rounds import BlockAsk
 from engine.kv.arena import BlockTable
-from engine.sampling.history import History
-from engine.sampling.params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -23,17 +22,6 @@ class DraftedSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A draft that is asked for."""
-
-    params: SamplingParams
-    history: History | None  # of the text with the drawn token, where penalties or a minimum length need it
-    position: int  # of the first drafted token
-    depth: int  # most drafted tokens on a path, at least 1
-    n_nodes: int  # most nodes, at least 1
-
-
-@dataclass(frozen=True, slots=True)
 class News:
     """What a step committed of one sequence."""
 
@@ -42,7 +30,7 @@ class News:
     states: Tensor  # [n, width], what the drafter reads at these positions
     tokens: list[int]  # [n], at these positions
     drawn: int | None  # the token behind them; None: it comes with the next chunk
-    wanted: Wanted | None  # behind the drawn token
+    wanted: BlockAsk | None  # what is to be drafted behind the drawn token
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,9 @@ class PairDrafting:
     def _in_one_go(self, outputs: Tensor, lasts: list[int], asked: Sequence[News]) -> list[Branch | None]:
         n_drafts = self._n_masks + 1
         [places] = upload_ids(outputs.device, [last + i for last in lasts for i in range(n_drafts)])
-        logits = self._network.logits(outputs.index_select(0, places)).unflatten(0, (len(lasts), n_drafts))
+        logits = self._network.logits(outputs.index_select(0, places))
         wanted = [one.wanted for one in asked if one.wanted is not None]
-        return block_trees(logits, wanted, self._network.spec.method, self._vocabulary)
+        return block_trees(logits.view(len(lasts), n_drafts, -1), wanted, self._network.spec.method, self._vocabulary)
 
     def _levels(self, outputs: Tensor, lasts: list[int], asked: Sequence[News]) -> list[Branch | None]:
         [places] = upload_ids(outputs.device, lasts)

@@ -1,0 +1,121 @@
+"""Trained drafters on the last stage: the text stays Hugging Face's, and each draft is that of a drafter that reads the
+whole text anew, whatever was batched, cut into chunks, copied, moved or preempted before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.trees.rounds import BlockAsk
+from engine.loop import Completion, Engine
+from engine.request import Request
+from engine.sampling.params import SamplingParams
+from engine.scheduling.scheduler import SchedulerOptions
+from speculators.pool import SpeculatorPool
+from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.served_drafters import (
+    KINDS,
+    Recording,
+    drafted_anew,
+    drafted_target,
+    drafter_spec,
+    random_checkpoint,
+)
+from tests.support.tiny_models import random_prompts, reference_tokens, tiny_shards
+
+N_TOKENS, N_NODES = 20, 12
+SETUPS = [(1, 1, 512), (5, 2, 17), (5, 4, 40)]  # batch size, stages, prefill chunk
+
+
+def checkpoint_of(kind: str, family: str = "llama") -> DrafterCheckpoint:
+    return random_checkpoint(drafter_spec(kind, tiny_shards(family, 1)[0].spec))
+
+
+def engine_of(
+    family: str, checkpoint: DrafterCheckpoint, options: SchedulerOptions | None = None, **target: Any
+) -> tuple[Engine, Recording]:
+    recording = Recording(checkpoint.spec.method)
+    pool = SpeculatorPool(extra={checkpoint.spec.method: lambda _: recording})
+    return Engine(drafted_target(family, checkpoint, **target), pool, options), recording
+
+
+def run(engine: Engine, method: str, prompts: list[list[int]], batch: int, **params: Any) -> list[Completion]:
+    jobs = [Request(prompt, sampling(**params), method, max_nodes=N_NODES) for prompt in prompts]
+    return complete_all(engine, jobs, batch)
+
+
+def sampling(**params: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": N_TOKENS, "stop_ids": (2,), **params})
+
+
+def check_drafts(
+    family: str, checkpoint: DrafterCheckpoint, told: Recording, prompts: list[list[int]], **params: Any
+) -> None:
+    """Every draft is that of a drafter that reads the text anew."""
+    assert told.told, "nothing was drafted"
+    for text, branch in told.told:
+        n_prompt = next(len(prompt) for prompt in prompts if text[: len(prompt)] == prompt)
+        depth = N_TOKENS - (len(text) - n_prompt) - 1
+        ask = BlockAsk(sampling(**params), None, text[-1], len(text), depth, N_NODES)
+        anew = drafted_anew(family, checkpoint, text, ask)
+        assert anew is not None
+        assert (list(branch.tokens), branch.parents) == (list(anew.tokens), anew.parents)
+        if anew.scores is not None:
+            assert branch.scores == pytest.approx(anew.scores, rel=1e-3)
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_and_drafts(kind: str, setup: tuple[int, int, int]) -> None:
+    batch, stages, chunk = setup
+    checkpoint, prompts = checkpoint_of(kind), random_prompts(6)
+    engine, told = engine_of("llama", checkpoint, SchedulerOptions(prefill_chunk=chunk), stages=stages)
+    done = run(engine, checkpoint.spec.method, prompts, batch)
+    wanted = [reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2) for prompt in prompts]
+    assert [one.token_ids for one in done] == wanted
+    check_drafts("llama", checkpoint, told, prompts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coupled_text_and_drafts(kind: str) -> None:
+    params: dict[str, Any] = {"temperature": 0.8, "seed": 5}
+    checkpoint, prompts = checkpoint_of(kind), random_prompts(4)
+    plain = make_engine(make_target("llama"))
+    wanted = complete_all(plain, [Request(prompt, sampling(**params), "autoregressive") for prompt in prompts], 4)
+    engine, told = engine_of("llama", checkpoint, stages=2)
+    done = run(engine, checkpoint.spec.method, prompts, 4, **params)
+    assert [one.token_ids for one in done] == [one.token_ids for one in wanted]
+    check_drafts("llama", checkpoint, told, prompts, **params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_of_draws_are_those_of_a_drafter_that_reads_anew(kind: str) -> None:
+    params: dict[str, Any] = {"temperature": 0.8, "seed": 5, "verification": "rejection"}
+    checkpoint, prompts = checkpoint_of(kind), random_prompts(3)
+    engine, told = engine_of("llama", checkpoint)
+    run(engine, checkpoint.spec.method, prompts, 3, **params)
+    check_drafts("llama", checkpoint, told, prompts, **params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copied_prefix_brings_the_drafters_rows(kind: str) -> None:
+    checkpoint, [first, other] = checkpoint_of(kind), random_prompts(2)
+    prompts = [first + other, first + other[:5] + first, first + other]
+    engine, told = engine_of("llama", checkpoint, SchedulerOptions(prefix_cache=True), block_size=8)
+    done = [run(engine, checkpoint.spec.method, [prompt], 1)[0] for prompt in prompts]
+    assert [one.stats.cached_tokens > 0 for one in done] == [False, True, True]
+    assert done[0].token_ids == done[2].token_ids
+    check_drafts("llama", checkpoint, told, prompts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_preempted_sequences_draft_as_before(kind: str) -> None:
+    checkpoint, prompts = checkpoint_of(kind), random_prompts(5)
+    engine, told = engine_of("llama", checkpoint, n_blocks=26, block_size=8)
+    done = run(engine, checkpoint.spec.method, prompts, 5)
+    assert sum(one.stats.preemptions for one in done)
+    wanted = [reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2) for prompt in prompts]
+    assert [one.token_ids for one in done] == wanted
+    check_drafts("llama", checkpoint, told, prompts)

@@ -1,0 +1,135 @@
+"""Tiny drafters of every method on tiny targets, as an engine runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.networks.base import TappedNetwork, TargetParts
+from engine.drafter.networks.build import load_network, new_network
+from engine.drafter.serving.news import News
+from engine.drafter.serving.runtime import DraftRuntime, Place
+from engine.drafter.settings import DrafterSettings
+from engine.drafter.spec import DrafterSpec, LayerShape
+from engine.drafter.trees.rounds import BlockAsk
+from engine.kv.arena import BlockTable
+from engine.model.spec import ModelSpec
+from engine.protocol import Branch, RequestView
+from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target
+from engine.target.info import TargetInfo
+from engine.target.local import LocalTarget
+from speculators.trained import TrainedDrafts
+from tests.support.tiny_models import tiny_model, tiny_shards
+
+KINDS = ("medusa", "eagle", "eagle 3", "parallelspec-medusa", "parallelspec-medusa on tokens", "parallelspec-eagle",
+         "p-eagle", "dflash", "jetspec", "dspark")  # fmt: skip
+SETTINGS = DrafterSettings("", depth=4, beam=3)
+
+
+def drafter_spec(kind: str, target: ModelSpec) -> DrafterSpec:
+    """A drafter of some kind for a target."""
+    layers = LayerShape(1, target.hidden_size, 40, 4, 2, 8, 1e4, 1e-6)
+    plain = DrafterSpec("eagle", 1, target.hidden_size, target.vocab_size, target.vocab_size, (), layers)
+    taps = (0, target.n_layers // 2, target.n_layers - 1)
+    own: dict[str, Any] = {"own_head": True, "draft_vocab_size": target.vocab_size // 2}
+    masked: dict[str, Any] = {"n_drafts": 4, "has_mask_state": True}
+    eagle3 = replace(plain, generation=3, taps=taps, **own)
+    block = replace(plain, method="dflash", taps=(-1, *taps[1:]), mask_token_id=1, n_drafts=4)
+    block = replace(block, layers=replace(layers, n_layers=2, qk_norm=True))
+    markov: dict[str, Any] = {"markov_rank": 5, "has_confidence": True, "confidence_with_markov": True}
+    specs = {
+        "medusa": replace(plain, method="medusa", layers=None, n_heads=3, n_head_layers=1),
+        "eagle": replace(plain, fc_bias=True),
+        "eagle 3": replace(eagle3, norm_before_fc=True),
+        "parallelspec-medusa": replace(plain, method="parallelspec-medusa", **masked),
+        "parallelspec-medusa on tokens": replace(plain, method="parallelspec-medusa", n_drafts=3, reads_states=False),
+        "parallelspec-eagle": replace(plain, method="parallelspec-eagle", **masked),
+        "p-eagle": replace(
+            eagle3, method="p-eagle", generation=1, fc_norm=True, mask_token_id=1, own_embedding=True, **masked
+        ),
+        "dflash": block,
+        "jetspec": replace(block, causal_block=True, layers=replace(layers, n_layers=2, window=7)),
+        "dspark": replace(block, sample_from_anchor=True, **markov, **own),
+    }
+    return specs[kind]
+
+
+def random_checkpoint(spec: DrafterSpec, seed: int = 0) -> DrafterCheckpoint:
+    """Random weights."""
+    torch.manual_seed(seed)
+    network = new_network(spec, TargetParts(torch.nn.Identity(), torch.nn.Identity()))
+    tensors = {name: weight.detach() for name, weight in network.named_parameters()}
+    ids = None
+    if spec.draft_vocab_size < spec.vocab_size:
+        ids = torch.arange(spec.draft_vocab_size) * (spec.vocab_size // spec.draft_vocab_size)
+    return DrafterCheckpoint(spec, tensors, ids, "random")
+
+
+def drafted_target(
+    family: str,
+    checkpoint: DrafterCheckpoint,
+    *,
+    stages: int = 1,
+    n_blocks: int = 200,
+    block_size: int = 16,
+    reference: bool = False,
+) -> LocalTarget:
+    """A tiny target with a drafter on its last stage."""
+    shards = tiny_shards(family, stages, embeds=embeds_with_target(checkpoint.spec))
+    drafter = describe_drafter(checkpoint, SETTINGS, torch.float32)
+    info = TargetInfo(shards[0].spec, n_blocks, block_size, 500, drafter=drafter)
+    parts = [drafter_part(checkpoint, SETTINGS, shard, info, reference) for shard in shards]
+    return LocalTarget(info, shards, reference, parts)
+
+
+class Recording(TrainedDrafts):
+    """Hands drafts out and remembers what each stood behind."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(method, method)
+        self.told: list[tuple[list[int], Branch]] = []  # text, draft
+
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
+        """The draft, remembered."""
+        branches = super().propose(view, budget)
+        self.told += [(view.context.view.tolist(), branch) for branch in branches]
+        return branches
+
+
+def drafted_anew(family: str, checkpoint: DrafterCheckpoint, text: list[int], ask: BlockAsk) -> Branch | None:
+    """The draft behind a text by a drafter that reads all of it at once, with Hugging Face's states of the target."""
+    model, spec = tiny_model(family), checkpoint.spec
+    with torch.inference_mode():
+        hidden, final = outputs_of(model, text[:-1])
+        parts = TargetParts(model.model.embed_tokens, model.lm_head)
+        place = Place(40, 16, torch.float32, torch.device("cpu"), reference=True)
+        runtime = DraftRuntime(checkpoint, parts, place, SETTINGS)
+        states = final
+        if spec.taps:
+            network = load_network(spec, checkpoint.tensors, parts)
+            assert isinstance(network, TappedNetwork)
+            states = network.fuse(torch.cat([hidden[tap + 1] for tap in spec.taps], dim=-1))
+        table = BlockTable(16)
+        table.extend(range(40))
+        runtime.start(0, table, 0)
+        sequence = runtime.of(0)
+        assert sequence is not None
+        [branch] = runtime.draft([News(sequence, 0, states, text[:-1], text[-1], ask)])
+    return branch
+
+
+def outputs_of(model: Any, text: list[int]) -> tuple[list[Tensor], Tensor]:
+    """The embedding and every layer's output, none of them normed, and what the final norm leaves; ``[n, hidden]``."""
+    outputs: list[Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output[0]))
+        for layer in model.model.layers
+    ]
+    found = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+    for hook in hooks:
+        hook.remove()
+    return [found[0][0], *outputs], found[-1][0]
