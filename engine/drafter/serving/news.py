@@ -61,8 +61,13 @@ def pair_rows(news: News) -> Rows:
 
 
 def token_rows(news: News) -> Rows:
-    """Rows of tokens alone, each in its own slot; the first may be there already, as the step before drew it."""
+    """Rows of tokens alone, each in its own slot; the first may be there already, as the step before drew it.
+
+    The drawn token waits for the next step where the blocks have no slot for it yet.
+    """
     sequence, first = news.sequence, news.sequence.n_rows
     tokens = [*news.tokens, *([] if news.drawn is None else [news.drawn])][first - news.first :]
+    n_slots = len(sequence.table.blocks) * sequence.table.block_size
+    tokens = tokens[: n_slots - first]
     sequence.n_rows = first + len(tokens)
     return Rows(first, tokens, None)
