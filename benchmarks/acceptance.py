@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from app.bench.figures import loop_start, steps_before
+from app.bench.figures import steps_before
 from app.demo.paths import DEMO_TARGET
 from app.inputs.libraries import library_at
 from app.inputs.text_index import index_of
