@@ -1,4 +1,4 @@
-"""Texts that repeat themselves, as those of small models do: they flatter what drafts from n-grams, and teach little."""
+"""Texts that repeat themselves, as small models write them: they flatter what drafts from n-grams, and teach little."""
 
 from __future__ import annotations
 

@@ -86,4 +86,3 @@ class Perplexity:
             chosen = logits.gather(1, wanted.to(logits.device).unsqueeze(1)).squeeze(1)
             parts.append((chosen - logits.logsumexp(dim=1)).cpu())
         return torch.cat(parts).numpy()
-

@@ -68,7 +68,14 @@ class WholeTexts:
                 layer.self_attn.config._attn_implementation = NAME  # type: ignore[union-attr]
 
     @classmethod
-    def load(cls, path: Path, devices: Sequence[torch.device], dtype: torch.dtype, longest: int) -> WholeTexts:
+    def load(
+        cls,
+        path: Path,
+        devices: Sequence[torch.device],
+        dtype: torch.dtype,
+        longest: int,
+        quantization: str | None = None,
+    ) -> WholeTexts:
         """Load a checkpoint, as many layers on each device as on the others.
 
         Args:
@@ -76,15 +83,17 @@ class WholeTexts:
             devices: one or several; a model that no single one holds is spread over them.
             dtype: of weights and activations.
             longest: tokens of the longest text.
+            quantization: as ``load_shard`` takes it.
 
         Raises:
             UnsupportedModelError: the checkpoint cannot be run.
+            ConfigError: ``quantization`` is unknown, or its package is not installed.
             ValueError: there are more devices than layers.
         """
         ranges = split_layers(load_spec(path).n_layers, len(devices))
         return cls(
             [
-                load_shard(path, layers, dtype=dtype, device=device, n_positions=longest)
+                load_shard(path, layers, dtype=dtype, device=device, n_positions=longest, quantization=quantization)
                 for layers, device in zip(ranges, devices, strict=True)
             ]
         )
