@@ -22,6 +22,7 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra check F.yaml               name what is misspelt in a Serve config file, which Ray would drop
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
   spectra vocabulary read            let the model score its vocabulary once, for drafts on contexts never seen
+  spectra train --method M --out DIR train a drafter for a target: answers, capture, training, held-out acceptance
   spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
 COMMANDS = {
@@ -33,6 +34,7 @@ COMMANDS = {
     "check": "name what is misspelt in a Serve config file or a RayService",
     "heads": "find the attention heads that pld-plus-a reads",
     "vocabulary": "let the model score its vocabulary once, for better drafts",
+    "train": "train a drafter for a target",
     "corpus": "build snapshots of text for retrieval, and look after them",
 }
 

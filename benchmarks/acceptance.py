@@ -29,12 +29,13 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from app.bench.figures import loop_start, steps_before
+from app.bench.figures import steps_before
 from app.demo.paths import DEMO_TARGET
 from app.inputs.libraries import library_at
 from app.inputs.text_index import index_of
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.documents import as_line
+from app.reporting.loops import loop_start
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
 from app.speculation.vocabulary import beginnings, read_rows
 from benchmarks.acceptance_rows import Row, draft_rows, peers_rows, pld_plus_rows, retrieval_rows, rows

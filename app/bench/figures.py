@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.bench.records import Record, Setting
+from app.reporting.loops import loop_start
 from app.reporting.summaries import Quartiles, grouped, quartiles, ratio, summed
 
 CURVE_STEPS = 3  # steps of a size that the curve of step times needs
-NGRAM, TIMES = 8, 3  # an output loops when one n-gram of this length occurs so many times
 Turn = tuple[Setting, int, int, int]  # setting, repeat, question, turn: what records of several methods share
 
 
@@ -114,17 +114,6 @@ def step_curve(records: Iterable[Record]) -> dict[int, Quartiles]:
             seconds.setdefault(nodes, []).append(taken)
     curve = {nodes: quartiles(taken) for nodes, taken in sorted(seconds.items()) if len(taken) >= CURVE_STEPS}
     return {nodes: found for nodes, found in curve.items() if found is not None}
-
-
-def loop_start(tokens: Sequence[int]) -> int | None:
-    """Position of the second occurrence of the first n-gram that occurs ``TIMES`` times; None without a loop."""
-    seen: dict[tuple[int, ...], list[int]] = {}
-    for i in range(len(tokens) - NGRAM + 1):
-        positions = seen.setdefault(tuple(tokens[i : i + NGRAM]), [])
-        positions.append(i)
-        if len(positions) == TIMES:
-            return positions[1]
-    return None
 
 
 def steps_before(cut: int | None, step_tokens: Sequence[int]) -> tuple[int, int]:

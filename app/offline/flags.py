@@ -16,9 +16,9 @@ from speculators.draft_model.speculator import DraftModelConfig
 from speculators.methods import method_names
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Flags that say what runs, and how."""
-    parser.add_argument("--model", default=DEMO, help="directory or hub id (default: the demo model)")
+def add_model(parser: argparse.ArgumentParser, flag: str = "--model") -> None:
+    """Flags that say what runs, which ``flag`` names, and how."""
+    parser.add_argument(flag, dest="model", default=DEMO, help="directory or hub id (default: the demo model)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--stages", type=int, default=1, metavar="P", help="pipeline stages, in this process")

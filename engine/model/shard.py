@@ -110,6 +110,12 @@ class ModelShard:
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """The head's rows ``[n, hidden]`` of token ids int64 ``[n]``."""
+        assert self._head is not None, "only the last stage has a head"
+        rows: Tensor = self._head.weight[tokens.to(self.device)]  # type: ignore[index]
+        return rows
+
 
 def _window(attention: Any) -> int | None:
     """The sliding window that an attention module passes on: its own where layers differ, Mistral's the config's.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.bench.figures import compare, loop_start, step_curve, steps_before
+from app.bench.figures import compare, step_curve, steps_before
 from app.bench.records import Record, Setting
 from app.bench.report import document, few_turns, tables
 from app.reporting.summaries import Quartiles
@@ -193,24 +193,6 @@ def test_tables_show_the_figures() -> None:
     assert cells == ["pld", "1.60", "1.60", "1.25 (0.88 - 1.62)", "0.80", "0.8", "1.3", "50.0%", "2/2"]
     assert len({len(line) for line in shown.split("###")[1].splitlines() if line.startswith("|")}) == 1
     assert "### median speed-up by category" in shown
-
-
-def test_a_text_without_repetition_has_no_loop() -> None:
-    assert loop_start(list(range(100))) is None
-
-
-def test_two_occurrences_are_no_loop_yet() -> None:
-    phrase = list(range(8))
-    assert loop_start([*phrase, 90, *phrase, 91]) is None
-
-
-def test_a_loop_starts_at_the_second_occurrence_of_what_occurs_three_times() -> None:
-    phrase = list(range(8))
-    assert loop_start([70, 71, *phrase, 90, *phrase, 91, *phrase]) == 2 + 8 + 1
-
-
-def test_overlapping_occurrences_count() -> None:
-    assert loop_start([5] * 10) == 1
 
 
 def test_without_a_loop_every_step_counts() -> None:

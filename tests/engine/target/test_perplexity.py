@@ -72,7 +72,7 @@ def test_logits_exist_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(perplexity, "ROWS", 7)
     sliced = load(saved_model("qwen3"))
     sizes: list[int] = []
-    shard = sliced._shards[0]
+    shard = sliced._model.shards[0]
     logits = shard.logits
     monkeypatch.setattr(shard, "logits", lambda hidden: sizes.append(len(hidden)) or logits(hidden))
     np.testing.assert_allclose(sliced(texts), whole, rtol=1e-5)
@@ -88,7 +88,7 @@ def test_half_precision_is_near() -> None:
 
 def test_what_is_no_number_is_no_likely_text() -> None:
     run = load(saved_model("llama"))
-    run._shards[0]._norm.weight.data[:] = float("nan")  # type: ignore[union-attr, index]
+    run._model.shards[0]._norm.weight.data[:] = float("nan")  # type: ignore[union-attr, index]
     assert run(random_texts(8, [9])).tolist() == [float("inf")]
 
 

@@ -1,0 +1,193 @@
+"""``spectra train`` from its flags to a checkpoint: answers, split, training, measure, export."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from app.inputs.models import model_path
+from app.inputs.prompts import Question
+from app.inputs.tokenizers import load_tokenizer
+from app.training.data.batches import TextStream
+from app.training.data.capture import Capture
+from app.training.data.examples import most_frequent
+from app.training.data.gathering import gather
+from app.training.data.split import Split, split
+from app.training.loop import LoopSettings, Run
+from app.training.losses import DraftLoss
+from app.training.running.architecture import Asked, new_spec
+from app.training.running.initial import new_drafter
+from app.training.running.measured import measured
+from app.training.running.report import write_report
+from app.training.settings import LossSettings, published
+from app.version import VERSION
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.write import write_drafter
+from engine.drafter.networks.build import AnyNetwork
+from engine.drafter.spec import DrafterSpec
+from engine.errors import ConfigError
+from engine.model.identity import model_hash
+from engine.model.loader import load_spec
+from engine.target.loading import resolve_dtype
+from engine.target.whole_texts import WholeTexts
+
+CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"
+
+
+def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Question]) -> dict[str, Any]:
+    """Train a drafter, or go on with one; returns the document, which is also in ``--out``.
+
+    Raises:
+        ConfigError: a flag does not fit the target, or the work folder is another training's.
+        UnsupportedModelError: the target cannot be run.
+    """
+    torch.set_num_threads(arguments.threads)
+    path = model_path(arguments.model)
+    target, tokenizer = load_spec(path), load_tokenizer(path)
+    spec = new_spec(arguments.method, asked, path, target, mask_tokens(tokenizer, target.vocab_size))
+    loss = loss_settings(arguments, spec)
+    dtype, device = resolve_dtype(arguments.dtype, target, arguments.device), torch.device(arguments.device)
+    longest = min(arguments.max_length, target.max_positions)
+    texts = split(gather(arguments, questions, path, target, tokenizer), arguments.held_out, longest)
+    draft_ids = most_frequent(texts.train, spec.draft_vocab_size, spec.vocab_size) if asked.draft_vocab else None
+    model = WholeTexts.load(path, [device], dtype, longest, arguments.quantization)
+    network = new_drafter(spec, model, draft_ids, arguments.seed)
+    capture = Capture(model, spec.taps)
+    stream = TextStream(texts.train, capture, arguments.batch, arguments.seed)
+    ids = None if draft_ids is None else draft_ids.to(device)
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        run = _run(arguments, network, DraftLoss(network, loss, n_roots=arguments.roots, draft_ids=ids), stream)
+        print(f"{_words(texts)}; {_size(network):,} weights are trained", file=sys.stderr)
+        progress = run.train()
+        found = measured(network, texts.held_out, capture, loss.n_depths, ids, arguments)
+    tensors = {name: weight.detach().cpu() for name, weight in network.state_dict().items()}
+    write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, str(arguments.model))
+    document = {
+        "version": VERSION,
+        "target": str(arguments.model),
+        "target_hash": model_hash(path),
+        "method": arguments.method,
+        "out": str(arguments.out),
+        "drafter": asdict(spec),
+        "weights": _size(network),
+        "loss_settings": asdict(loss),
+        "texts": counts(texts) | sources(arguments),
+        "training": {
+            "steps": progress.steps,
+            "seconds": round(progress.seconds, 1),
+            "loss": round(progress.loss, 4),
+            "tokens": stream.n_tokens,
+            "tokens_per_second": round(stream.n_tokens / max(progress.seconds, 1e-9), 1),
+            "epochs": round(stream.epochs, 2),
+            "rate": arguments.rate,
+            "batch": arguments.batch,
+            "roots": arguments.roots,
+            "max_length": longest,
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": arguments.device,
+            "threads": arguments.threads,
+            "seed": arguments.seed,
+        },
+        "held_out": found,
+        "command": shlex.join(["spectra", *sys.argv[1:]]),
+    }
+    write_report(document, arguments.out)
+    return document
+
+
+def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSettings:
+    """As published, but for what is asked.
+
+    Raises:
+        ConfigError: a value cannot be.
+    """
+    names = {"ce_weight": "cross_entropy", "depth_decay": "decay", "train_depths": "n_depths"}
+    flags = (*names, "regression", "distance", "noise", "labels")
+    given = {names.get(flag, flag): getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
+    return replace(published(spec), **given)
+
+
+def mask_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[int]:
+    """Tokens that no text has, the best first: a mask, ids that the tokenizer does not use, padding, unknown, start."""
+    unused = len(tokenizer) if len(tokenizer) < vocab_size else None
+    ids = (
+        *(tokenizer.mask_token_id, unused, tokenizer.pad_token_id, tokenizer.unk_token_id),
+        tokenizer.bos_token_id,
+    )
+    ends = tokenizer.eos_token_id  # which some use for padding
+    return [token for token in ids if token is not None and token != ends]
+
+
+def _run(arguments: argparse.Namespace, network: AnyNetwork, loss: DraftLoss, stream: TextStream) -> Run:
+    """The training, begun or resumed."""
+    checkpoint = arguments.work / CHECKPOINT
+    if arguments.restart:
+        checkpoint.unlink(missing_ok=True)
+    settings = LoopSettings(
+        steps=arguments.steps,
+        minutes=arguments.minutes,
+        rate=arguments.rate,
+        weight_decay=arguments.weight_decay,
+        seed=arguments.seed,
+        checkpoint_every=arguments.checkpoint_every,
+    )
+    decides = {
+        **{f"drafter's {name}": value for name, value in asdict(network.spec).items()},
+        **{f"loss's {name}": value for name, value in asdict(loss.settings).items()},
+        **{name: getattr(arguments, name) for name in ("rate", "weight_decay", "seed", "batch", "roots", "dtype")},
+    }
+    _check_same(arguments.work / SETTINGS, json.loads(json.dumps(decides)), checkpoint.exists())
+    return Run(network, loss, stream, checkpoint, settings)
+
+
+def _check_same(file: Path, settings: dict[str, Any], resumes: bool) -> None:
+    """Whether a training goes on as it began; its budget alone may change."""
+    if resumes and file.exists():
+        known = json.loads(file.read_text(encoding="utf-8"))
+        for name, value in settings.items():
+            if known.get(name) != value:
+                raise ConfigError(
+                    f"{file.parent} holds a training with {name} {known.get(name)!r}, not {value!r}: give the same, "
+                    "another --work folder, or --restart"
+                )
+    file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+def counts(texts: Split) -> dict[str, int]:
+    """Of texts and of tokens that the target wrote."""
+    return {
+        "train": len(texts.train),
+        "train_tokens": sum(len(example.written) for example in texts.train),
+        "held_out": len(texts.held_out),
+        "held_out_tokens": sum(len(example.written) for example in texts.held_out),
+        "cut_at_loops": texts.loops,
+        "too_short": texts.too_short,
+        "shared_with_held_out": texts.shared,
+    }
+
+
+def sources(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Files by kind."""
+    return {kind: [str(path) for path in getattr(arguments, kind)] for kind in ("prompts", "answers", "texts")}
+
+
+def _words(texts: Split) -> str:
+    n = counts(texts)
+    return (
+        f"{n['train']} texts to train on ({n['train_tokens']:,} written tokens), {n['held_out']} held out; "
+        f"{n['cut_at_loops']} cut where they loop, {n['too_short']} too short, {n['shared_with_held_out']} too like a "
+        "held-out one"
+    )
+
+
+def _size(network: AnyNetwork) -> int:
+    return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
