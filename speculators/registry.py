@@ -156,6 +156,7 @@ def _auto(options: SpeculatorOptions) -> Speculator:
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:
         names += ["draft-model"] if options.draft_model.path is not None else []
+        names += [options.trained] if options.trained is not None else []
         names += [CORPUS] if options.retrieval is not None and options.auto.retrieval else []
         names += ["pld"]
     return Auto(_parts(names, _FACTORIES, options, {}), options.step_costs, options.auto)

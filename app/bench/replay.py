@@ -40,6 +40,7 @@ READ = {
     "prompt_top_k": "the target's best tokens behind the prompt",
     "hidden_layer": "hidden states of the target",
     "heads": "attention of the target",
+    "drafter": "states of the target, in a drafter that was trained for it",
 }
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from app.composition.operation import log_options, trace_options
-from app.config.checks import stage_memory
+from app.config.checks import drafter_settings, stage_memory
 from app.config.serve import ServeConfig
 from app.inputs.cache import cache_folder
-from app.inputs.models import model_path, target_name
+from app.inputs.models import drafter_path, model_path, target_name
 from app.inputs.simulation import profile_at, simulation_of
 from app.version import SOFTWARE
 from deployments.options import PipelineOptions, RouterOptions
+from engine.drafter.settings import DrafterSettings
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.options import GIB, TargetOptions
 from speculators.methods import normalised
+
+
+def trained_drafter(config: ServeConfig) -> DrafterSettings | None:
+    """The drafter of the configuration, where its files are; None: there is none."""
+    settings = drafter_settings(config.drafter, config.drafter_layers, config.drafter_options)
+    return None if settings is None else replace(settings, path=drafter_path(settings.path))
 
 
 def target_options(config: ServeConfig) -> TargetOptions:
@@ -39,6 +47,7 @@ def target_options(config: ServeConfig) -> TargetOptions:
         stage_memory=stage_memory(config.stage_memory_gib),
         cost_folder=str(cache_folder() / "layer-costs"),
         simulation=simulation,
+        drafter=trained_drafter(config),
         revision=config.revision,
     )
 

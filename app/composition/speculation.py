@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from app.composition.operation import log_options
-from app.composition.pipeline import target_options
+from app.composition.pipeline import target_options, trained_drafter
 from app.composition.retrieval import lookup
 from app.config.method_settings import SECTIONS, method_settings
 from app.config.serve import ServeConfig
 from app.inputs.models import drafter_path, model_path
 from deployments.options import SpeculatorPlacement
+from engine.model.spec import ModelSpec
 from speculators.registry import SpeculatorOptions
 
 
@@ -31,13 +32,13 @@ def speculator_options(config: ServeConfig) -> SpeculatorOptions:
     """
     given: dict[str, dict[str, Any]] = {name: getattr(config, name) for name in SECTIONS}
     path = None if config.draft_model is None else drafter_path(config.draft_model)
-    draft_model = config.drafter_settings | {"path": path}
+    draft_model = config.draft_model_settings | {"path": path}
     # The built-in texts are there to be tried, and know little of what is asked: auto loses time over them.
     auto = {"retrieval": config.retrieval is not None} | given["auto"]
-    del given["drafter"]
+    del given["draft_model_options"]
     return SpeculatorOptions(
         retrieval=lookup(config),
-        draft_model=method_settings("drafter", draft_model),
+        draft_model=method_settings("draft_model_options", draft_model),
         **{name: method_settings(name, settings) for name, settings in (given | {"auto": auto}).items()},
     )
 
@@ -58,7 +59,9 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
 
     path = model_path(config.model, config.revision)
     spec = load_spec(path)
-    options = replace(speculator_options(config), vocabulary=known_rows(path, spec))
+    options = replace(
+        speculator_options(config), vocabulary=known_rows(path, spec), trained=_trained_method(config, spec)
+    )
     file = None if config.heads is None else Path(config.heads)
     if options.pld_plus.heads:
         return with_model(options, spec, ())
@@ -69,6 +72,14 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     else:
         heads = known_heads(path, spec, file)
     return with_model(options, spec, heads)
+
+
+def _trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
+    """The method of the target's trained drafter; None: it has none."""
+    from engine.target.drafter import read_checkpoint
+
+    settings = trained_drafter(config)
+    return None if settings is None else read_checkpoint(settings, spec).spec.method
 
 
 def check_served_drafter(config: ServeConfig) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from app.config.fields import AllFields
+from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.target.split_options import AUTO, EVEN, MEASURED, check_memory, layer_counts
 
@@ -28,6 +30,32 @@ def stage_memory(given: str | float | None) -> tuple[int, ...]:
     if not values or not all(value > 0 and math.isfinite(value) for value in values):
         raise ConfigError(f"stage_memory_gib is {given!r}; it must be GiB above 0, as in 80 or 80,80,40,40")
     return tuple(int(value * 2**30) for value in values)
+
+
+def drafter_settings(path: str | None, layers: str | None, options: Mapping[str, int]) -> DrafterSettings | None:
+    """The trained drafter that is named, and how it drafts; None: there is none.
+
+    Raises:
+        ConfigError: ``layers`` is no list of layers, an option is unknown or out of range, or both lack a drafter.
+    """
+    if path is None:
+        if layers is not None or options:
+            raise ConfigError(
+                f"{'drafter_options' if layers is None else 'drafter_layers'} needs a drafter, none is named"
+            )
+        return None
+    unknown = sorted(options.keys() - {"depth", "beam"})
+    if unknown:
+        raise ConfigError(f"drafter_options has no setting {unknown[0]!r}; it has beam, depth")
+    taps = None
+    if layers is not None:
+        if not re.fullmatch(r"-?\d{1,4}(,-?\d{1,4})*", layers):
+            raise ConfigError(f"drafter_layers is {layers!r}; it must be layers' numbers from 0, as in 1,15,28")
+        taps = tuple(int(layer) for layer in layers.split(","))
+    wrong = [name for name, value in options.items() if type(value) is not int]
+    if wrong:
+        raise ConfigError(f"drafter_options: {wrong[0]} is {options[wrong[0]]!r}; it must be a whole number")
+    return DrafterSettings(path, taps, **options)
 
 
 def check_split_fields(fields: AllFields) -> None:

@@ -127,6 +127,16 @@ class SpeculationFields(FieldGroup):
     )
     heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
     draft_model: str | None = Field(None, description="directory or hub id of draft-model's small model; 'demo' works")
+    drafter: str | None = Field(
+        None,
+        description="directory or hub id of a drafter that was trained for the model (EAGLE, ParallelSpec, Medusa, "
+        "DFlash, P-EAGLE): its method, and a source of auto",
+    )
+    drafter_layers: str | None = Field(
+        None,
+        description="layers whose outputs the drafter reads, where its checkpoint names none or the wrong ones: "
+        "comma-separated, from 0, -1 is the embedding",
+    )
     speculator_actors: Annotated[int, Field(ge=0)] = Field(
         0, description="processes that draft; 0: the router drafts itself"
     )
@@ -139,7 +149,10 @@ class MethodFields(FieldGroup):
 
     TITLE: ClassVar[str] = "settings of methods"
 
-    drafter: dict[str, Any] = Field(default_factory=dict, description="further settings of draft-model")
+    draft_model_options: dict[str, Any] = Field(default_factory=dict, description="further settings of draft-model")
+    drafter_options: dict[str, Any] = Field(
+        default_factory=dict, description="settings of drafter's trees: depth, beam"
+    )
     adapld: dict[str, Any] = Field(default_factory=dict, description="settings of adapld")
     anpd: dict[str, Any] = Field(default_factory=dict, description="settings of anpd")
     goose: dict[str, Any] = Field(default_factory=dict, description="settings of goose")

@@ -29,7 +29,7 @@ from speculators.successors.token_recycling import TokenRecyclingConfig
 
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {
-        "drafter": DraftModelConfig,
+        "draft_model_options": DraftModelConfig,
         "adapld": AdaPldConfig,
         "anpd": AnpdConfig,
         "goose": GooseConfig,

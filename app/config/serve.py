@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from app.config.checks import check_access_fields, check_split_fields, check_unused_fields
+from app.config.checks import check_access_fields, check_split_fields, check_unused_fields, drafter_settings
 from app.config.fields import AllFields, MethodFields
 from app.demo.paths import DEMO
 from engine.errors import ConfigError, UnknownMethodError
@@ -49,8 +49,12 @@ class ServeConfig(AllFields):
                 raise ValueError(f"methods: {error}") from None
         if self.methods is not None and not self.allowed_methods:
             raise ValueError("methods names no method; leave it out to allow all, or name autoregressive")
-        if "path" in self.drafter:
-            raise ValueError("drafter has no setting 'path'; draft_model says which model it is")
+        if "path" in self.draft_model_options:
+            raise ValueError("draft_model_options has no setting 'path'; draft_model says which model it is")
+        try:
+            drafter_settings(self.drafter, self.drafter_layers, self.drafter_options)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         given = {name: getattr(self, name) for name in MethodFields.model_fields if getattr(self, name)}
         if given:
             from app.config.method_settings import method_settings  # loads the methods, which few flags need
@@ -62,11 +66,11 @@ class ServeConfig(AllFields):
                 raise ValueError(str(error)) from None
 
     def _check_devices(self) -> None:
-        drafter = self.drafter_settings["device"]
+        drafter = self.draft_model_settings["device"]
         if self.draft_model is not None and drafter != "cpu" and not (self.speculator_actors and self.speculator_gpus):
             raise ValueError(
                 f"draft_model on {drafter} needs speculator_actors of at least 1 and speculator_gpus above 0; "
-                """drafter '{"device": "cpu"}' keeps it on the CPU"""
+                """draft_model_options '{"device": "cpu"}' keeps it on the CPU"""
             )
         if self.device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from an actor that reserves none
             raise ValueError(
@@ -86,9 +90,9 @@ class ServeConfig(AllFields):
         return default_nodes(self.device) if self.max_nodes is None else self.max_nodes
 
     @property
-    def drafter_settings(self) -> dict[str, Any]:
+    def draft_model_settings(self) -> dict[str, Any]:
         """Settings of draft-model without its path: dtype and device are the target's unless given."""
-        return {"dtype": self.dtype, "device": self.device, **self.drafter}
+        return {"dtype": self.dtype, "device": self.device, **self.draft_model_options}
 
     @property
     def live_namespaces(self) -> tuple[str, ...]:

@@ -66,6 +66,19 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         metavar="NS",
         help=f"of the store (default: {DEFAULT_NAMESPACE})",
     )
+    parser.add_argument(
+        "--drafter",
+        metavar="DIR",
+        help="a drafter that was trained for the model (medusa, eagle, parallelspec-*, p-eagle, dflash): a directory, "
+        "as 'spectra train' writes it or as its authors published it, or a hub id",
+    )
+    parser.add_argument(
+        "--drafter-layers", metavar="L,L..", help="layers it reads, where its checkpoint names none or the wrong ones"
+    )
+    parser.add_argument("--drafter-depth", type=int, metavar="N", help="depth of eagle's trees (default: 6)")
+    parser.add_argument(
+        "--drafter-beam", type=int, metavar="N", help="nodes that eagle expands at a depth (default: 8)"
+    )
     draft = DraftModelConfig()
     parser.add_argument(
         "--draft-model", metavar="DIR", help="the small model of draft-model ('demo': the packaged one)"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from app.config.checks import stage_memory
+from app.config.checks import drafter_settings, stage_memory
 from app.inputs.cache import cache_folder
 from app.inputs.libraries import library_at
-from app.inputs.models import model_path
+from app.inputs.models import drafter_path, model_path
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import draft_nodes
 from app.offline.generator import Generator
@@ -18,6 +18,7 @@ from app.speculation.drafter import offline_drafter
 from app.speculation.heads import offline_heads, with_model
 from app.speculation.step_costs import offline_costs
 from app.speculation.vocabulary import known_rows
+from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
 from engine.loop import Engine
 from engine.model.loader import load_spec
@@ -50,9 +51,23 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         split=arguments.layer_split,
         stage_memory=stage_memory(arguments.stage_memory_gib),
         cost_folder=str(cache_folder() / "layer-costs"),
+        drafter=trained_drafter(arguments),
     )
     check_stages(load_spec(path), arguments.stages)
     return LocalTarget.load(options, path)
+
+
+def trained_drafter(arguments: argparse.Namespace) -> DrafterSettings | None:
+    """The drafter that the flags name, if the command has them.
+
+    Raises:
+        ConfigError: a flag is wrong.
+    """
+    given = {name: getattr(arguments, f"drafter_{name}", None) for name in ("depth", "beam")}
+    options = {name: value for name, value in given.items() if value is not None}
+    path = getattr(arguments, "drafter", None)
+    path = None if path is None else drafter_path(path)
+    return drafter_settings(path, getattr(arguments, "drafter_layers", None), options)
 
 
 def check_stages(spec: ModelSpec, stages: int) -> None:
@@ -88,6 +103,7 @@ def speculator_options(
             retrieval=library_at(arguments.retrieval, str(path), arguments.retrieval_namespace),
             step_costs=offline_costs(arguments, path, target),
             vocabulary=known_rows(path, spec),
+            trained=None if target.info.drafter is None else target.info.drafter.method,
         ),
         spec,
         offline_heads(arguments, path, target),

@@ -7,7 +7,7 @@ import pytest
 import speculators
 from engine.errors import UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
-from speculators.methods import AVAILABLE, METHODS, NEEDS_INPUT, STANDALONE
+from speculators.methods import AVAILABLE, NEEDS_INPUT, STANDALONE, TRAINED
 from speculators.mixing.combined import Combined
 from speculators.ngrams.pld import PldConfig
 from speculators.registry import SpeculatorOptions, create
@@ -41,13 +41,19 @@ def test_methods_without_their_input_say_so(name):
     assert caught.value.param == "method"
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - set(AVAILABLE)))
-def test_later_methods_are_not_available_yet(name):
-    with pytest.raises(UnknownMethodError, match="not available yet") as caught:
-        create(name)
+@pytest.mark.parametrize("method", ["mtp", "pld+mtp"])
+def test_a_method_that_no_served_model_has_is_refused_with_the_reason(method):
+    with pytest.raises(UnknownMethodError, match="'mtp' is not available: none of the model families") as caught:
+        create(method)
     assert caught.value.param == "method"
-    with pytest.raises(UnknownMethodError, match="not available yet"):
-        create(f"pld+{name}")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_trained_drafters_method_is_that_of_the_drafter_given(name):
+    assert create(name, SpeculatorOptions(trained=name)).name == name
+    other = next(one for one in TRAINED if one != name)
+    with pytest.raises(UnknownMethodError, match=f"the drafter given is of method '{other}'"):
+        create(name, SpeculatorOptions(trained=other))
 
 
 @pytest.mark.parametrize("name", ["", "pld+", "magic", "PLD", "always-right"])

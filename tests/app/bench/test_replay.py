@@ -206,7 +206,7 @@ def test_a_stopped_replay_goes_on_and_other_settings_are_refused(
         (["--methods", "pld-plus-a"], "attention"),
         (["--methods", "draft-model"], "'draft-model' cannot be replayed from text alone: it drafts with"),
         (["--methods", "auto"], "'auto' cannot be replayed"),
-        (["--methods", "eagle"], "not available yet"),
+        (["--methods", "eagle"], "needs a drafter that was trained"),
         (["--methods", "magic"], "unknown method"),
         (["--methods", "rest"], "give --retrieval DIR"),
         (["--methods", "rest", "--retrieval", "nowhere"], "--retrieval nowhere: no such"),

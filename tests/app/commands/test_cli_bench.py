@@ -222,7 +222,7 @@ def test_texts_that_may_differ_are_reported_and_no_failure(bench: Callable[..., 
     ("more", "says"),
     [
         (["--methods", "pld,magic"], "unknown method 'magic'"),
-        (["--methods", "medusa"], "'medusa' is not available yet"),
+        (["--methods", "medusa"], "method 'medusa' needs a drafter"),
         (["--methods", "pld", "--repeats", "0"], "--repeats is 0"),
         (["--methods", "pld", "--warm-passes", "-1"], "--warm-passes is -1"),
         (["--methods", "pld", "--per-category", "0"], "--per-category is 0"),

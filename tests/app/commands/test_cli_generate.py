@@ -203,7 +203,7 @@ def test_without_json_the_text_is_printed_with_its_figures(
     ("flags", "says"),
     [
         (["--method", "magic"], "unknown method 'magic'"),
-        (["--method", "medusa"], "'medusa' is not available yet"),
+        (["--method", "medusa"], "method 'medusa' needs a drafter"),
         (["--method", "pld+pld"], "twice"),
         (["--model", "/nowhere"], "/nowhere"),
         (["--dtype", "int8"], "dtype is 'int8'"),

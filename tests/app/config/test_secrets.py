@@ -21,7 +21,7 @@ def _as_yaml(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"device": "cuda"}, {"live": "a b"}, {"drafter": '{"path": "x"}'}, {"max_nodes": -1}]
+    "wrong", [{"device": "cuda"}, {"live": "a b"}, {"draft_model_options": '{"path": "x"}'}, {"max_nodes": -1}]
 )
 def test_no_error_of_a_configuration_shows_a_password(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as refused:

@@ -104,7 +104,7 @@ def test_a_folder_without_a_model_is_refused(refused: Callable[..., str], tmp_pa
 
 def test_a_server_takes_the_same_settings_and_makes_the_same_checks(other_tokenizer: Path, tmp_path: Path) -> None:
     config = config_from(
-        Namespace(draft_model="demo", drafter='{"draft_tokens": 3, "tree_nodes": 9}', dtype="bfloat16")
+        Namespace(draft_model="demo", draft_model_options='{"draft_tokens": 3, "tree_nodes": 9}', dtype="bfloat16")
     )
     settings = speculator_options(config).draft_model
     assert (settings.draft_tokens, settings.tree_nodes, settings.dtype) == (3, 9, "bfloat16")
@@ -115,10 +115,10 @@ def test_a_server_takes_the_same_settings_and_makes_the_same_checks(other_tokeni
         check_served_drafter(ServeConfig(draft_model=str(other_tokenizer)))
     with pytest.raises(UnsupportedModelError, match="--draft-model"):
         check_served_drafter(ServeConfig(draft_model=str(tmp_path)))
-    with pytest.raises(ConfigError, match="--drafter has no setting 'path'; draft_model says"):
-        config_from(Namespace(drafter='{"path": "somewhere"}'))
+    with pytest.raises(ConfigError, match="--draft-model-options has no setting 'path'; draft_model says"):
+        config_from(Namespace(draft_model_options='{"path": "somewhere"}'))
     with pytest.raises(ConfigError, match="draft-model: draft_tokens must be"):
-        config_from(Namespace(drafter='{"draft_tokens": 0}'))
+        config_from(Namespace(draft_model_options='{"draft_tokens": 0}'))
 
 
 def test_on_a_gpu_a_server_needs_actors_that_have_one() -> None:
@@ -129,7 +129,7 @@ def test_on_a_gpu_a_server_needs_actors_that_have_one() -> None:
     config = ServeConfig.model_validate(given | {"speculator_actors": 1, "speculator_gpus": 0.2})
     assert placement(config) == SpeculatorPlacement(1, 2.0, 0.2)
     assert speculator_options(config).draft_model.device == "cuda"
-    on_cpu = ServeConfig.model_validate(given | {"drafter": {"device": "cpu"}})
+    on_cpu = ServeConfig.model_validate(given | {"draft_model_options": {"device": "cpu"}})
     assert speculator_options(on_cpu).draft_model.device == "cpu"
 
 

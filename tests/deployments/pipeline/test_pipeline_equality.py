@@ -23,13 +23,13 @@ from engine.target.info import TargetInfo
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.speculator import DraftModelConfig
-from speculators.methods import AVAILABLE
+from speculators.methods import AVAILABLE, TRAINED
 from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
-METHODS = (*AVAILABLE, "suffix+token-recycling", "pld-plus-a+pld-plus-h")
+METHODS = (*(name for name in AVAILABLE if name not in TRAINED), "suffix+token-recycling", "pld-plus-a+pld-plus-h")
 DRAFTS_LITTLE = {"autoregressive"}  # nothing, here
 EOS = 2
 N_TOKENS = 32
