@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.drafter.trees.candidates import Candidates
-from engine.drafter.trees.choice import LEAST_SCORE, Ask, Choice, DraftVocabulary, choose
+from engine.drafter.trees.choice import LEAST_SCORE, Ask, Choice, DraftVocabulary, choose, select
 from engine.drafter.trees.growth import Growth
 from engine.drafter.trees.levels import Levels
 from engine.sampling.history import History
@@ -82,14 +82,6 @@ class BlockDraft:
 
 def _calibrated(choice: Choice, chance: float) -> Choice:
     return Choice(choice.tokens, [max(score * chance, LEAST_SCORE) for score in choice.scores], choice.q)
-
-
-def select(table: Tensor, rows: list[int]) -> Tensor:
-    """Rows of ``[n, ...]`` by number."""
-    upload = Upload(table.device)
-    index = upload.add(rows)
-    upload.send()
-    return table.index_select(0, index.tensor)
 
 
 def grow_in_rounds(
