@@ -194,16 +194,17 @@ def _key(ask: Ask) -> NoiseKey:
 def rank(scores: Tensor, asks: Sequence[Ask]) -> list[Choice]:
     """The best columns of every row of ``scores`` ``[n, width]``, as ``add_noise`` leaves them."""
     top = torch.topk(scores, min(max(ask.k for ask in asks), scores.shape[-1]), dim=-1)
-    probability = torch.exp(top.values - torch.logsumexp(scores, dim=-1, keepdim=True))
-    ids, chances = fetch([top.indices.int(), probability])
-    rows = zip(asks, ids.tolist(), chances.tolist(), strict=True)
-    return [_possible(columns[: ask.k], values[: ask.k]) for ask, columns, values in rows]
+    chances = torch.exp(top.values - torch.logsumexp(scores, dim=-1, keepdim=True))
+    chances = torch.where(chances > 0.0, chances.clamp(LEAST_SCORE, 1.0), chances)
+    columns, values = fetch([top.indices.int(), chances])
+    rows = zip(asks, columns.tolist(), values.tolist(), strict=True)
+    return [_possible(ids[: ask.k], scores_of[: ask.k]) for ask, ids, scores_of in rows]
 
 
-def _possible(ids: list[int], probabilities: list[float]) -> Choice:
-    """Without the tokens that truncation took away; the best one always stays."""
-    n = max(1, sum(probability > 0.0 for probability in probabilities))
-    return Choice(ids[:n], [min(1.0, max(probability, LEAST_SCORE)) for probability in probabilities[:n]])
+def _possible(ids: list[int], scores: list[float]) -> Choice:
+    """Without the tokens that truncation took away."""
+    n = scores.index(0.0) if 0.0 in scores else len(scores)
+    return Choice(ids[:n], scores[:n])
 
 
 def _named(choice: Choice, vocabulary: DraftVocabulary | None) -> Choice:
