@@ -115,9 +115,8 @@ def _run(live: list[BlockDraft], condition: Condition | None, chosen: ChooseRows
         added = None
         if condition is not None:
             upload = Upload(device)
-            tokens, whose, rows_above = [
-                upload.add(part) for part in ([t for draft in live for t in draft.parents()], seqs, above)
-            ]
+            tokens = upload.add([token for draft in live for token in draft.parents()])
+            whose, rows_above = upload.add(seqs), upload.add(above)
             upload.send()
             if states is not None:
                 states = states.index_select(0, rows_above.tensor)
