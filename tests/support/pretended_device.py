@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from engine import device
+from engine.drafter.trees import choice
 from engine.sampling import noise, processors
 from engine.stage import artefacts, logit_readback
 from engine.verify import batch
@@ -17,6 +18,6 @@ from engine.verify import batch
 def pretended_device() -> Iterator[None]:
     """Inside, everything is drawn, read back and fetched as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (device, noise, processors, batch, artefacts, logit_readback):
+        for module in (device, noise, processors, choice, batch, artefacts, logit_readback):
             patch.setattr(module, "is_host", lambda _: False)
         yield

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from engine.drafter.trees.choice import Ask, Choice, DraftVocabulary, choose, draft_randomness, draws
+from engine.drafter.trees.choice import Ask, Choice, DraftVocabulary, choose, draft_randomness, draws, select
 from engine.drafter.trees.growth import grow
-from engine.drafter.trees.rounds import BlockAsk, BlockDraft, Condition, grow_in_rounds, select
+from engine.drafter.trees.rounds import BlockAsk, BlockDraft, Condition, grow_in_rounds
 from engine.drafter.trees.static import StaticTree
 from engine.protocol import Branch
 from engine.sampling.keys import NoiseKey

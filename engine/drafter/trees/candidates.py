@@ -14,7 +14,7 @@ from msgspec import structs
 from torch import Tensor
 
 from engine.device import fetch
-from engine.drafter.trees.choice import Ask, Choice, DraftVocabulary, add_noise, processed, rank
+from engine.drafter.trees.choice import Ask, Choice, DraftVocabulary, add_noise, processed, rank, select, temperatures
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.upload import Upload
@@ -40,7 +40,7 @@ class Candidates:
         self._n_drafts = logits.shape[1]
         self._place = {seq: i * self._n_drafts for i, seq in enumerate(whose)}  # of a sequence's first row
         asks = [Ask(params, None, first + i) for params, first in whose.values() for i in range(self._n_drafts)]
-        rows = logits[list(whose)].flatten(0, 1)
+        rows = select(logits, list(whose)).flatten(0, 1)
         biased = processed(rows, [_only_biased(ask) for ask in asks], vocabulary)
         noise = add_noise(torch.zeros_like(biased), asks, vocabulary)
         self._columns = torch.topk(biased + noise, min(N_CANDIDATES, biased.shape[-1]), dim=-1).indices
@@ -61,7 +61,7 @@ class Candidates:
         rows = [self._place[seq] + depth for seq in seqs]
         upload = Upload(self._logits.device)
         index = upload.add(rows)
-        heats = upload.add(np.array([[ask.params.temperature or 1.0] for ask in asks]), np.float32)
+        heats = upload.add(temperatures(asks), np.float32)
         upload.send()
         logits = self._logits[index.tensor]
         if added is not None:

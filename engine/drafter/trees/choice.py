@@ -35,6 +35,7 @@ from engine.sampling.processors import process
 from engine.sampling.randomness import Randomness
 from engine.sampling.shift import is_shifted
 from engine.tree import FloatArray
+from engine.upload import Upload
 
 LEAST_SCORE = 1e-9  # a score is never 0
 DRAFT_SALT = 0x64726674  # of the stream that drafts are drawn from; the verifier's is 0
@@ -114,16 +115,22 @@ def choose(
     choices: dict[int, Choice] = {}
     if ranked:
         some = [asks[i] for i in ranked]
-        best = rank(add_noise(_rows(scores, ranked), some, vocabulary), some)
+        best = rank(add_noise(select(scores, ranked), some, vocabulary), some)
         choices.update(zip(ranked, (_named(choice, vocabulary) for choice in best), strict=True))
     if drawn:
-        samples = _draw(_rows(scores, drawn), [asks[i] for i in drawn], randomness, vocabulary)
+        samples = _draw(select(scores, drawn), [asks[i] for i in drawn], randomness, vocabulary)
         choices.update(zip(drawn, samples, strict=True))
     return [choices[i] for i in range(len(asks))]
 
 
-def _rows(scores: Tensor, index: list[int]) -> Tensor:
-    return scores if len(index) == len(scores) else scores[index]
+def select(table: Tensor, rows: list[int]) -> Tensor:
+    """Rows of ``[n, ...]`` by number; the table itself when they are all of it."""
+    if rows == list(range(len(table))):
+        return table
+    upload = Upload(table.device)
+    index = upload.add(rows)
+    upload.send()
+    return table.index_select(0, index.tensor)
 
 
 def processed(logits: Tensor, asks: Sequence[Ask], vocabulary: DraftVocabulary | None) -> Tensor:
@@ -135,10 +142,10 @@ def processed(logits: Tensor, asks: Sequence[Ask], vocabulary: DraftVocabulary |
         return _process(logits, asks)
     rest = sorted(set(range(len(asks))).difference(by_id))
     scores = torch.empty_like(logits)
-    wide = vocabulary.widen(_rows(logits, by_id))
+    wide = vocabulary.widen(select(logits, by_id))
     scores[by_id] = _process(wide, [asks[i] for i in by_id]).index_select(1, vocabulary.ids)
     if rest:
-        scores[rest] = _process(logits[rest], [asks[i] for i in rest])
+        scores[rest] = _process(select(logits, rest), [asks[i] for i in rest])
     return scores
 
 
@@ -159,11 +166,16 @@ def add_noise(scores: Tensor, asks: Sequence[Ask], vocabulary: DraftVocabulary |
         return scores
     keys = [_key(asks[i]) for i in noisy]
     rows_of = {key: row for row, key in enumerate(dict.fromkeys(keys))}  # nodes of one depth share their noise
-    noise = _gumbel(list(rows_of), scores, vocabulary)
-    if len(rows_of) < len(keys):
-        noise = noise[[rows_of[key] for key in keys]]
-    heat = torch.tensor([[ask.params.temperature or 1.0] for ask in asks], device=scores.device)
-    return scores.index_add(0, torch.tensor(noisy, device=scores.device), noise) * heat
+    upload = Upload(scores.device)
+    index, heats = upload.add(noisy), upload.add(temperatures(asks), np.float32)
+    upload.send()
+    noise = select(_gumbel(list(rows_of), scores, vocabulary), [rows_of[key] for key in keys])
+    return scores.index_add(0, index.tensor, noise) * heats.tensor
+
+
+def temperatures(asks: Sequence[Ask]) -> npt.NDArray[np.float32]:
+    """What logits were divided by, ``[n, 1]``."""
+    return np.array([[ask.params.temperature or 1.0] for ask in asks], np.float32)
 
 
 def _gumbel(keys: list[NoiseKey], scores: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
@@ -182,16 +194,17 @@ def _key(ask: Ask) -> NoiseKey:
 def rank(scores: Tensor, asks: Sequence[Ask]) -> list[Choice]:
     """The best columns of every row of ``scores`` ``[n, width]``, as ``add_noise`` leaves them."""
     top = torch.topk(scores, min(max(ask.k for ask in asks), scores.shape[-1]), dim=-1)
-    probability = torch.exp(top.values - torch.logsumexp(scores, dim=-1, keepdim=True))
-    ids, chances = fetch([top.indices.int(), probability])
-    rows = zip(asks, ids.tolist(), chances.tolist(), strict=True)
-    return [_possible(columns[: ask.k], values[: ask.k]) for ask, columns, values in rows]
+    chances = torch.exp(top.values - torch.logsumexp(scores, dim=-1, keepdim=True))
+    chances = torch.where(chances > 0.0, chances.clamp(LEAST_SCORE, 1.0), chances)
+    columns, values = fetch([top.indices.int(), chances])
+    rows = zip(asks, columns.tolist(), values.tolist(), strict=True)
+    return [_possible(ids[: ask.k], scores_of[: ask.k]) for ask, ids, scores_of in rows]
 
 
-def _possible(ids: list[int], probabilities: list[float]) -> Choice:
-    """Without the tokens that truncation took away; the best one always stays."""
-    n = max(1, sum(probability > 0.0 for probability in probabilities))
-    return Choice(ids[:n], [min(1.0, max(probability, LEAST_SCORE)) for probability in probabilities[:n]])
+def _possible(ids: list[int], scores: list[float]) -> Choice:
+    """Without the tokens that truncation took away."""
+    n = scores.index(0.0) if 0.0 in scores else len(scores)
+    return Choice(ids[:n], scores[:n])
 
 
 def _named(choice: Choice, vocabulary: DraftVocabulary | None) -> Choice:

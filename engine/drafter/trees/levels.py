@@ -77,17 +77,14 @@ class Levels:
 
     def _worth_expanding(self, first: int) -> list[int]:
         """The best candidates of the last level (from ``first`` on) that may be kept and can have children."""
-        kept = set(self._best())
+        bar = self._bar[0] if len(self._bar) == self._n_nodes else -math.inf
         stops = self._params.stop_ids
-        alive = [i for i in range(first, len(self._tokens)) if i in kept and self._tokens[i] not in stops]
-        return heapq.nsmallest(self._beam, alive, key=self._rank)
+        fresh = range(first, len(self._tokens))
+        return self._best([i for i in fresh if self._logs[i] >= bar and self._tokens[i] not in stops], self._beam)
 
-    def _rank(self, candidate: int) -> tuple[float, int]:
-        return -self._logs[candidate], candidate
-
-    def _best(self) -> list[int]:
-        """The candidates to keep, best first; a parent never comes behind its child."""
-        return heapq.nsmallest(self._n_nodes, range(len(self._tokens)), key=self._rank)
+    def _best(self, candidates: Sequence[int], n: int) -> list[int]:
+        """The ``n`` most probable, best first, of equals the first; a parent never comes behind its child."""
+        return sorted(candidates, key=self._logs.__getitem__, reverse=True)[:n]
 
     def token(self, candidate: int) -> int:
         """By its number, in order of discovery."""
@@ -99,7 +96,7 @@ class Levels:
 
     def branch(self, source: str) -> Branch | None:
         """The tree, most probable nodes first."""
-        kept = self._best()
+        kept = self._best(range(len(self._tokens)), self._n_nodes)
         place = {candidate: node for node, candidate in enumerate(kept)}
         parents = [place.get(self._parents[i], ROOT) for i in kept]
         tokens, scores = [self._tokens[i] for i in kept], [self._scores[i] for i in kept]

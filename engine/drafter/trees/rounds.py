@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.drafter.trees.candidates import Candidates
-from engine.drafter.trees.choice import LEAST_SCORE, Ask, Choice, DraftVocabulary, choose
+from engine.drafter.trees.choice import LEAST_SCORE, Ask, Choice, DraftVocabulary, choose, select
 from engine.drafter.trees.growth import Growth
 from engine.drafter.trees.levels import Levels
 from engine.sampling.history import History
@@ -84,14 +84,6 @@ def _calibrated(choice: Choice, chance: float) -> Choice:
     return Choice(choice.tokens, [max(score * chance, LEAST_SCORE) for score in choice.scores], choice.q)
 
 
-def select(table: Tensor, rows: list[int]) -> Tensor:
-    """Rows of ``[n, ...]`` by number."""
-    upload = Upload(table.device)
-    index = upload.add(rows)
-    upload.send()
-    return table.index_select(0, index.tensor)
-
-
 def grow_in_rounds(
     logits: Tensor,
     drafts: Sequence[BlockDraft],
@@ -123,9 +115,8 @@ def _run(live: list[BlockDraft], condition: Condition | None, chosen: ChooseRows
         added = None
         if condition is not None:
             upload = Upload(device)
-            tokens, whose, rows_above = [
-                upload.add(part) for part in ([t for draft in live for t in draft.parents()], seqs, above)
-            ]
+            tokens = upload.add([token for draft in live for token in draft.parents()])
+            whose, rows_above = upload.add(seqs), upload.add(above)
             upload.send()
             if states is not None:
                 states = states.index_select(0, rows_above.tensor)

@@ -218,7 +218,8 @@ def test_budgets_are_kept(params: SamplingParams, kind: Kind | None) -> None:
     assert block_trees(block(0), [], "drafter", condition=condition) == []
 
 
-def test_a_condition_is_evaluated_on_the_best_tokens_of_each_depth_only() -> None:
+@pytest.mark.parametrize("params", [SETTINGS["greedy"], SETTINGS["sampled"]], ids=["greedy", "sampled"])
+def test_a_condition_is_evaluated_on_the_best_tokens_of_each_depth_only(params: SamplingParams) -> None:
     width = 3 * N_CANDIDATES
     logits, bonus = block(1, width), torch.randn(width, width, generator=torch.Generator().manual_seed(1)) * 3
 
@@ -227,18 +228,18 @@ def test_a_condition_is_evaluated_on_the_best_tokens_of_each_depth_only() -> Non
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return bonus[parents], None
 
-    [branch] = drafted(logits, [ask(SamplingParams(), 20)], condition=condition)
-    candidates = [set(row.topk(N_CANDIDATES).indices.tolist()) for row in logits[0]]
-
     def model(path: Path) -> torch.Tensor:
-        row = logits[0, len(path)] + bonus[(ROOT_TOKEN, *path)[-1]]
-        row[[token for token in range(width) if token not in candidates[len(path)]]] = -torch.inf
+        row, depth = logits[0, len(path)], len(path)
+        order = np.argsort(-chances(row, params, POSITION + depth))
+        row = row + bonus[(ROOT_TOKEN, *path)[-1]]
+        row[order[N_CANDIDATES:].copy()] = -torch.inf
         return row
 
-    wanted = best(every_path(model, SamplingParams(), POSITION, 1), 20)
-    assert {path for path in paths(branch) if len(path) == 1} <= set(wanted)
+    [branch] = drafted(logits, [ask(params, 20)], condition=condition)
+    assert {path for path in paths(branch) if len(path) == 1} <= set(best(every_path(model, params, POSITION, 1), 20))
     for path, score in zip(paths(branch), branch.scores or (), strict=True):
-        assert score == pytest.approx(float(torch.softmax(model(path[:-1]), -1)[path[-1]]), rel=1e-4)
+        wanted = chances(model(path[:-1]), params, POSITION + len(path) - 1)[path[-1]]
+        assert score == pytest.approx(wanted, rel=1e-3)
 
 
 def test_a_wide_block_keeps_to_its_width() -> None:

@@ -15,6 +15,7 @@ from engine.sampling.noise import KeyedRandom
 from engine.sampling.params import SamplingParams
 from engine.sampling.randomness import Randomness
 from tests.support.enumeration import every_outcome
+from tests.support.pretended_device import pretended_device
 
 VOCAB = 30
 IDS = [1, 2, 3, 5, 8, 9, 10, 13, 17, 20, 21, 29]
@@ -111,6 +112,19 @@ def test_no_row_depends_on_another(reduced: bool) -> None:
         if alone.q is not None:
             np.testing.assert_array_equal(together[i].q, alone.q)
     assert choose(logits[:0], [], vocabulary=vocabulary) == []
+
+
+@pytest.mark.parametrize("reduced", [True, False])
+def test_a_device_with_memory_of_its_own_chooses_the_same(reduced: bool) -> None:
+    vocabulary = DraftVocabulary.of(torch.tensor(IDS), VOCAB) if reduced else None
+    asks = [ask(params) for params in SETTINGS.values()]
+    logits = rows(len(asks), len(IDS) if reduced else VOCAB)
+    host = choose(logits, asks, vocabulary=vocabulary)
+    with pretended_device():
+        device = choose(logits, asks, vocabulary=vocabulary)
+    for ours, theirs in zip(host, device, strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.scores == pytest.approx(theirs.scores, rel=1e-5)
 
 
 def test_drafts_and_verification_share_no_random_number() -> None:

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from engine.composer import compose
 from engine.drafter.trees.chain import Chain
+from engine.drafter.trees.choice import choose
 from engine.drafter.trees.growth import grow
 from engine.drafter.trees.levels import Levels
 from engine.drafter.trees.static import ACCEPTANCE, SIBLING, StaticTree, static_shape
@@ -23,7 +24,7 @@ from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
 from engine.tree import ROOT
 from engine.verify.rules import walk_text
-from tests.support.draft_oracles import Path, best, chances, every_path, grown, paths, products, written
+from tests.support.draft_oracles import Path, best, chances, every_path, grown, path_to, paths, products, written
 
 VOCAB, POSITION, DEPTH = 5, 20, 4
 SETTINGS = {
@@ -59,6 +60,21 @@ def test_without_a_beam_the_best_of_all_paths_are_kept(name: str, n_nodes: int) 
     assert len(branch.tokens) == len(wanted), "no node comes twice"
     assert products(branch) == pytest.approx([wanted[path] for path in paths(branch)], rel=1e-4)
     assert products(branch) == sorted(products(branch), reverse=True)
+
+
+@pytest.mark.parametrize("n_nodes", [2, 7, 30])
+def test_only_what_may_be_kept_is_scored(n_nodes: int) -> None:
+    params, expanded = SETTINGS["stopping"], [ROOT]
+    growth = Levels(params, POSITION, DEPTH, n_nodes, 200)
+    for level in range(1, DEPTH):
+        rows = torch.stack([model(path_to(growth, node)) for node in expanded])
+        expanded = growth.take(choose(rows, growth.asks()))
+        kept = best(every_path(model, params, POSITION, level), n_nodes)
+        alive = [path for path in kept if len(path) == level and path[-1] not in params.stop_ids]
+        assert [path_to(growth, node) for node in expanded] == alive, "best first"
+        if not expanded:
+            return
+    assert growth.take(choose(torch.zeros(len(expanded), VOCAB), growth.asks())) == []
 
 
 @pytest.mark.parametrize("beam", [1, 2, 3])
