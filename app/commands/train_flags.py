@@ -80,9 +80,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--measured", type=int, default=128, metavar="N", help="held-out texts of a kind (default: 128)")
     run.add_argument("--work", type=Path, metavar="DIR", help="answers and checkpoint (default: OUT/work)")
     run.add_argument("--restart", action="store_true", help="forget the checkpoint; answers are kept")
-    add_model(parser, "--target")
+    add_model(parser, "--target", batch_size=32)
     # Not asked for here, but checked with the flags of the other offline commands.
-    parser.set_defaults(batch_size=32, top_p=1.0, top_k=0, verification="coupled")
+    parser.set_defaults(top_p=1.0, top_k=0, verification="coupled")
 
 
 def check(arguments: argparse.Namespace) -> list[Question]:
