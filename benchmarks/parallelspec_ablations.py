@@ -18,7 +18,14 @@ from typing import Any
 from app.reporting.progress import bar
 from benchmarks.support.reporting import Report, table
 
-COLUMNS = {"row": "drafter", "forwards": "forwards", "greedy": "tau, greedy", "sampled": "tau, T", "steps": "steps"}
+COLUMNS = {
+    "row": "drafter",
+    "drafts": "drafts",
+    "forwards": "forwards",
+    "greedy": "tau, greedy",
+    "sampled": "tau, T",
+    "steps": "steps",
+}
 ON_EAGLE, ON_MEDUSA = "parallelspec-eagle", "parallelspec-medusa"
 ROWS: dict[str, Sequence[str]] = {
     "eagle 1": ("--method", "eagle", "--generation", "1"),
@@ -101,6 +108,7 @@ def row(name: str, document: dict[str, Any]) -> dict[str, Any]:
     depths = len(held_out["sampled"]["by_depth"])
     return {
         "row": name,
+        "drafts": depths,
         "forwards": depths if document["method"] == "eagle" else 1,
         "greedy": held_out["greedy"]["tau"],
         "sampled": held_out["sampled"]["tau"],

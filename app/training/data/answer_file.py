@@ -17,7 +17,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One answered turn; all ids are the target's."""
 
     question: str  # ``source_of`` all that is asked in the conversation
-    source: str  # ``source_of`` its first question
+    source_hash: str  # ``source_of`` its first question
     sample: int  # which of several answers to one question
     turn: int
     temperature: float

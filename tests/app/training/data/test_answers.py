@@ -47,7 +47,7 @@ def test_answers_are_greedy_by_half_and_follow_the_conversation(tmp_path: Path) 
     assert set(answers) == {(names[0], 0, 0), (names[0], 0, 1), (names[1], 0, 0), (names[2], 0, 0)}
     assert [answers[name, 0, 0].temperature for name in names] == [0, 0.8, 0]
     first, second = answers[names[0], 0, 0], answers[names[0], 0, 1]
-    assert first.source == second.source == source_of(" a fox? ")
+    assert first.source_hash == second.source_hash == source_of(" a fox? ")
     tokenizer = tiny_tokenizer()
     said = {"role": "assistant", "content": tokenizer.decode(first.answer, skip_special_tokens=True)}
     asked = [{"role": "user", "content": turn} for turn in QUESTIONS[0].turns]
@@ -96,7 +96,7 @@ def test_answers_of_others_are_read_in_every_form(tmp_path: Path) -> None:
         {"settings": {}},
         {"messages": [*asked, {"role": "assistant", "content": "runs"}]},
         {"prompt": "a fox", "answer": "runs", "temperature": 0},
-        {"prompt": encode_chat(tokenizer, asked), "answer": [7, 8], "source": "ab", "more": 1},
+        {"prompt": encode_chat(tokenizer, asked), "answer": [7, 8], "source_hash": "0123456789abcdef", "more": 1},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     first, second, third = read_answers(file, tokenizer, 320)
@@ -104,7 +104,7 @@ def test_answers_of_others_are_read_in_every_form(tmp_path: Path) -> None:
     assert first.source == second.source == source_of("a fox")
     assert (first.temperature, second.temperature) == (None, 0)
     assert tokenizer.decode(list(first.written)) == "runs<|end|>"
-    assert (third.written, third.source) == ([7, 8], "ab")
+    assert (third.written, third.source) == ([7, 8], "0123456789abcdef")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,7 @@ def test_answers_of_others_are_read_in_every_form(tmp_path: Path) -> None:
         ('{"prompt": "x"}', r"line 1: is none of \{\"prompt\""),
         ('{"prompt": [1], "answer": [320]}', "outside the model's vocabulary, 0 to 319"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "is none of"),
+        ('{"prompt": [1], "answer": [2], "source_hash": "me"}', "line 1: Expected `str` matching regex"),
         ("nonsense", "line 1: JSON is malformed"),
         ("", "has no lines"),
     ],
