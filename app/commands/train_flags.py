@@ -20,6 +20,14 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--prompts", type=Path, nargs="+", default=[], metavar="F.jsonl", help="the target answers them")
     texts.add_argument("--answers", type=Path, nargs="+", default=[], metavar="F.jsonl", help="answers that exist")
     texts.add_argument("--texts", type=Path, nargs="+", default=[], metavar="F", help="plain text: files or folders")
+    texts.add_argument(
+        "--measured-on",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="F.jsonl",
+        help="answers of the target of which the held-out ones are measured on, and none is trained on",
+    )
     texts.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each file")
     texts.add_argument("--samples", type=int, default=1, metavar="N", help="answers to every prompt (default: 1)")
     texts.add_argument("--raw", action="store_true", help="prompts without a chat template, first turns only")
@@ -80,9 +88,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--measured", type=int, default=128, metavar="N", help="held-out texts of a kind (default: 128)")
     run.add_argument("--work", type=Path, metavar="DIR", help="answers and checkpoint (default: OUT/work)")
     run.add_argument("--restart", action="store_true", help="forget the checkpoint; answers are kept")
-    add_model(parser, "--target")
+    add_model(parser, "--target", batch_size=32)
     # Not asked for here, but checked with the flags of the other offline commands.
-    parser.set_defaults(batch_size=32, top_p=1.0, top_k=0, verification="coupled")
+    parser.set_defaults(top_p=1.0, top_k=0, verification="coupled")
 
 
 def check(arguments: argparse.Namespace) -> list[Question]:
@@ -109,11 +117,19 @@ def check(arguments: argparse.Namespace) -> list[Question]:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least 0")
     if arguments.train_depths is not None and arguments.method != "eagle":
         raise ConfigError(f"--train-depths is given, but {arguments.method} trains all its --drafts; it is for eagle")
-    for flag, paths in (("--answers", arguments.answers), ("--texts", arguments.texts)):
+    for flag, paths in _files(arguments).items():
         for path in paths:
             if not path.exists():
                 raise ConfigError(f"{flag} {path} does not exist")
     return [question for path in arguments.prompts for question in read_questions(path, arguments.limit)]
+
+
+def _files(arguments: argparse.Namespace) -> dict[str, list[Path]]:
+    return {
+        "--answers": arguments.answers,
+        "--texts": arguments.texts,
+        "--measured-on": arguments.measured_on,
+    }
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -16,8 +16,8 @@ from speculators.draft_model.speculator import DraftModelConfig
 from speculators.methods import method_names
 
 
-def add_model(parser: argparse.ArgumentParser, flag: str = "--model") -> None:
-    """Flags that say what runs, which ``flag`` names, and how."""
+def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size: int = 1) -> None:
+    """Flags that say what runs, which ``flag`` names, and how; ``batch_size`` is the default of that flag."""
     parser.add_argument(flag, dest="model", default=DEMO, help="directory or hub id (default: the demo model)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
@@ -27,7 +27,13 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model") -> None:
     )
     parser.add_argument("--stage-memory-gib", metavar="X[,X..]", help="GiB of weights and KV a stage may take")
     parser.add_argument("--quantization", choices=["int8"], help="int8 matrices in the layers (extra int8)")
-    parser.add_argument("--batch-size", type=int, default=1, metavar="B", help="questions side by side (default: 1)")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=batch_size,
+        metavar="B",
+        help=f"questions side by side (default: {batch_size})",
+    )
     parser.add_argument("--kv-gib", type=float, default=0.5, metavar="X", help="KV cache, GiB (default: 0.5)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="intra-op threads (default: 1)")
 

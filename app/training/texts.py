@@ -48,12 +48,13 @@ class Roots:
 
 
 def choose_roots(texts: Texts, n_roots: int, generator: torch.Generator | None = None) -> Roots:
-    """Up to ``n_roots`` places of every text, drawn without repetition from those whose next token counts."""
-    length = texts.tokens.shape[1]
+    """Up to ``n_roots`` places of every text, drawn without repetition from those whose next token counts; no more than
+    the text with the most of them has."""
     eligible = torch.zeros_like(texts.weights, dtype=torch.bool)
     eligible[:, 1:-1] = texts.weights[:, 2:] > 0
     drawn = torch.rand(eligible.shape, generator=generator).to(eligible.device)
-    order = drawn.masked_fill(~eligible, -1.0).topk(min(n_roots, length), dim=1).indices
+    n_roots = min(n_roots, max(1, int(eligible.sum(1).max())))
+    order = drawn.masked_fill(~eligible, -1.0).topk(n_roots, dim=1).indices
     return Roots(order.clamp(min=1), eligible.gather(1, order))
 
 

@@ -17,7 +17,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One answered turn; all ids are the target's."""
 
     question: str  # ``source_of`` all that is asked in the conversation
-    source: str  # ``source_of`` its first question
+    source_hash: str  # ``source_of`` its first question
     sample: int  # which of several answers to one question
     turn: int
     temperature: float
@@ -52,19 +52,18 @@ class AnswerFile:
         self.answers: dict[Key, Answer] = {}
 
     def __enter__(self) -> AnswerFile:
-        self._file = self.path.open("a+b")
-        self._file.seek(0)
-        content = self._file.read()
+        content = self.path.read_bytes() if self.path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
         head, *lines = whole.splitlines() or [b""]
         if head:
             self._check(head)
-        else:
-            self._write(_Head(self._settings))
         for line in lines:
             answer = self._decoded(line, Answer)
             self.answers[answer.key] = answer
+        self._file = self.path.open("ab")
+        self._file.truncate(len(whole))
+        if not head:
+            self._write(_Head(self._settings))
         return self
 
     def __exit__(

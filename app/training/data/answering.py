@@ -82,7 +82,7 @@ class Asker:
                 file.add(
                     Answer(
                         question=job.question,
-                        source=job.source,
+                        source_hash=job.source,
                         sample=job.sample,
                         turn=job.turn,
                         temperature=job.params.temperature,
@@ -142,4 +142,4 @@ def n_turns(questions: Sequence[Question], raw: bool) -> int:
 
 def as_example(answer: Answer) -> Example:
     """What is trained on of an answer."""
-    return Example(answer.source, [*answer.prompt, *answer.answer], len(answer.prompt), answer.temperature)
+    return Example(answer.source_hash, [*answer.prompt, *answer.answer], len(answer.prompt), answer.temperature)

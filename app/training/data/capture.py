@@ -52,6 +52,6 @@ def target_parts(model: WholeTexts) -> TargetParts:
         return model.embed(tokens).to(last.device).float()
 
     def head(normed: Tensor) -> Tensor:
-        return last.head(normed.to(last.dtype))
+        return last.head(normed.to(last.dtype).contiguous())  # of a part of its rows, it would be a product per text
 
     return TargetParts(embed, head)

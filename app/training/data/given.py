@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +24,7 @@ class _Line(msgspec.Struct, frozen=True):
     prompt: str | list[int] | None = None
     answer: str | list[int] | None = None
     messages: list[dict[str, str]] | None = None
-    source: str = ""
+    source_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
     temperature: float | None = None
 
 
@@ -68,7 +69,7 @@ def _example(line: _Line, tokenizer: PreTrainedTokenizerFast) -> Example:
 
 
 def _joined(prompt: list[int], answer: list[int], question: str, line: _Line) -> Example:
-    return Example(line.source or source_of(question), [*prompt, *answer], len(prompt), line.temperature)
+    return Example(line.source_hash or source_of(question), [*prompt, *answer], len(prompt), line.temperature)
 
 
 def _ids(tokenizer: PreTrainedTokenizerFast, text: str, end: int | None) -> list[int]:

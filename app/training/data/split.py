@@ -23,7 +23,7 @@ class Split:
     shared: int  # left out of training: they share an n-gram with a held-out text
 
 
-def split(examples: Iterable[Example], share: float, longest: int) -> Split:
+def split(examples: Iterable[Example], share: float, longest: int, measured: Iterable[Example] = ()) -> Split:
     """Hold out the texts of about ``share`` of all source questions.
 
     A source is held out for what it hashes to, so that more questions move none from one side to the other.
@@ -32,25 +32,31 @@ def split(examples: Iterable[Example], share: float, longest: int) -> Split:
         examples: in any order.
         share: above 0, below 1.
         longest: tokens of a text; the rest is cut off.
+        measured: texts that are never trained on; if there are any, only they are held out.
 
     Raises:
         ConfigError: nothing is left on one side.
     """
-    whole = list(examples)
-    cut = [example.before_loop() for example in whole]
-    kept = [example for example in (one.cut(longest) for one in cut) if len(example.written) >= LEAST]
-    held = _held_out({example.source for example in kept}, share)
-    held_out = [example for example in kept if example.source in held]
+    whole, apart = list(examples), list(measured)
+    cut, cut_apart = ([one.before_loop() for one in some] for some in (whole, apart))
+    kept, kept_apart = ([one for one in (e.cut(longest) for e in some) if _counts(one)] for some in (cut, cut_apart))
+    held = _held_out({example.source for example in (*kept, *kept_apart)}, share)
+    held_out = [example for example in (kept_apart if apart else kept) if example.source in held]
     others = [example for example in kept if example.source not in held]
     known = {gram for example in held_out for gram in _grams(example.written)}
     train = [example for example in others if known.isdisjoint(_grams(example.written))]
+    short, alike = len(whole) + len(apart) - len(kept) - len(kept_apart), len(others) - len(train)
     if not train or not held_out:
         raise ConfigError(
-            f"of {len(whole)} texts {len(train)} are left to train on and {len(held_out)} are held out (too short: "
-            f"{len(whole) - len(kept)}, too alike: {len(others) - len(train)}): more questions are needed"
+            f"of {len(whole) + len(apart)} texts {len(train)} are left to train on and {len(held_out)} are held out "
+            f"(too short: {short}, too alike: {alike}): more questions are needed"
         )
-    loops = sum(one is not other for one, other in zip(whole, cut, strict=True))
-    return Split(train, held_out, loops, len(whole) - len(kept), len(others) - len(train))
+    loops = sum(one is not other for one, other in zip((*whole, *apart), (*cut, *cut_apart), strict=True))
+    return Split(train, held_out, loops, short, alike)
+
+
+def _counts(example: Example) -> bool:
+    return len(example.written) >= LEAST
 
 
 def _held_out(sources: set[str], share: float) -> set[str]:

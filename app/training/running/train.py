@@ -21,6 +21,7 @@ from app.training.data.batches import TextStream
 from app.training.data.capture import Capture
 from app.training.data.examples import most_frequent
 from app.training.data.gathering import gather
+from app.training.data.given import read_answers
 from app.training.data.split import Split, split
 from app.training.loop import LoopSettings, Run
 from app.training.losses import DraftLoss
@@ -57,7 +58,9 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
     loss = loss_settings(arguments, spec)
     dtype, device = resolve_dtype(arguments.dtype, target, arguments.device), torch.device(arguments.device)
     longest = min(arguments.max_length, target.max_positions)
-    texts = split(gather(arguments, questions, path, target, tokenizer), arguments.held_out, longest)
+    every = gather(arguments, questions, path, target, tokenizer)
+    apart = [one for file in arguments.measured_on for one in read_answers(file, tokenizer, target.vocab_size)]
+    texts = split(every, arguments.held_out, longest, apart)
     draft_ids = most_frequent(texts.train, spec.draft_vocab_size, spec.vocab_size) if asked.draft_vocab else None
     model = WholeTexts.load(path, [device], dtype, longest, arguments.quantization)
     network = new_drafter(spec, model, draft_ids, arguments.seed)
@@ -82,6 +85,7 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
         "loss_settings": asdict(loss),
         "texts": counts(texts) | sources(arguments),
         "training": {
+            "budget": {"minutes": arguments.minutes, "steps": arguments.steps},
             "steps": progress.steps,
             "seconds": round(progress.seconds, 1),
             "loss": round(progress.loss, 4),
@@ -177,7 +181,8 @@ def counts(texts: Split) -> dict[str, int]:
 
 def sources(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """Files by kind."""
-    return {kind: [str(path) for path in getattr(arguments, kind)] for kind in ("prompts", "answers", "texts")}
+    kinds = ("prompts", "answers", "texts", "measured_on")
+    return {kind: [str(path) for path in getattr(arguments, kind)] for kind in kinds}
 
 
 def _words(texts: Split) -> str:

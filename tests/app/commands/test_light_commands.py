@@ -42,6 +42,7 @@ def run(*flags: str, cwd: Path | None = None) -> tuple[int, list[str], str]:
         "load",
         "heads find",
         "vocabulary read",
+        "train",
         "corpus build",
         "corpus list",
         "keys new",
@@ -56,6 +57,7 @@ def test_help_loads_nothing_heavy(command: str) -> None:
 
 BENCH = ("bench", "--methods", "pld", "--prompts", "prompts.jsonl", "--out", "out")
 GENERATE = ("generate", "--prompt", "a")
+TRAIN = ("train", "--method", "eagle", "--out", "out")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,15 @@ GENERATE = ("generate", "--prompt", "a")
         (BENCH, "--prompts prompts.jsonl cannot be read"),
         (("heads", "find", "--out", "h", "--prompts", "absent.jsonl"), "--prompts absent.jsonl cannot be read"),
         (("heads", "find", "--out", "h", "--keep", "0"), "--keep is 0; it must be at least 1"),
+        (TRAIN, "there is nothing to train on: --prompts, --answers or --texts is needed"),
+        (("train", "--method", "magic", "--out", "out"), "argument --method: invalid choice: 'magic'"),
+        ((*TRAIN, "--prompts", "absent.jsonl"), "--prompts absent.jsonl cannot be read"),
+        ((*TRAIN, "--texts", "absent"), "--texts absent does not exist"),
+        ((*TRAIN, "--texts", ".", "--held-out", "1"), "--held-out is 1.0; it must be above 0 and below 1"),
+        ((*TRAIN, "--texts", ".", "--steps", "0"), "--steps is 0; it must be at least 1"),
+        ((*TRAIN, "--texts", ".", "--rate", "-1"), "--rate is -1.0; it must be above 0"),
+        ((*TRAIN, "--texts", ".", "--taps", "1,b"), "'1,b' is no list of layers"),
+        ((*TRAIN, "--texts", ".", "--answer-method", "magic"), "unknown method 'magic'"),
         (("bench", "--methods", "magic", "--replay", "x.jsonl", "--tokenizer", "demo"), "unknown method 'magic'"),
         (("bench", "--methods", "pld", "--replay", "x.jsonl", "--tokenizer", "/nowhere"), "--tokenizer /nowhere"),
         (("load", "--url", "http://a:1", "--prompts", "absent.jsonl"), "--prompts absent.jsonl cannot be read"),

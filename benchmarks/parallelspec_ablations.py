@@ -1,0 +1,120 @@
+"""ParallelSpec's tables in miniature (arXiv 2410.05589): what each part of a parallel drafter's training is worth.
+
+Every row is a training of the same minutes by ``spectra train``, measured on the same held-out questions: masks or none
+(the methods that they are put on), how many, answers of the target or text of others, and what the paper leaves open.
+The run can be stopped: the same command goes on, and finished rows are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.reporting.progress import bar
+from benchmarks.support.reporting import Report, table
+
+COLUMNS = {
+    "row": "drafter",
+    "drafts": "drafts",
+    "forwards": "forwards",
+    "greedy": "tau, greedy",
+    "sampled": "tau, T",
+    "steps": "steps",
+}
+ON_EAGLE, ON_MEDUSA = "parallelspec-eagle", "parallelspec-medusa"
+ROWS: dict[str, Sequence[str]] = {
+    "eagle 1": ("--method", "eagle", "--generation", "1"),
+    "eagle 3": ("--method", "eagle", "--train-depths", "5"),
+    "parallelspec on eagle": ("--method", ON_EAGLE),
+    "its masks' state zero": ("--method", ON_EAGLE, "--mask-state", "zero"),
+    "its cross-entropy 1": ("--method", ON_EAGLE, "--ce-weight", "1"),
+    "its cross-entropy 1, soft": ("--method", ON_EAGLE, "--ce-weight", "1", "--labels", "soft"),
+    "its depths .8": ("--method", ON_EAGLE, "--depth-decay", "0.8"),
+    "its masks 1": ("--method", ON_EAGLE, "--drafts", "2"),
+    "its masks 2": ("--method", ON_EAGLE, "--drafts", "3"),
+    "its masks 6": ("--method", ON_EAGLE, "--drafts", "7"),
+    "its texts by others": ("--method", ON_EAGLE),
+    "medusa": ("--method", "medusa"),
+    "parallelspec on medusa": ("--method", ON_MEDUSA),
+    "it on tokens alone": ("--method", ON_MEDUSA, "--no-states"),
+    "its labels soft": ("--method", ON_MEDUSA, "--labels", "soft"),
+    "its depths alike": ("--method", ON_MEDUSA, "--depth-decay", "1"),
+}
+BY_OTHERS = "its texts by others"
+
+
+def main() -> int:
+    """Train what is not trained yet; print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True, help="directory of the target")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="F.jsonl", help="to train on")
+    parser.add_argument("--corpus", type=Path, nargs="+", default=[], metavar="F.jsonl", help="answers of others")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="answers, drafters and the table")
+    parser.add_argument("--minutes", type=float, default=3.0, metavar="M", help="of each training (default: 3)")
+    parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS), help="some, by name")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.rows if name not in ROWS]
+    if unknown:
+        parser.error(f"--rows has {unknown[0]!r}; rows are {', '.join(ROWS)}")
+    if not arguments.corpus:
+        arguments.rows = [name for name in arguments.rows if name != BY_OTHERS]
+    rows = []
+    with bar("rows", len(arguments.rows), "row") as shown:
+        for name in arguments.rows:
+            rows.append(row(name, trained(name, arguments)))
+            shown.update()
+    found = table(COLUMNS, rows)
+    print(found)
+    document = {"target": arguments.target, "minutes": arguments.minutes, "rows": rows}
+    return Report(document, found, failed=False).publish(arguments.out)
+
+
+def trained(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A row's document; it is trained unless it was before."""
+    out = arguments.out / name.replace(" ", "-").replace(",", "")
+    known = out / "training.json"
+    if known.exists():
+        document: dict[str, Any] = json.loads(known.read_text())
+        if document["training"]["budget"]["minutes"] == arguments.minutes:
+            return document
+    command = [sys.executable, "-m", "app.cli", "train", "--target", arguments.target, "--out", out, *ROWS[name]]
+    command += ["--minutes", arguments.minutes, "--seed", arguments.seed, *texts(name, arguments)]
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    return dict(json.loads(known.read_text()))
+
+
+def texts(name: str, arguments: argparse.Namespace) -> list[object]:
+    """Flags of what is trained on: answers are written once, by the first row."""
+    answers = arguments.out / "answers" / "work" / "answers.jsonl"
+    if not (arguments.out / "answers" / "training.json").exists():
+        out = ("--target", arguments.target, "--out", arguments.out / "answers", "--seed", arguments.seed)
+        command = [sys.executable, "-m", "app.cli", "train", "--method", "medusa", *out, "--steps", 1]
+        command += ["--prompts", *arguments.prompts]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    if name != BY_OTHERS:
+        return ["--answers", answers]
+    return ["--answers", *arguments.corpus, "--measured-on", answers]
+
+
+def row(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a row; a forward drafts one token, or all."""
+    held_out = document["held_out"]
+    depths = len(held_out["sampled"]["by_depth"])
+    return {
+        "row": name,
+        "drafts": depths,
+        "forwards": depths if document["method"] == "eagle" else 1,
+        "greedy": held_out["greedy"]["tau"],
+        "sampled": held_out["sampled"]["tau"],
+        "steps": document["training"]["steps"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

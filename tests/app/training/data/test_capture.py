@@ -1,0 +1,93 @@
+"""States are Hugging Face's; batches hold every text once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from app.training.data.batches import TextStream, in_batches
+from app.training.data.capture import Capture, target_parts
+from app.training.data.examples import Example
+from engine.errors import ConfigError
+from engine.target.whole_texts import WholeTexts
+from tests.support.tiny_models import FAMILIES, random_prompt, saved_model, tiny_model
+
+TAPS = (2, -1, 0)
+
+
+def loaded(family: str, n_devices: int = 1) -> WholeTexts:
+    return WholeTexts.load(saved_model(family), [torch.device("cpu")] * n_devices, torch.float32, 64)
+
+
+def some(n: int) -> list[Example]:
+    return [Example(f"{i}", random_prompt(i, 9 + 5 * (i % 9)), 2 + i % 4) for i in range(n)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n_devices", [1, 3])
+def test_captured_states_are_hugging_faces(family: str, n_devices: int) -> None:
+    model, examples = loaded(family, n_devices), some(7)
+    texts = Capture(model, TAPS).read(examples)
+    assert texts.final is not None
+    assert texts.tapped is not None
+    parts = target_parts(model)
+    for i, example in enumerate(examples):
+        tokens = torch.tensor(example.tokens)
+        with torch.no_grad():
+            wanted = tiny_model(family)(tokens[None], output_hidden_states=True)
+        n, states = len(tokens), wanted.hidden_states  # the last of them is normed
+        assert texts.tokens[i, :n].equal(tokens)
+        assert texts.weights[i].nonzero().flatten().tolist() == list(range(example.first, n))
+        tapped = torch.cat([states[tap + 1][0] for tap in TAPS], dim=-1)
+        torch.testing.assert_close(texts.tapped[i, :n], tapped, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(texts.final[i, :n], states[-1][0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(parts.head(texts.final[i, :n]), wanted.logits[0], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(parts.embed(tokens), states[0][0])
+
+
+def test_gradients_pass_through_the_targets_head_and_stop_at_its_weights() -> None:
+    parts = target_parts(loaded("qwen3"))
+    states = torch.randn(3, 32, requires_grad=True)
+    parts.head(states).logsumexp(-1).sum().backward()
+    assert states.grad is not None
+    assert states.grad.abs().max() > 0
+    assert not parts.embed(torch.tensor([1])).requires_grad
+
+
+def test_an_epoch_has_every_text_once_and_the_next_another_order() -> None:
+    examples, capture = some(23), Capture(loaded("llama"), ())
+    stream = TextStream(examples, capture, 4, seed=3)
+    epochs = []
+    for _ in range(2):
+        batches = [stream.batch() for _ in range(6)]
+        rows = [row[: int(w.nonzero().max()) + 1] for b in batches for row, w in zip(b.tokens, b.weights, strict=True)]
+        epochs.append([tuple(row.tolist()) for row in rows])
+        padding = sum(int((b.tokens == 0).sum()) for b in batches)
+        assert padding < 0.2 * sum(b.tokens.numel() for b in batches)
+    assert epochs[0] != epochs[1]
+    wanted = Counter(tuple(example.tokens) for example in examples)
+    assert Counter(epochs[0]) == Counter(epochs[1]) == wanted
+    assert stream.epochs == 2
+    assert stream.n_tokens == 2 * sum(len(example.tokens) for example in examples)
+
+
+def test_a_restored_stream_goes_on_with_the_very_next_batch() -> None:
+    examples, capture = some(23), Capture(loaded("llama"), (1,))
+    stream = TextStream(examples, capture, 4, seed=3)
+    for _ in range(8):
+        stream.batch()
+    other = TextStream(examples, capture, 4, seed=3)
+    other.restore(stream.state())
+    for _ in range(7):
+        assert stream.batch().tokens.equal(other.batch().tokens)
+    with pytest.raises(ConfigError, match="not those that the training began with"):
+        TextStream(examples[1:], capture, 4, seed=3).restore(stream.state())
+
+
+def test_all_texts_are_read_once() -> None:
+    examples = some(11)
+    batches = list(in_batches(examples, Capture(loaded("llama"), ()), 4))
+    assert [len(texts.tokens) for texts in batches] == [4, 4, 3]
+    assert sum(float(texts.weights.sum()) for texts in batches) == sum(len(example.written) for example in examples)

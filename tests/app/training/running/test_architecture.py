@@ -1,0 +1,125 @@
+"""Drafters are as published, in the target's sizes, but for what is asked; what cannot be is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from app.training.running.architecture import Asked, check_asked, new_spec
+from app.training.running.initial import new_drafter
+from engine.drafter.networks.medusa import Medusa
+from engine.drafter.spec import DrafterSpec, Method
+from engine.errors import ConfigError
+from engine.model.loader import load_spec
+from engine.target.whole_texts import WholeTexts
+from tests.support.tiny_models import FAMILIES, VOCAB, saved_model, tiny_model
+
+
+def spec_of(method: Method, family: str = "llama", masks: tuple[int, ...] = (0,), **asked: Any) -> DrafterSpec:
+    check_asked(method, Asked(**asked))
+    path = saved_model(family)
+    return new_spec(method, Asked(**asked), path, load_spec(path), masks)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_are_shaped_like_the_targets(family: str) -> None:
+    shape = spec_of("parallelspec-eagle", family).layers
+    config = tiny_model(family).config
+    assert shape is not None
+    assert (shape.n_layers, shape.hidden_size, shape.ffn_size) == (1, 32, 48)
+    assert (shape.n_heads, shape.n_kv_heads) == (4, config.num_key_value_heads)
+    assert shape.head_dim == getattr(config, "head_dim", None) or 8
+    assert (shape.rms_norm_eps, shape.window) == (config.rms_norm_eps, None)
+
+
+def test_methods_are_as_published() -> None:
+    assert (spec_of("medusa").n_heads, spec_of("medusa").n_head_layers) == (5, 1)
+    assert spec_of("eagle").generation == 3
+    assert spec_of("eagle", generation=1).taps == ()
+    for method in ("parallelspec-eagle", "parallelspec-medusa"):
+        assert (spec_of(method).n_drafts, spec_of(method).has_mask_state, spec_of(method).reads_states) == (
+            5,
+            True,
+            True,
+        )
+    p_eagle = spec_of("p-eagle", masks=(7, 8))
+    assert (p_eagle.layers and p_eagle.layers.n_layers, p_eagle.mask_token_id, p_eagle.has_mask_state) == (4, 7, True)
+    dflash = spec_of("dflash")
+    assert (dflash.n_drafts, dflash.layers and dflash.layers.qk_norm, dflash.causal_block) == (15, True, False)
+
+
+def test_taps_of_a_deep_target_are_the_published_ones() -> None:
+    path = saved_model("llama")
+    deep = replace(load_spec(path), n_layers=32)
+    assert new_spec("eagle", Asked(), path, deep, ()).taps == (1, 15, 28)
+    assert new_spec("dflash", Asked(mask_token=0), path, deep, ()).taps == (1, 8, 15, 22, 29)
+    assert spec_of("eagle").taps == (0, 1)  # of four layers: 1, 1 and 0
+
+
+def test_what_is_asked_is_done() -> None:
+    spec = spec_of("eagle", taps=(3, -1), draft_vocab=40)
+    assert (spec.taps, spec.draft_vocab_size, spec.own_head) == ((3, -1), 40, True)
+    dspark = spec_of(
+        "dflash", sample_from_anchor=True, markov_rank=4, markov_head="rnn", confidence=True, layers=2, mask_token=9
+    )
+    assert (dspark.n_drafts, dspark.markov_rank, dspark.markov_head, dspark.mask_token_id) == (7, 4, "rnn", 9)
+    assert (dspark.has_confidence, dspark.confidence_with_markov) == (True, True)
+    assert spec_of("dflash", causal_block=True, drafts=3).causal_block
+    assert not spec_of("parallelspec-eagle", mask_state="zero").has_mask_state
+    blind = spec_of("parallelspec-medusa", no_states=True)
+    assert (blind.reads_states, blind.has_mask_state) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "says"),
+    [
+        ("medusa", {"taps": (1,)}, "--taps is given, but medusa has no such thing; it is for eagle, p-eagle, dflash"),
+        ("eagle", {"drafts": 4}, "--drafts is given, but eagle"),
+        ("p-eagle", {"causal_block": True}, "--causal-block is given, but p-eagle"),
+        ("parallelspec-eagle", {"drafts": 1}, "--drafts is 1; it must be at least 2"),
+        ("dflash", {"layers": 0}, "--layers is 0; it must be at least 1"),
+        ("dflash", {"markov_head": "rnn"}, "--markov-rank is needed"),
+        ("eagle", {"generation": 1, "taps": (1,)}, "for --generation 3"),
+        ("eagle", {"layers": 2}, "--layers is 2; EAGLE 3 has 1 layer"),
+        ("eagle", {"taps": (1, 4)}, "--taps is 1,4; layers of this target are 0 to 3, each once"),
+        ("eagle", {"taps": (1, 1)}, "--taps is 1,1"),
+        ("eagle", {"draft_vocab": VOCAB + 1}, f"--draft-vocab is {VOCAB + 1}; the target has {VOCAB} tokens"),
+        ("dflash", {"mask_token": VOCAB}, f"--mask-token is {VOCAB}; it must be an id below {VOCAB}"),
+    ],
+)
+def test_what_cannot_be_is_refused(method: Method, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        spec_of(method, **asked)
+
+
+def test_a_target_without_a_token_for_masks_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="--mask-token is None"):
+        spec_of("p-eagle", masks=())
+
+
+def test_heads_begin_as_the_targets() -> None:
+    model = WholeTexts.load(saved_model("qwen3"), [torch.device("cpu")], torch.float32, 16)
+    head = tiny_model("qwen3").lm_head.weight
+    ids = torch.tensor([4, 9, 11])
+    own = new_drafter(spec_of("eagle", "qwen3", draft_vocab=3), model, ids, 0)
+    assert own.head.weight.equal(head[ids])
+    medusa = new_drafter(spec_of("medusa", "qwen3", drafts=2), model, None, 0)
+    assert isinstance(medusa, Medusa)
+    states = torch.randn(5, 32)
+    torch.testing.assert_close(medusa(states), (states @ head.T)[:, None].expand(-1, 2, -1))
+
+
+def test_the_seed_decides_new_weights_and_masks_are_as_large_as_embeddings() -> None:
+    model = WholeTexts.load(saved_model("llama"), [torch.device("cpu")], torch.float32, 16)
+    before = torch.random.get_rng_state()
+    one, same, other = (
+        new_drafter(spec_of("parallelspec-eagle"), model, None, seed).state_dict() for seed in (0, 0, 1)
+    )
+    assert torch.random.get_rng_state().equal(before)
+    assert all(weight.equal(same[name]) for name, weight in one.items())
+    assert not one["fc.weight"].equal(other["fc.weight"])
+    size = tiny_model("llama").model.embed_tokens.weight.detach().std()
+    assert one["mask_embeddings"].std() == pytest.approx(float(size), rel=0.3)
