@@ -84,15 +84,23 @@ NO_REST = Rest()
 class Draft(list[Branch]):
     """Branches of one request, what was decided about its step by a method that decides, and how long it rests then.
 
-    The outcome of the last step of a rest has the tokens of all.
+    The outcome of the last step of a rest has the tokens of all. ``wants_next`` says whether the target's drafter, for
+    a request that needs it, drafts behind that step, or behind the one of this draft if there is no rest.
     """
 
-    __slots__ = ("decision", "rest")
+    __slots__ = ("decision", "rest", "wants_next")
 
-    def __init__(self, branches: Iterable[Branch] = (), decision: Decision | None = None, rest: Rest = NO_REST) -> None:
+    def __init__(
+        self,
+        branches: Iterable[Branch] = (),
+        decision: Decision | None = None,
+        rest: Rest = NO_REST,
+        wants_next: bool = True,
+    ) -> None:
         super().__init__(branches)
         self.decision = decision
         self.rest = rest
+        self.wants_next = wants_next
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,11 +151,12 @@ class Artefacts:
 class StepTime(NamedTuple):
     """How long a step took in which all sequences decoded, and what was in it."""
 
-    seconds: float  # in all stages together
+    seconds: float  # in all stages together, without the drafter
     n_sequences: int
     n_rows: int  # roots and nodes
     context: float  # tokens before a root, on average
     n_read: int = 0  # rows whose best next ids were read back
+    draft_seconds: float = 0.0  # of the target's drafter
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -74,6 +74,7 @@ class WorkResult(msgspec.Struct, frozen=True):
     attention: FloatArray | None = None  # [n_heads, n_positions]
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
     draft: Branch | None = None  # of the target's drafter, behind the drawn token
+    draft_seconds: float = 0.0  # its share of what the drafter took for the step's sequences
 
 
 class StepResult(msgspec.Struct, frozen=True):

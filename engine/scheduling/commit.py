@@ -33,7 +33,9 @@ def step_time(step: Step, result: StepResult) -> StepTime | None:
     if not n:
         return None
     n_read = sum(len(answer.top_ids) for answer in result.results)
-    return StepTime(sum(result.stage_seconds) or result.seconds, n, rows, context / n, n_read)
+    drafting = sum(answer.draft_seconds for answer in result.results)
+    seconds = (sum(result.stage_seconds) or result.seconds) - drafting
+    return StepTime(seconds, n, rows, context / n, n_read, drafting)
 
 
 def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepTime | None = None) -> Commit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from engine.composer import compose
-from engine.protocol import Branch, Draft, Outcome, Rest
+from engine.protocol import Branch, Draft, Outcome
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
@@ -43,7 +43,8 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
         elif sequence.rest.n_steps and sequence.state is State.DRAFTING:
-            sequence.rest = Rest(sequence.rest.n_steps - 1, sequence.rest.decision)
+            sequence.rest = sequence.rest._replace(n_steps=sequence.rest.n_steps - 1)
+            sequence.wants_draft = not sequence.rest.n_steps
             scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.rest.decision)
         else:
             outcome = _with_unheard(sequence, commit.outcome)
@@ -73,5 +74,6 @@ def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], s
         decision, heard = None, branches is not None
         if isinstance(branches, Draft):
             decision, sequence.rest = branches.decision, branches.rest
+            sequence.wants_draft = branches.wants_next and not sequence.rest.n_steps
             heard = heard if decision is None else decision.reads_back
         scheduler.set_tree(sequence, tree, heard, decision)

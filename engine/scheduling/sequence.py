@@ -40,7 +40,7 @@ class Sequence:
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
     tree: TokenTree = EMPTY_TREE
     reads_back: bool = True  # what the target says behind the nodes of ``tree``
-    draft_nodes: int = 0  # that the target's drafter may draft behind its next step
+    wants_draft: bool = True  # of the target's drafter behind its next step, if it needs the drafter at all
     in_flight: int = 0  # unanswered steps that it is in: chunks of its text, or one tree
     cancelled: bool = False
     known: bool = False  # the target holds state of this sequence
@@ -71,9 +71,7 @@ class Sequence:
         assert request.max_nodes is not None, "the server's defaults have not been filled in"
         tokens = [*request.prompt, *request.emitted]
         wanted = needs if needs is not None and request.max_nodes else Needs()
-        made = cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, wanted)
-        made.draft_nodes = request.max_nodes if wanted.drafter else 0
-        return made
+        return cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, wanted)
 
     @property
     def request_so_far(self) -> Request:
@@ -109,6 +107,11 @@ class Sequence:
     def max_new(self) -> int:
         """Tokens it may still emit."""
         return self.n_most - len(self.tokens)
+
+    @property
+    def draft_nodes(self) -> int:
+        """Nodes that the target's drafter may draft behind its next step."""
+        return self.max_nodes if self.needs.drafter and self.wants_draft else 0
 
     @property
     def budget(self) -> int:

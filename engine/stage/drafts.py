@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -55,6 +56,7 @@ class StageDrafts:
         ]
         if not served:
             return results
+        began = time.perf_counter()
         kept = [kept_rows(works[i], results[i].accepted) for i, _ in served]
         rows = [spans[i].first + row for (i, _), its in zip(served, kept, strict=True) for row in its]
         states = torch.split(self._states(activations, rows), [len(its) for its in kept])
@@ -62,9 +64,10 @@ class StageDrafts:
             self._news(works[i], results[i], sequence, sequences[i], its)
             for (i, sequence), its in zip(served, states, strict=True)
         ]
-        for (i, _), branch in zip(served, self.runtime.draft(news), strict=True):
-            if branch is not None:
-                results[i] = msgspec.structs.replace(results[i], draft=branch)
+        branches = self.runtime.draft(news)
+        share = (time.perf_counter() - began) / len(served)
+        for (i, _), branch in zip(served, branches, strict=True):
+            results[i] = msgspec.structs.replace(results[i], draft=branch, draft_seconds=share)
         return results
 
     def _states(self, activations: Activations, rows: list[int]) -> Tensor:

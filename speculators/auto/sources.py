@@ -71,7 +71,7 @@ def _drafts_from_text(part: Speculator) -> bool:
     if isinstance(part, BatchSpeculator):
         return False
     needs = part.needs
-    wants = needs.node_top_k or needs.probe_top_k or needs.heads or needs.hidden_layer is not None
+    wants = needs.node_top_k or needs.probe_top_k or needs.heads or needs.hidden_layer is not None or needs.drafter
     return not wants or getattr(part, "catches_up", False)
 
 

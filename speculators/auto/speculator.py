@@ -114,6 +114,7 @@ class Auto:
         state = self._requests[view.request_id]
         if outcome.step is not None and outcome.step is not self._step:
             self._step = outcome.step
+            self._tiers.drafted(outcome.step.draft_seconds)
             if self._prices is not None:
                 self._prices.observe(outcome.step)
         is_prompt = outcome.n_read > 0 or outcome.prompt_top_ids is not None
@@ -178,7 +179,8 @@ class Auto:
         """No draft: nothing is read back, unless a source has to hear it all; nor a question for a while."""
         state.told = False
         if self._sources.always_told:
-            return Draft((), decision if self._sources.can_rest else decision._replace(reads_back=True))
+            heard = decision if self._sources.can_rest else decision._replace(reads_back=True)
+            return Draft((), heard, wants_next=decision is not BATCH and not state.pause)
         rest = Rest(BATCH_REST, BATCH) if decision is BATCH else Rest(state.rest(), RESTS)
         return Draft((), decision, rest)
 
@@ -223,7 +225,7 @@ class Auto:
         state.shared.count(bucket, True)
         state.told = proposal.all_draft or self._sources.text_learns
         if not proposal.all_draft:
-            return Draft(branches, TEXT_PAYS)
+            return Draft(branches, TEXT_PAYS, wants_next=state.wait <= 1)
         return Draft(branches, FULL_PAYS if state.next_wait == FIRST_WAIT else FULL_TRIES)
 
     def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
@@ -239,4 +241,4 @@ class Auto:
         if state.pause:
             return self._off(state, UNLIKELY if proposal.ranked else NOTHING)
         state.told = proposal.all_draft or self._sources.text_learns
-        return Draft((), LISTENS if proposal.all_draft else UNLIKELY)
+        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=state.wait <= 1)

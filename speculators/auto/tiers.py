@@ -33,6 +33,10 @@ class Tiers:
         """The sources of a request's tier have learnt from an answer."""
         self._learning[state.all_draft] += seconds
 
+    def drafted(self, seconds: float) -> None:
+        """The target's drafter took so long in the last step, for requests of the tier of all sources."""
+        self._learning[True] += seconds
+
     def begin_with_text(self, share: float) -> bool:
         """Whether requests draft from text first, if each has ``share`` seconds of a step; 0: none was timed yet."""
         return bool(share and self._sources.text) and self._sources.use_answers and self._are_dear(share)

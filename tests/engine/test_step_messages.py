@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from engine.events import TokenLogprob
-from engine.protocol import Needs
+from engine.protocol import Branch, Needs
 from engine.sampling.params import SamplingParams
 from engine.step import SequenceStart, Step, StepResult, Work, WorkResult, decode_result, decode_step, encode
 from engine.top_ids import TopIds
@@ -191,8 +191,18 @@ def test_top_ids_read_like_a_mapping() -> None:
         TopIds(np.zeros(1, np.int32), np.zeros((2, 2), np.int32))
 
 
+@pytest.mark.parametrize("q", [None, np.array([[0.5, 0.5], [0.25, 0.75]], np.float32)])
+def test_a_draft_travels_with_its_result(q: Any) -> None:
+    draft = Branch([4, 7], "eagle", [-1, -1], q=q, scores=None if q is not None else [0.5, 0.25])
+    found = decode_result(encode(StepResult(1, [WorkResult(2, draft=draft, draft_seconds=0.5)], 1.0))).results[0]
+    assert found.draft is not None
+    assert (found.draft.tokens, found.draft.source, found.draft.parents) == ([4, 7], "eagle", [-1, -1])
+    assert (found.draft.scores, found.draft_seconds) == (draft.scores, 0.5)
+    assert np.array_equal(found.draft.q, q) if q is not None else found.draft.q is None
+
+
 def test_every_field_of_needs_travels() -> None:
-    needs = Needs(1, 2, 3, 4, ((5, 6), (7, 8)), True, 9)
+    needs = Needs(1, 2, 3, 4, ((5, 6), (7, 8)), True, 9, True)
     assert all(value for value in dataclasses.astuple(needs))
     step = Step(1, [], [SequenceStart(1, SamplingParams(), 3, needs)])
     assert decode_step(encode(step)).starts[0].needs == needs

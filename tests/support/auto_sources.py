@@ -9,6 +9,7 @@ from engine.protocol import NO_REST, Branch, Needs, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
+from speculators.auto.config import AutoConfig
 from speculators.auto.prices import Prices
 from speculators.auto.sharing import share_out
 from speculators.auto.sources import FIRST_DRAFTING
@@ -163,7 +164,7 @@ def first_draft(costs, source, budget=32):
     return Decoding(Auto([source], costs)).step(budget)[0]
 
 
-def shared_out(costs, reaches, batch, margin=0.01):
+def shared_out(costs, reaches, batch, margin=AutoConfig().margin):
     """Nodes per draft, if drafts take what is assumed before the first and nothing is read back."""
     price = Prices(costs).of(batch, 0, sum(map(len, reaches)))
     return share_out(reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin)
