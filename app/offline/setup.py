@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -54,7 +55,10 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         drafter=trained_drafter(arguments),
     )
     check_stages(load_spec(path), arguments.stages)
-    return LocalTarget.load(options, path)
+    target = LocalTarget.load(options, path)
+    if target.info.drafter is not None:
+        print(f"spectra: drafter: {target.info.drafter}", file=sys.stderr)
+    return target
 
 
 def trained_drafter(arguments: argparse.Namespace) -> DrafterSettings | None:

@@ -29,8 +29,10 @@ def plan_stages(options: TargetOptions, path: Path) -> StagePlan:
     ranges = stage_ranges(options, path, info)
     if torch.device(options.device).type == "cuda":
         torch.cuda.empty_cache()  # give the memory of the measurement back, the stages need it
-    memory = tuple(map(str, memory_of_stages(options, path, info, ranges)))
-    return StagePlan(info, tuple(ranges), memory, {} if options.simulation else file_hashes(path))
+    memory = [*map(str, memory_of_stages(options, path, info, ranges))]
+    if info.drafter is not None:
+        memory[-1] += f"; drafter: {info.drafter}"
+    return StagePlan(info, tuple(ranges), tuple(memory), {} if options.simulation else file_hashes(path))
 
 
 def check_checkpoint(plan: StagePlan, path: Path) -> None:

@@ -32,9 +32,18 @@ class DrafterInfo:
     """What schedulers and speculators have to know of the target's drafter."""
 
     method: str  # the name that requests give
+    layout: str  # of its checkpoint, as it was recognised
+    taps: tuple[int, ...]  # layers whose outputs it reads, from 0; -1 is the embedding
     n_scratch: int  # slots behind a sequence's committed tokens that a draft takes
     cache_bytes: int  # per token
+    weight_bytes: int  # on the last stage, with the target's embedding if it needs that there
+    work: int  # weights that a draft multiplies by, each as often as it does
     identity: str  # hash of its weights
+
+    def __str__(self) -> str:
+        """As in a log: ``eagle (EAGLE-3), reads the outputs of layers 1, 15, 28``."""
+        reads = f"layers {', '.join(map(str, self.taps))}" if self.taps else "the final norm"
+        return f"{self.method} ({self.layout}), reads the outputs of {reads}"
 
 
 def scratch_slots(spec: DrafterSpec, settings: DrafterSettings) -> int:

@@ -16,6 +16,7 @@ from engine.drafter.serving.relay import relay_of
 from engine.drafter.serving.runtime import DraftRuntime, Place
 from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
 from engine.drafter.spec import DrafterSpec
+from engine.errors import ConfigError
 from engine.kv.arena import KVArena
 from engine.model.resolve import resolve
 from engine.model.shard import ModelShard
@@ -40,7 +41,20 @@ def describe_drafter(checkpoint: DrafterCheckpoint, settings: DrafterSettings, d
     per_token = 0
     if layers is not None:
         per_token = KVArena.bytes_per_block(layers.n_layers, 1, layers.n_kv_heads, layers.head_dim, dtype)
-    return DrafterInfo(spec.method, scratch_slots(spec, settings), per_token, _hash(checkpoint))
+    n_weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
+    matrix = spec.vocab_size * spec.target_hidden_size
+    n_kept = n_weights + (matrix if embeds_with_target(spec) else 0)
+    once = n_weights if spec.own_head or spec.method == "medusa" else n_weights + matrix
+    return DrafterInfo(
+        method=spec.method,
+        layout=checkpoint.layout,
+        taps=spec.taps,
+        n_scratch=scratch_slots(spec, settings),
+        cache_bytes=per_token,
+        weight_bytes=n_kept * dtype.itemsize,
+        work=once * (settings.depth if spec.method == "eagle" else 1),
+        identity=_hash(checkpoint),
+    )
 
 
 def embeds_with_target(spec: DrafterSpec) -> bool:
@@ -58,10 +72,15 @@ def drafter_part(
     """What the stage of ``shard`` does.
 
     Raises:
-        ConfigError: the checkpoint lacks something, or contradicts itself.
+        ConfigError: the checkpoint lacks something, contradicts itself, or is not that of ``info``.
     """
     if checkpoint is None or settings is None:
         return NO_DRAFTER
+    if info.drafter is not None and _hash(checkpoint) != info.drafter.identity:
+        raise ConfigError(
+            f"the drafter {settings.path} is not the one with which the pipeline began: it has changed, or differs "
+            "between nodes; start the pipeline anew"
+        )
     relay = relay_of(checkpoint, shard.range, shard.dtype, shard.device)
     if not shard.range.is_last:
         return DrafterPart(relay)

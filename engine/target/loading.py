@@ -31,7 +31,7 @@ from engine.stage.stage import Stage
 from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target, read_checkpoint
 from engine.target.info import TargetInfo, positions
 from engine.target.options import TargetOptions
-from engine.target.split import choose_ranges
+from engine.target.split import NO_LOAD, DrafterLoad, choose_ranges
 from engine.target.split_options import SplitOptions
 
 
@@ -128,7 +128,8 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
         options.stages, options.split, options.stage_memory, options.quantization, options.cost_folder
     )
     device, kv = torch.device(options.device), kv_per_layer(info, dtype)
-    return choose_ranges(path, info.spec, wanted, dtype=dtype, device=device, kv_per_layer=kv)
+    load = drafter_load(info)
+    return choose_ranges(path, info.spec, wanted, dtype=dtype, device=device, kv_per_layer=kv, drafter=load)
 
 
 def memory_of_stages(
@@ -139,7 +140,19 @@ def memory_of_stages(
         return []
     dtype = resolve_dtype(options.dtype, info.spec, options.device)
     weights = weight_bytes(load_config(path), info.spec, dtype, options.quantization)
-    return stage_memory(weights, kv_per_layer(info, dtype), ranges)
+    stages = stage_memory(weights, kv_per_layer(info, dtype), ranges)
+    if info.drafter is not None:
+        last, cache = stages[-1], drafter_load(info).n_bytes - info.drafter.weight_bytes
+        stages[-1] = replace(last, weights=last.weights + info.drafter.weight_bytes, kv=last.kv + cache)
+    return stages
+
+
+def drafter_load(info: TargetInfo) -> DrafterLoad:
+    """What the target's drafter adds to the last stage."""
+    if info.drafter is None:
+        return NO_LOAD
+    cache = info.n_blocks * info.block_size * info.drafter.cache_bytes
+    return DrafterLoad(info.drafter.weight_bytes + cache, info.drafter.work)
 
 
 def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:

@@ -6,6 +6,7 @@ vocabulary head counts as much as layers with as many parameters. ``measured`` t
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,17 @@ from engine.target.layer_cost import layer_costs
 from engine.target.split_options import AUTO, EVEN, MEASURED, SplitOptions, check_memory, check_split, layer_counts
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterLoad:
+    """What a trained drafter adds to the last stage."""
+
+    n_bytes: int  # weights and cache
+    work: int  # weights that a step multiplies by
+
+
+NO_LOAD = DrafterLoad(0, 0)
+
+
 def choose_ranges(
     path: Path,
     spec: ModelSpec,
@@ -29,8 +41,11 @@ def choose_ranges(
     dtype: torch.dtype,
     device: torch.device,
     kv_per_layer: int,
+    drafter: DrafterLoad = NO_LOAD,
 ) -> list[LayerRange]:
     """The layers of every stage; with split ``measured``, seconds on ``device`` unless measured before.
+
+    A drafter weighs on the last stage: what it multiplies by, at the head's pace.
 
     Raises:
         ConfigError: an option is wrong, or the stages' memory does not hold what it has to.
@@ -41,10 +56,12 @@ def choose_ranges(
     config = load_config(path)
     weights = weight_bytes(config, spec, dtype, options.quantization)
     memory = with_kv(weights, kv_per_layer)
+    memory = replace(memory, head=memory.head + drafter.n_bytes)
     if options.split in (AUTO, MEASURED):
-        costs = _work(config, spec)
+        work = costs = _work(config, spec)
         if options.split == MEASURED and options.n_stages > 1:
             costs = layer_costs(config, spec, dtype, device, options.quantization, options.cost_folder)
+        costs = replace(costs, head=costs.head * (1 + drafter.work / work.head))
         return partition(costs, memory, options.n_stages, limits)
     ranges = _given(options.split, spec.n_layers, options.n_stages)
     if limits is not None:

@@ -164,10 +164,12 @@ def first_draft(costs, source, budget=32):
     return Decoding(Auto([source], costs)).step(budget)[0]
 
 
-def shared_out(costs, reaches, batch, margin=AutoConfig().margin):
+def shared_out(costs, reaches, batch, margin=None):
     """Nodes per draft, if drafts take what is assumed before the first and nothing is read back."""
     price = Prices(costs).of(batch, 0, sum(map(len, reaches)))
-    return share_out(reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin)
+    return share_out(
+        reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin or AutoConfig().margin
+    )
 
 
 def decided(decoding, n_steps):
