@@ -37,8 +37,7 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         ConfigError: a flag is wrong.
         UnsupportedModelError: the checkpoint cannot be run.
     """
-    if arguments.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"--device is {arguments.device}, but torch sees no such device here")
+    check_device(arguments)
     path = model_path(arguments.model)
     options = TargetOptions(
         model=str(path),
@@ -53,6 +52,12 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
     )
     check_stages(load_spec(path), arguments.stages)
     return LocalTarget.load(options, path)
+
+
+def check_device(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError if torch does not see the device."""
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"--device is {arguments.device}, but torch sees no such device here")
 
 
 def check_stages(spec: ModelSpec, stages: int) -> None:
