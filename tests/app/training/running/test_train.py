@@ -131,7 +131,7 @@ def test_a_smaller_vocabulary_is_that_of_the_answers(tmp_path: Path, capsys: pyt
 def test_a_work_folder_of_another_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(capsys, tmp_path, "medusa", "--steps", 1, "--drafts", 2).status == 0
     for flags, named in (
-        (("--drafts", 3), "drafter's n_heads 2, not 3"),
+        (("--drafts", 3), "drafter's n_drafts 2, not 3"),
         (("--drafts", 2, "--labels", "soft"), "loss's labels 'hard', not 'soft'"),
         (("--drafts", 2, "--seed", 1), "answers written with seed 0, not 1"),
         (("--drafts", 2, "--limit", 20), "the texts are not those"),
