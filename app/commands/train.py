@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -46,7 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.work = arguments.out / "work"
     for folder in (arguments.out, arguments.work):
         check_writable(folder, None)
-    document = train(arguments, asked, questions)
+    try:
+        document = train(arguments, asked, questions)
+    except KeyboardInterrupt:
+        print(f"spectra: stopped; the same command goes on from what is in {arguments.work}", file=sys.stderr)
+        raise
     print(table(document))
     print(as_line(document), flush=True)
     return 0

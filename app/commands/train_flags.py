@@ -53,7 +53,9 @@ def add_drafter(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--generation", type=int, choices=(1, 3), help="eagle: of its authors' versions (default: 3)")
     shape.add_argument("--drafts", type=int, metavar="K", help="tokens drafted in one forward, or heads")
     shape.add_argument("--layers", type=int, metavar="N", help="transformer layers, or blocks of a head")
-    shape.add_argument("--taps", type=_layers, metavar="L,L..", help="target layers that are read; -1 is the embedding")
+    shape.add_argument(
+        "--taps", type=_layers, metavar="L,L..", help="target layers that are read (--taps=-1: embedding)"
+    )
     shape.add_argument("--draft-vocab", type=int, metavar="N", help="only the N tokens that answers have most")
     shape.add_argument("--mask-token", type=int, metavar="ID", help="p-eagle, dflash: whose embedding masks have")
     shape.add_argument("--mask-state", choices=("learned", "zero"), help="parallelspec: of mask rows (learned)")

@@ -39,8 +39,7 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         ConfigError: a flag is wrong.
         UnsupportedModelError: the checkpoint cannot be run.
     """
-    if arguments.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"--device is {arguments.device}, but torch sees no such device here")
+    check_device(arguments)
     path = model_path(arguments.model)
     options = TargetOptions(
         model=str(path),
@@ -72,6 +71,12 @@ def trained_drafter(arguments: argparse.Namespace) -> DrafterSettings | None:
     path = getattr(arguments, "drafter", None)
     path = None if path is None else drafter_path(path)
     return drafter_settings(path, getattr(arguments, "drafter_layers", None), options)
+
+
+def check_device(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError if torch does not see the device."""
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"--device is {arguments.device}, but torch sees no such device here")
 
 
 def check_stages(spec: ModelSpec, stages: int) -> None:

@@ -11,6 +11,7 @@ from app.training.labels import Labeller, Wanted
 from app.training.settings import LossSettings
 from app.training.texts import Roots, Texts, choose_roots, take
 from engine.drafter.networks.build import AnyNetwork
+from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
 
 
@@ -31,12 +32,7 @@ class DraftLoss:
         self, network: AnyNetwork, settings: LossSettings, *, n_roots: int = 64, draft_ids: Tensor | None = None
     ) -> None:
         spec = network.spec
-        if settings.regression and (spec.method not in ("eagle", "parallelspec-eagle") or spec.generation != 1):
-            raise ConfigError(f"regression is {settings.regression}: {spec.method} drafts no states")
-        if settings.confidence and not spec.has_confidence:
-            raise ConfigError(f"confidence is {settings.confidence}: the drafter has no such head (has_confidence)")
-        if settings.keep != 1 and spec.method not in ("p-eagle", "parallelspec-medusa", "parallelspec-eagle"):
-            raise ConfigError(f"keep is {settings.keep}: only groups of masks can stop early, {spec.method} has none")
+        check_terms(spec, settings)
         if draft_ids is None and spec.draft_vocab_size != spec.vocab_size:
             raise ConfigError(f"draft_ids is None: the drafter has {spec.draft_vocab_size} of {spec.vocab_size} tokens")
         self.network, self.settings, self.n_roots = network, settings, n_roots
@@ -83,6 +79,16 @@ class DraftLoss:
                 assert drafts.chances is not None
                 each = each + settings.confidence * _confidence_loss(drafts.chances, overlap.detach())
         return each
+
+
+def check_terms(spec: DrafterSpec, settings: LossSettings) -> None:
+    """Raises ConfigError if the settings want a term that a drafter has not."""
+    if settings.regression and (spec.method not in ("eagle", "parallelspec-eagle") or spec.generation != 1):
+        raise ConfigError(f"regression is {settings.regression}: {spec.method} drafts no states")
+    if settings.confidence and not spec.has_confidence:
+        raise ConfigError(f"confidence is {settings.confidence}: the drafter has no such head (has_confidence)")
+    if settings.keep != 1 and spec.method not in ("p-eagle", "parallelspec-medusa", "parallelspec-eagle"):
+        raise ConfigError(f"keep is {settings.keep}: only groups of masks can stop early, {spec.method} has none")
 
 
 def _confidence_loss(estimated: Tensor, actual: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def new_spec(method: Method, asked: Asked, path: Path, target: ModelSpec, mask_t
         own_head=asked.draft_vocab is not None,
     )
     if method == "medusa":
-        return replace(plain, n_heads=n_drafts or 0, n_head_layers=asked.layers or 1)
+        return replace(plain, n_drafts=n_drafts, n_heads=n_drafts or 0, n_head_layers=asked.layers or 1)
     shape = replace(_shape(path), n_layers=asked.layers or LAYERS.get(method, 1))
     spec = replace(plain, layers=shape, n_drafts=n_drafts)
     if method.startswith("parallelspec"):

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from app.inputs.models import model_path
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
+from app.offline.setup import check_device
 from app.training.data.batches import TextStream
 from app.training.data.capture import Capture
 from app.training.data.examples import most_frequent
@@ -24,7 +25,7 @@ from app.training.data.gathering import gather
 from app.training.data.given import read_answers
 from app.training.data.split import Split, split
 from app.training.loop import LoopSettings, Run
-from app.training.losses import DraftLoss
+from app.training.losses import DraftLoss, check_terms
 from app.training.running.architecture import Asked, new_spec
 from app.training.running.initial import new_drafter
 from app.training.running.measured import measured
@@ -52,10 +53,12 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
         UnsupportedModelError: the target cannot be run.
     """
     torch.set_num_threads(arguments.threads)
+    check_device(arguments)
     path = model_path(arguments.model)
     target, tokenizer = load_spec(path), load_tokenizer(path)
     spec = new_spec(arguments.method, asked, path, target, mask_tokens(tokenizer, target.vocab_size))
     loss = loss_settings(arguments, spec)
+    check_terms(spec, loss)
     dtype, device = resolve_dtype(arguments.dtype, target, arguments.device), torch.device(arguments.device)
     longest = min(arguments.max_length, target.max_positions)
     every = gather(arguments, questions, path, target, tokenizer)
@@ -72,7 +75,7 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
         print(f"{_words(texts)}; {_size(network):,} weights are trained", file=sys.stderr)
         progress = run.train()
         found = measured(network, texts.held_out, capture, loss.n_depths, ids, arguments)
-    tensors = {name: weight.detach().cpu() for name, weight in network.state_dict().items()}
+    tensors = {name: weight.detach().to("cpu", dtype) for name, weight in network.state_dict().items()}
     write_drafter(arguments.out, DrafterCheckpoint(spec, tensors, draft_ids, "trained"), target, str(arguments.model))
     document = {
         "version": VERSION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 from app.training.running.architecture import Asked, check_asked, new_spec
 from app.training.running.initial import new_drafter
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.checkpoint.read import read_drafter
+from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.spec import DrafterSpec, Method
 from engine.errors import ConfigError
@@ -98,6 +102,32 @@ def test_what_cannot_be_is_refused(method: Method, asked: dict[str, Any], says: 
 def test_a_target_without_a_token_for_masks_is_told_so() -> None:
     with pytest.raises(ConfigError, match="--mask-token is None"):
         spec_of("p-eagle", masks=())
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        ("medusa", {"drafts": 3, "layers": 2}),
+        ("eagle", {"generation": 1, "layers": 2}),
+        ("eagle", {"draft_vocab": 30, "taps": (-1, 2)}),
+        ("parallelspec-eagle", {"draft_vocab": 30, "mask_state": "zero"}),
+        ("parallelspec-medusa", {"no_states": True, "layers": 2}),
+        ("p-eagle", {"draft_vocab": 30, "layers": 2}),
+        ("dflash", {"causal_block": True, "draft_vocab": 30, "drafts": 4}),
+        ("dflash", {"sample_from_anchor": True, "markov_rank": 4, "markov_head": "gated", "confidence": True}),
+    ],
+)
+def test_every_shape_can_be_exported_and_read(method: Method, asked: dict[str, Any], tmp_path: Path) -> None:
+    path = saved_model("llama")
+    spec, target = spec_of(method, **asked), load_spec(path)
+    ids = torch.arange(2, 32) if "draft_vocab" in asked else None
+    model = WholeTexts.load(path, [torch.device("cpu")], torch.float32, 16)
+    tensors = new_drafter(spec, model, ids, 0).state_dict()
+    write_drafter(tmp_path, DrafterCheckpoint(spec, tensors, ids, "trained"), target)
+    found = read_drafter(tmp_path, target)
+    assert found.spec == spec
+    assert (found.draft_ids is None) == (ids is None)
+    assert all(found.tensors[name].equal(weight) for name, weight in tensors.items())
 
 
 def test_heads_begin_as_the_targets() -> None:

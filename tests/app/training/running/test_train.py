@@ -131,7 +131,7 @@ def test_a_smaller_vocabulary_is_that_of_the_answers(tmp_path: Path, capsys: pyt
 def test_a_work_folder_of_another_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(capsys, tmp_path, "medusa", "--steps", 1, "--drafts", 2).status == 0
     for flags, named in (
-        (("--drafts", 3), "drafter's n_heads 2, not 3"),
+        (("--drafts", 3), "drafter's n_drafts 2, not 3"),
         (("--drafts", 2, "--labels", "soft"), "loss's labels 'hard', not 'soft'"),
         (("--drafts", 2, "--seed", 1), "answers written with seed 0, not 1"),
         (("--drafts", 2, "--limit", 20), "the texts are not those"),
@@ -140,6 +140,26 @@ def test_a_work_folder_of_another_training_is_refused(tmp_path: Path, capsys: py
         assert run.status == 2
         assert named in run.err
     assert run_train(capsys, tmp_path, "medusa", "--steps", 1, "--drafts", 3, "--restart").status == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "says"),
+    [
+        ("medusa", ("--regression", 1), "regression is 1.0: medusa drafts no states"),
+        ("medusa", ("--taps", "1"), "--taps is given, but medusa has no such thing"),
+        ("eagle", ("--taps", "1,9"), "--taps is 1,9; layers of this target are 0 to 3"),
+        ("eagle", ("--train-depths", 0), "--train-depths is 0; it must be at least 1"),
+        ("p-eagle", ("--train-depths", 2), "it is for eagle"),
+        ("dflash", ("--depth-decay", -1), "--depth-decay is -1.0; it must be at least 0"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_answered(
+    method: str, flags: tuple[object, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_train(capsys, tmp_path, method, *flags)
+    assert run.status == 2
+    assert says in run.err
+    assert not (tmp_path / "out" / "work" / "answers.jsonl").exists()
 
 
 def test_existing_answers_and_texts_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
