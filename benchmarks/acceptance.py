@@ -8,6 +8,7 @@ be identical to autoregressive decoding. ``--rows`` chooses:
     ngrams       pld, anpd, lookahead and spectra-core, and their settings
     mixed        suffix and token-recycling, alone and together; the target's vocabulary is read first, once
     draft        draft-model with --draft-model
+    trained      a trained drafter (--drafter), alone, beside suffix+token-recycling, and with it
     retrieval    what texts to look up add (--retrieval), and guesses by source: one folder, file or snapshot as on the
                  command line, or several files and folders of text as one index
     peers        goose, adapld and stand beside ours at 64 and 16 nodes, cold and warm
@@ -38,10 +39,11 @@ from app.reporting.documents import as_line
 from app.reporting.loops import loop_start
 from app.speculation.heads import encoded, ensure_heads, longest_prompt
 from app.speculation.vocabulary import beginnings, read_rows
-from benchmarks.acceptance_rows import Row, draft_rows, peers_rows, pld_plus_rows, retrieval_rows, rows
+from benchmarks.acceptance_rows import Row, draft_rows, peers_rows, pld_plus_rows, retrieval_rows, rows, trained_rows
 from benchmarks.paper_rows import paper_rows
 from benchmarks.support.prompt_sets import FILES, USUAL, questions
 from benchmarks.support.reporting import heading, row
+from engine.drafter.settings import DrafterSettings
 from engine.loop import Completion, Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -53,7 +55,7 @@ from retrieval_store.snapshots.corpus import read_documents
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
-ROWS = ("all", "short", "paper", "ngrams", "mixed", "draft", "retrieval", "peers", "pld-plus")
+ROWS = ("all", "short", "paper", "ngrams", "mixed", "draft", "trained", "retrieval", "peers", "pld-plus")
 
 
 def library_of(places: Sequence[str], model: str) -> Library:
@@ -130,6 +132,9 @@ def table_of(arguments: argparse.Namespace, target: LocalTarget) -> dict[str, Ro
     model = arguments.model
     if arguments.rows == "draft":
         table = {"autoregressive": Row("autoregressive")}
+    elif arguments.rows == "trained":
+        assert target.info.drafter is not None, "parsed() refuses this"
+        table = trained_rows(target.info.drafter.method, read_rows(target, beginnings(model)))
     elif arguments.rows == "retrieval":
         table = retrieval_rows(library_of(arguments.retrieval, str(model)))
     elif arguments.rows == "paper":
@@ -171,8 +176,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--draft-model", type=Path, help="small model: adds rows of draft-model; needed for --rows draft"
     )
+    parser.add_argument("--drafter", help="drafter that was trained for the model, for --rows trained")
     arguments = parser.parse_args()
-    for name, flag in (("retrieval", "retrieval"), ("paper", "retrieval"), ("draft", "draft_model")):
+    needed = (("retrieval", "retrieval"), ("paper", "retrieval"), ("draft", "draft_model"), ("trained", "drafter"))
+    for name, flag in needed:
         if arguments.rows == name and getattr(arguments, flag) is None:
             parser.error(f"--rows {name} needs --{flag.replace('_', '-')}")
     return arguments
@@ -182,7 +189,8 @@ def main() -> None:
     """Measure and print."""
     arguments = parsed()
     torch.set_num_threads(1)
-    target = LocalTarget.load(TargetOptions(str(arguments.model)), arguments.model)
+    drafter = None if arguments.drafter is None else DrafterSettings(arguments.drafter)
+    target = LocalTarget.load(TargetOptions(str(arguments.model), drafter=drafter), arguments.model)
     longest = longest_prompt(target, arguments.max_new_tokens)
     categories = [name for name in arguments.categories.split(",") if name]
     files = arguments.files.split(",")

@@ -215,6 +215,19 @@ def peers_rows(n_layers: int) -> dict[str, Row]:
     return table
 
 
+def trained_rows(method: str, vocabulary: VocabularyRows) -> dict[str, Row]:
+    """A trained drafter's method, the mixed model, and both."""
+    options = SpeculatorOptions(trained=method, vocabulary=vocabulary)
+    both = "suffix+token-recycling"
+    return {
+        "autoregressive": Row("autoregressive"),
+        **{f"{method}, {n} nodes": Row(method, max_nodes=n, options=options) for n in (5, 16, 64)},
+        both: Row(both, options=options),
+        f"{both}+{method}": Row(f"{both}+{method}", options=options),
+        f"{both}+{method}, 16 nodes": Row(f"{both}+{method}", max_nodes=16, options=options),
+    }
+
+
 def draft_rows(path: Path) -> dict[str, Row]:
     """draft-model with the small model in ``path``: chains, trees, and what lookup adds to them."""
 
