@@ -24,7 +24,7 @@ from app.training.data.examples import most_frequent
 from app.training.data.gathering import gather
 from app.training.data.given import read_answers
 from app.training.data.split import Split, split
-from app.training.loop import LoopSettings, Run
+from app.training.loop import LoopSettings, Progress, Run
 from app.training.losses import DraftLoss, check_terms
 from app.training.running.architecture import Asked, new_spec
 from app.training.running.initial import new_drafter
@@ -87,28 +87,27 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
         "weights": _size(network),
         "loss_settings": asdict(loss),
         "texts": counts(texts) | sources(arguments),
-        "training": {
-            "budget": {"minutes": arguments.minutes, "steps": arguments.steps},
-            "steps": progress.steps,
-            "seconds": round(progress.seconds, 1),
-            "loss": round(progress.loss, 4),
-            "tokens": stream.n_tokens,
-            "tokens_per_second": round(stream.n_tokens / max(progress.seconds, 1e-9), 1),
-            "epochs": round(stream.epochs, 2),
-            "rate": arguments.rate,
-            "batch": arguments.batch,
-            "roots": arguments.roots,
-            "max_length": longest,
-            "dtype": str(dtype).removeprefix("torch."),
-            "device": arguments.device,
-            "threads": arguments.threads,
-            "seed": arguments.seed,
-        },
+        "training": _facts(arguments, progress, stream) | {"dtype": str(dtype).removeprefix("torch.")},
         "held_out": found,
         "command": shlex.join(["spectra", *sys.argv[1:]]),
     }
     write_report(document, arguments.out)
     return document
+
+
+def _facts(arguments: argparse.Namespace, progress: Progress, stream: TextStream) -> dict[str, Any]:
+    """What the training used, and how."""
+    flags = ("rate", "weight_decay", "batch", "roots", "max_length", "device", "threads", "seed")
+    return {
+        "budget": {"minutes": arguments.minutes, "steps": arguments.steps},
+        "steps": progress.steps,
+        "seconds": round(progress.seconds, 1),
+        "loss": round(progress.loss, 4),
+        "tokens": stream.n_tokens,
+        "tokens_per_second": round(stream.n_tokens / max(progress.seconds, 1e-9), 1),
+        "epochs": round(stream.epochs, 2),
+        **{name: getattr(arguments, name) for name in flags},
+    }
 
 
 def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSettings:
