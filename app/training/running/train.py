@@ -6,7 +6,9 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,7 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
     capture = Capture(model, spec.taps)
     stream = TextStream(texts.train, capture, arguments.batch, arguments.seed)
     ids = None if draft_ids is None else draft_ids.to(device)
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+    with _precision(device, dtype):
         run = _run(arguments, network, DraftLoss(network, loss, n_roots=arguments.roots, draft_ids=ids), stream)
         print(f"{_words(texts)}; {_size(network):,} weights are trained", file=sys.stderr)
         progress = run.train()
@@ -93,6 +95,15 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
     }
     write_report(document, arguments.out)
     return document
+
+
+@contextmanager
+def _precision(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Products of float32 weights in the target's dtype."""
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32), warnings.catch_warnings():
+        # Norms get half precision and have float32 weights, which is right, and slow only where they are fused.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        yield
 
 
 def _facts(arguments: argparse.Namespace, progress: Progress, stream: TextStream) -> dict[str, Any]:
