@@ -81,7 +81,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     budget = run.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, metavar="M", help=f"of training in all (default: {MINUTES:g})")
     budget.add_argument("--steps", type=int, metavar="N", help="of training in all, instead")
-    run.add_argument("--batch", type=int, default=8, metavar="B", help="texts per step (default: 8)")
+    run.add_argument("--batch", type=int, default=4, metavar="B", help="texts per step (default: 4)")
     run.add_argument("--roots", type=int, default=64, metavar="N", help="places of a text that draft (default: 64)")
     run.add_argument("--rate", type=float, default=2e-3, metavar="X", help="of learning, at its highest (0.002)")
     run.add_argument("--weight-decay", type=float, default=0.0, metavar="X", help="(default: 0)")

@@ -17,7 +17,8 @@ def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, 
     """A float32 network on the target's last device.
 
     A head of its own begins as the target's rows; Medusa's heads begin as the target's head, their blocks as identity,
-    as their authors' do (arXiv 2401.10774); masks are as large as embeddings.
+    as their authors' do (arXiv 2401.10774). Masks are as large as embeddings. Where a matrix reads an embedding beside
+    a state and no norm is before it, it begins so that both count alike: final states are tens of times larger.
 
     Args:
         spec: of the drafter.
@@ -38,6 +39,16 @@ def new_drafter(spec: DrafterSpec, model: WholeTexts, draft_ids: Tensor | None, 
                     nn.init.zeros_(weight)
         elif spec.own_head:
             network.head.weight.copy_(last.head_rows(ids))
-        if isinstance(network, PairNetwork) and spec.method != "eagle":
-            network.mask_embeddings.mul_(model.embed(every).float().square().mean().sqrt().cpu())
+        if isinstance(network, PairNetwork):
+            embedded = _size(model.embed(every))
+            if spec.reads_states:
+                state = _size(last.norm(torch.randn(64, spec.target_hidden_size).to(last.device, last.dtype)))
+                network.fc.weight[:, : network.shape.hidden_size].mul_(state / embedded)
+            if spec.method != "eagle":
+                network.mask_embeddings.mul_(embedded)
         return network.to(last.device)
+
+
+def _size(values: Tensor) -> float:
+    """The root of the mean square."""
+    return float(values.float().square().mean().sqrt())

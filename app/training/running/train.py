@@ -6,7 +6,9 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from app.training.data.examples import most_frequent
 from app.training.data.gathering import gather
 from app.training.data.given import read_answers
 from app.training.data.split import Split, split
-from app.training.loop import LoopSettings, Run
+from app.training.loop import LoopSettings, Progress, Run
 from app.training.losses import DraftLoss, check_terms
 from app.training.running.architecture import Asked, new_spec
 from app.training.running.initial import new_drafter
@@ -70,7 +72,7 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
     capture = Capture(model, spec.taps)
     stream = TextStream(texts.train, capture, arguments.batch, arguments.seed)
     ids = None if draft_ids is None else draft_ids.to(device)
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+    with _precision(device, dtype):
         run = _run(arguments, network, DraftLoss(network, loss, n_roots=arguments.roots, draft_ids=ids), stream)
         print(f"{_words(texts)}; {_size(network):,} weights are trained", file=sys.stderr)
         progress = run.train()
@@ -87,28 +89,36 @@ def train(arguments: argparse.Namespace, asked: Asked, questions: Sequence[Quest
         "weights": _size(network),
         "loss_settings": asdict(loss),
         "texts": counts(texts) | sources(arguments),
-        "training": {
-            "budget": {"minutes": arguments.minutes, "steps": arguments.steps},
-            "steps": progress.steps,
-            "seconds": round(progress.seconds, 1),
-            "loss": round(progress.loss, 4),
-            "tokens": stream.n_tokens,
-            "tokens_per_second": round(stream.n_tokens / max(progress.seconds, 1e-9), 1),
-            "epochs": round(stream.epochs, 2),
-            "rate": arguments.rate,
-            "batch": arguments.batch,
-            "roots": arguments.roots,
-            "max_length": longest,
-            "dtype": str(dtype).removeprefix("torch."),
-            "device": arguments.device,
-            "threads": arguments.threads,
-            "seed": arguments.seed,
-        },
+        "training": _facts(arguments, progress, stream) | {"dtype": str(dtype).removeprefix("torch.")},
         "held_out": found,
         "command": shlex.join(["spectra", *sys.argv[1:]]),
     }
     write_report(document, arguments.out)
     return document
+
+
+@contextmanager
+def _precision(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Products of float32 weights in the target's dtype."""
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32), warnings.catch_warnings():
+        # Norms get half precision and have float32 weights, which is right, and slow only where they are fused.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        yield
+
+
+def _facts(arguments: argparse.Namespace, progress: Progress, stream: TextStream) -> dict[str, Any]:
+    """What the training used, and how."""
+    flags = ("rate", "weight_decay", "batch", "roots", "max_length", "device", "threads", "seed")
+    return {
+        "budget": {"minutes": arguments.minutes, "steps": arguments.steps},
+        "steps": progress.steps,
+        "seconds": round(progress.seconds, 1),
+        "loss": round(progress.loss, 4),
+        "tokens": stream.n_tokens,
+        "tokens_per_second": round(stream.n_tokens / max(progress.seconds, 1e-9), 1),
+        "epochs": round(stream.epochs, 2),
+        **{name: getattr(arguments, name) for name in flags},
+    }
 
 
 def loss_settings(arguments: argparse.Namespace, spec: DrafterSpec) -> LossSettings:

@@ -153,3 +153,14 @@ def test_the_seed_decides_new_weights_and_masks_are_as_large_as_embeddings() -> 
     assert not one["fc.weight"].equal(other["fc.weight"])
     size = tiny_model("llama").model.embed_tokens.weight.detach().std()
     assert one["mask_embeddings"].std() == pytest.approx(float(size), rel=0.3)
+
+
+@pytest.mark.parametrize("method", ["eagle", "parallelspec-eagle", "parallelspec-medusa"])
+def test_an_embedding_counts_like_the_state_beside_it(method: Method) -> None:
+    model = WholeTexts.load(saved_model("llama"), [torch.device("cpu")], torch.float32, 64)
+    asked = {"generation": 1} if method == "eagle" else {}
+    fc = new_drafter(spec_of(method, **asked), model, None, 0).state_dict()["fc.weight"]
+    hidden, _ = model.states(torch.randint(0, VOCAB, (4, 64), generator=torch.Generator().manual_seed(0)))
+    states = model.shards[-1].norm(hidden)
+    of_tokens, of_states = model.embed(torch.arange(VOCAB)) @ fc[:, :32].T, states @ fc[:, 32:].T
+    assert float(of_tokens.std() / of_states.std()) == pytest.approx(1, rel=0.3)

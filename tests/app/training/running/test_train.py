@@ -90,6 +90,20 @@ def test_a_training_that_is_killed_and_goes_on_is_the_uninterrupted_one(
     assert run.document["held_out"] == measured
 
 
+@pytest.mark.parametrize("method", ["eagle", "dflash"])
+def test_half_precision_trains_float32_weights(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[DraftLoss] = []
+    original = DraftLoss.__call__
+    monkeypatch.setattr(DraftLoss, "__call__", lambda loss, *rest: kept.append(loss) or original(loss, *rest))
+    run = run_train(capsys, tmp_path, method, "--steps", 2, "--dtype", "bfloat16", "--draft-vocab", 60)
+    assert run.status == 0, run.err
+    assert run.document["training"]["dtype"] == "bfloat16"
+    assert {weight.dtype for weight in kept[0].network.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in weights(tmp_path).values()} == {torch.bfloat16}
+
+
 def test_nothing_held_out_is_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
