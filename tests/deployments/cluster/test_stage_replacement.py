@@ -1,4 +1,7 @@
-"""A real server whose stages and target are killed and stopped: what dies is replaced, and nothing else is."""
+"""A real server whose stages and target are killed and stopped: what dies is replaced, and nothing else is.
+
+Its last stage has a trained drafter, which loses what it knew of the texts with the stage.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from engine.drafter.checkpoint.write import write_drafter
+from engine.model.loader import load_spec
+from tests.support.served_drafters import drafter_spec, random_checkpoint
 from tests.support.server_process import READY_S, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
@@ -24,8 +30,10 @@ STAGE, TARGET = "ray::StageActor", "ray::ServeReplica:spectra:Target"
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path) -> Iterator[Server]:
-    flags = (*FLAGS, "--stages", "3", "--stage-timeout", "3")
+def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    drafter, spec = tmp_path_factory.mktemp("drafter"), load_spec(tiny_checkpoint)
+    write_drafter(drafter, random_checkpoint(drafter_spec("p-eagle", spec)), spec)
+    flags = (*FLAGS, "--stages", "3", "--stage-timeout", "3", "--drafter", str(drafter))
     with running(tiny_checkpoint, flags) as started:
         yield started
 
@@ -64,7 +72,7 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
 
 def streams(server: Server) -> list[Stream]:
     """Two seeded streams in full flow."""
-    started = [Stream(server, **SEEDED), Stream(server, **SEEDED, speculative={"method": "pld"})]
+    started = [Stream(server, **SEEDED), Stream(server, **SEEDED, speculative={"method": "pld+p-eagle"})]
     for stream in started:
         stream.until(50)
     return started
@@ -95,6 +103,14 @@ def check_log(server: Server) -> None:
     assert lost
     assert "stage 0 of" in "".join(lost)
     assert [line for line in logs.splitlines() if "replaced within" in line and "of the loss" in line]
+
+
+def test_the_drafter_drafts_and_changes_no_text(server: Server, wanted: list[int]) -> None:
+    for fields in ({"method": "p-eagle"}, {"method": "auto"}):
+        answer = server.complete(return_token_ids=True, speculative=fields, **SEEDED).json()
+        assert answer["choices"][0]["token_ids"] == wanted
+        sources = answer["metrics"]["speculative_decoding"]["by_source"]
+        assert fields["method"] == "auto" or sources["p-eagle"]["drafted"] > 0
 
 
 def test_a_killed_stage_alone_is_replaced_and_streams_go_on_with_their_text(server: Server, wanted: list[int]) -> None:
