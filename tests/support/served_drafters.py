@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec, LayerShape
 from engine.drafter.trees.rounds import BlockAsk
 from engine.kv.arena import BlockTable
+from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec
 from engine.protocol import Branch, RequestView
 from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target
@@ -80,6 +82,17 @@ def drafted_target(
 ) -> LocalTarget:
     """A tiny target with a drafter on its last stage."""
     shards = tiny_shards(family, stages, embeds=embeds_with_target(checkpoint.spec))
+    return with_drafter(shards, checkpoint, n_blocks, block_size, reference)
+
+
+def with_drafter(
+    shards: Sequence[ModelShard],
+    checkpoint: DrafterCheckpoint,
+    n_blocks: int = 200,
+    block_size: int = 16,
+    reference: bool = False,
+) -> LocalTarget:
+    """A target of these shards with a drafter on the last; that one embeds tokens if the drafter needs it to."""
     drafter = describe_drafter(checkpoint, SETTINGS, torch.float32)
     info = TargetInfo(shards[0].spec, n_blocks, block_size, 500, drafter=drafter)
     parts = [drafter_part(checkpoint, SETTINGS, shard, info, reference) for shard in shards]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.gpu.counting.pretended import move_to_pretended, pretended_cuda
 from engine.attention.ragged import Lengths, ragged
+from engine.loop import Engine
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
@@ -21,7 +23,16 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
 from engine.upload import Upload
+from speculators.pool import SpeculatorPool
 from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.served_drafters import KINDS as DRAFTERS
+from tests.support.served_drafters import (
+    Recording,
+    drafted_target,
+    drafter_spec,
+    random_checkpoint,
+    with_drafter,
+)
 from tests.support.tiny_models import random_prompts, tiny_model
 
 N_TOKENS = 12
@@ -51,6 +62,34 @@ def test_texts_are_those_of_a_cpu(family: str) -> None:
     with pretended_cuda():
         shards = [ModelShard(model, spec, layers, 600) for layers in split_layers(spec.n_layers, 2)]
         assert texts(LocalTarget(TargetInfo(spec, 200, 16, 500), shards), answers) == wanted
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_drafts_are_those_of_a_cpu(kind: str, verification: Any) -> None:
+    checkpoint = random_checkpoint(drafter_spec(kind, read_spec(tiny_model("llama").config)))
+    prompts = random_prompts(4)
+
+    def drafts(target: LocalTarget) -> tuple[list[list[int]], list[tuple[list[int], list[int], object]]]:
+        told = Recording(checkpoint.spec.method)
+        engine = Engine(target, SpeculatorPool(extra={told.name: lambda _: told}), SchedulerOptions(prefill_chunk=40))
+        params = [
+            SamplingParams(max_tokens=N_TOKENS, temperature=t, seed=3, verification=verification) for t in (0.0, 0.9)
+        ]
+        requests = [Request(prompt, params[i % 2], told.name, max_nodes=10) for i, prompt in enumerate(prompts)]
+        done = complete_all(engine, requests, 4)
+        return [one.token_ids for one in done], [(text, list(one.tokens), one.parents) for text, one in told.told]
+
+    wanted = drafts(drafted_target("llama", checkpoint))
+    model = copy.deepcopy(tiny_model("llama"))
+    move_to_pretended(model)
+    spec = read_spec(model.config)
+    with pretended_cuda():
+        ranges = split_layers(spec.n_layers, 2)
+        assert (
+            drafts(with_drafter([ModelShard(model, spec, one, 600, one.is_last) for one in ranges], checkpoint))
+            == wanted
+        )
 
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30), st.integers(0, 40)), min_size=1, max_size=4)
