@@ -137,6 +137,9 @@ class SpeculationFields(FieldGroup):
         description="layers whose outputs the drafter reads, where its checkpoint names none or the wrong ones: "
         "comma-separated, from 0, -1 is the embedding",
     )
+    drafter_options: dict[str, Any] = Field(
+        default_factory=dict, description="settings of drafter's trees: depth, beam"
+    )
     speculator_actors: Annotated[int, Field(ge=0)] = Field(
         0, description="processes that draft; 0: the router drafts itself"
     )
@@ -150,9 +153,6 @@ class MethodFields(FieldGroup):
     TITLE: ClassVar[str] = "settings of methods"
 
     draft_model_options: dict[str, Any] = Field(default_factory=dict, description="further settings of draft-model")
-    drafter_options: dict[str, Any] = Field(
-        default_factory=dict, description="settings of drafter's trees: depth, beam"
-    )
     adapld: dict[str, Any] = Field(default_factory=dict, description="settings of adapld")
     anpd: dict[str, Any] = Field(default_factory=dict, description="settings of anpd")
     goose: dict[str, Any] = Field(default_factory=dict, description="settings of goose")
