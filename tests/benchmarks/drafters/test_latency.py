@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from benchmarks.drafter_latency import METHODS, main
+from benchmarks.drafters.latency import METHODS, main
 
 
 def test_every_method_drafts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["drafter_latency", "--repeats", "1", "--context", "20", "--batches", "2"])
+    monkeypatch.setattr(sys, "argv", ["latency", "--repeats", "1", "--context", "20", "--batches", "2"])
     assert main() == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["method"] for row in rows] == list(METHODS)

@@ -13,7 +13,7 @@ from app.cli import parser
 from app.training.losses import check_terms
 from app.training.running.architecture import Asked, check_asked, new_spec
 from app.training.running.train import loss_settings
-from benchmarks import parallelspec_ablations as ablations
+from benchmarks.drafters import ablations
 from engine.model.loader import load_spec
 from tests.support.tiny_models import saved_checkpoint
 from tests.support.training_runs import write_prompts

@@ -4,7 +4,7 @@ Drafters in the target's sizes with random weights behind texts of some length; 
 same depth and nodes. Methods take turns, draft by draft, so that a machine that slows down slows them all; the ratio is
 to EAGLE 1, whose layer ParallelSpec keeps. The last line of stdout is one JSON document.
 
-    python -m benchmarks.drafter_latency --model DIR [--batches 1,8] [--context 256] [--device cuda --dtype bfloat16]
+    python -m benchmarks.drafters.latency --model DIR [--batches 1,8] [--context 256] [--device cuda --dtype bfloat16]
 """
 
 from __future__ import annotations
