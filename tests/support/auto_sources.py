@@ -167,9 +167,8 @@ def first_draft(costs, source, budget=32):
 def shared_out(costs, reaches, batch, margin=None):
     """Nodes per draft, if drafts take what is assumed before the first and nothing is read back."""
     price = Prices(costs).of(batch, 0, sum(map(len, reaches)))
-    return share_out(
-        reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin or AutoConfig().margin
-    )
+    margin = AutoConfig().margin if margin is None else margin
+    return share_out(reaches, [False] * len(reaches), price, FIRST_DRAFTING * len(reaches), margin)
 
 
 def decided(decoding, n_steps):
