@@ -66,7 +66,7 @@ class _Builder:
             return
         source, bits = self.numbers.of((branch.source,)) if branch.proposers is None else (0, 0)
         nodes: list[int | None] = []
-        for i, (token, above) in enumerate(zip(branch.tokens, _parents(branch), strict=True)):
+        for i, (token, above) in enumerate(zip(branch.tokens, branch.above, strict=True)):
             parent = ROOT if above == ROOT else nodes[above]
             if branch.proposers is not None:
                 source, bits = self.numbers.of(branch.proposers[i])
@@ -127,7 +127,7 @@ class _Builder:
     def _missing(self, branch: Branch) -> int:
         """How many nodes a probe branch would add."""
         nodes: list[int | None] = []
-        for token, above in zip(branch.tokens, _parents(branch), strict=True):
+        for token, above in zip(branch.tokens, branch.above, strict=True):
             parent = ROOT if above == ROOT else nodes[above]
             nodes.append(None if parent is None else self.index.get((parent, int(token))))
         return nodes.count(None)
@@ -149,11 +149,6 @@ class _Builder:
         return q
 
 
-def _parents(branch: Branch) -> Sequence[int]:
-    """Parents within the branch; those of a chain when it names none."""
-    return branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
-
-
 def _alone(branch: Branch, budget: int) -> TokenTree | None:
     """What ``_Builder`` makes of a single branch, at a fraction of its cost; ``None`` where it is needed.
 
@@ -161,7 +156,7 @@ def _alone(branch: Branch, budget: int) -> TokenTree | None:
     """
     if branch.probe or branch.q is not None:
         return None
-    tokens, parents = list(map(int, branch.tokens)), list(map(int, _parents(branch)))
+    tokens, parents = list(map(int, branch.tokens)), list(map(int, branch.above))
     if branch.parents is not None and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         return None
     tokens, parents = tokens[:budget], parents[:budget]

@@ -15,7 +15,7 @@ import msgspec
 from engine.request import Request
 from engine.token_buffer import TokenBuffer
 from engine.top_ids import NO_TOP_IDS
-from engine.tree import FloatArray, IntArray, TokenTree
+from engine.tree import ROOT, FloatArray, IntArray, TokenTree
 
 
 @dataclass(slots=True)
@@ -61,6 +61,11 @@ class Branch(msgspec.Struct, frozen=True):
     q: FloatArray | None = None
     scores: Sequence[float] | None = None
     proposers: Sequence[tuple[str, ...]] | None = None
+
+    @property
+    def above(self) -> Sequence[int]:
+        """``parents``, those of a chain where there are none."""
+        return range(ROOT, len(self.tokens) - 1) if self.parents is None else self.parents
 
 
 class Decision(NamedTuple):

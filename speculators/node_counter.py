@@ -52,9 +52,8 @@ class NodeCounter:
 
         Returns how many of its first nodes fit.
         """
-        parents = branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
         levels: list[_Level] = []
-        for token, parent in zip(branch.tokens, parents, strict=True):
+        for token, parent in zip(branch.tokens, branch.above, strict=True):
             above = self._root if parent == ROOT else levels[parent]
             below = above.get(token)
             if below is None:

@@ -98,7 +98,7 @@ def claims_and_hits(ranked: Ranked, tokens: Sequence[int]) -> tuple[list[float],
     claimed, hits = [0.0] * DEPTHS, [0.0] * DEPTHS
     branch, on_path, depth = ranked.branch, ROOT, 0
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(range(ROOT, len(branch.tokens) - 1) if branch.parents is None else branch.parents):
+    for node, parent in enumerate(branch.above):
         children.setdefault(parent, []).append(node)
     while depth < len(tokens) and (below := children.get(on_path)):
         place = min(depth, DEPTHS - 1)

@@ -98,10 +98,9 @@ def _rank_chain(branch: Branch, factors: Sequence[float], budget: int) -> Ranked
 
 def _reach(branch: Branch, claims: Sequence[float], factors: Sequence[float]) -> list[float]:
     """The calibrated path probabilities of a branch's nodes, as they are in it."""
-    parents = range(ROOT, len(branch.tokens) - 1) if branch.parents is None else branch.parents
     reach: list[float] = []
     depths: list[int] = []
-    for parent, claim in zip(parents, claims, strict=True):
+    for parent, claim in zip(branch.above, claims, strict=True):
         depth, above = (0, 1.0) if parent == ROOT else (depths[parent] + 1, reach[parent])
         p = claim * factors[depth if depth < DEPTHS else DEPTHS - 1]
         depths.append(depth)

@@ -28,9 +28,8 @@ class Candidates:
 
     def add(self, branch: Branch, probability: Probability, request_id: int) -> None:
         """Merge a branch; a node that several propose keeps the highest estimate."""
-        parents = branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
         placed: list[int] = []
-        for i, (token, above) in enumerate(zip(branch.tokens, parents, strict=True)):
+        for i, (token, above) in enumerate(zip(branch.tokens, branch.above, strict=True)):
             parent = ROOT if above == ROOT else placed[above]
             node = self._node(int(token), parent)
             placed.append(node)

@@ -53,7 +53,7 @@ def begun(parts, new_request, request_id=0, **config):
 
 def paths_of(branch):
     paths = []
-    parents = branch.parents if branch.parents is not None else range(ROOT, len(branch.tokens) - 1)
+    parents = branch.above
     for token, parent in zip(branch.tokens, parents, strict=True):
         paths.append((*(paths[parent] if parent != ROOT else ()), token))
     return paths
