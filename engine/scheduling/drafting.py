@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from engine.composer import compose
-from engine.protocol import Branch, Draft, Outcome
+from engine.protocol import Branch, Draft, Outcome, Rest
 from engine.scheduling.commit import Commit
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
@@ -43,8 +43,8 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
         elif sequence.rest.n_steps and sequence.state is State.DRAFTING:
-            sequence.rest = sequence.rest._replace(n_steps=sequence.rest.n_steps - 1)
-            sequence.wants_draft = not sequence.rest.n_steps
+            n_left = sequence.rest.n_steps - 1
+            sequence.rest, sequence.wants_draft = Rest(n_left, sequence.rest.decision), not n_left
             scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.rest.decision)
         else:
             outcome = _with_unheard(sequence, commit.outcome)

@@ -133,10 +133,9 @@ class RunningSet:
         Raises:
             OutOfBlocksError: there is no room for the rows.
         """
-        n_scratch = self._n_scratch if sequence.draft_nodes else 0
-        if n_scratch:
+        if self._n_scratch and sequence.draft_nodes:
             try:
-                return self.blocks.grow(sequence.seq, n_rows + n_scratch)
+                return self.blocks.grow(sequence.seq, n_rows + self._n_scratch)
             except OutOfBlocksError:
                 pass  # the rows may still fit
         return self.blocks.grow(sequence.seq, n_rows)

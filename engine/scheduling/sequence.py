@@ -111,7 +111,7 @@ class Sequence:
     @property
     def draft_nodes(self) -> int:
         """Nodes that the target's drafter may draft behind its next step."""
-        return self.max_nodes if self.needs.drafter and self.wants_draft else 0
+        return self.max_nodes if self.wants_draft and self.needs.drafter else 0
 
     @property
     def budget(self) -> int:
