@@ -54,6 +54,7 @@ def write_drafter(folder: Path, checkpoint: DrafterCheckpoint, target: ModelSpec
     folder.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in (named | _vocabulary(checkpoint)).items()}
     save_file(_apart(plain), folder / file, metadata={"format": "pt"})
+    (folder / file).chmod(0o644)  # it is written for its owner alone, and a server may be another user
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

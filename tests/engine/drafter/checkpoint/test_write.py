@@ -32,6 +32,7 @@ def test_written_is_read_again(layout: str, tmp_path: Path) -> None:
     read = read_drafter(LAYOUTS[layout](TARGET).save(tmp_path / "public"), TARGET)
     write_drafter(tmp_path / "ours", read, TARGET, "our/target")
     assert same(read, read_drafter(tmp_path / "ours", TARGET))
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in (tmp_path / "ours").iterdir())  # for servers to read
 
 
 @pytest.mark.parametrize("layout", NAMES_KEPT)
