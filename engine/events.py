@@ -61,7 +61,7 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     prefill_seconds: float = 0.0  # from there to the first token
     decode_seconds: float = 0.0  # from the first token to the last, with all that a preemption cost
     preemptions: int = 0  # how often the sequence lost its KV blocks and was prefilled again
-    cached_tokens: int = 0  # of the prompt, whose rows were in the cache already; whole blocks
+    cached_tokens: int = 0  # of the prompt, with rows in the cache already: whole blocks, for a drafter less one
     decisions: dict[str, int] = {}  # drafts by what ``auto`` decided about them, as ``tier:reason``
 
 

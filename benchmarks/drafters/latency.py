@@ -26,7 +26,7 @@ from benchmarks.support.reporting import Report, table
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import new_network
-from engine.drafter.serving.news import News
+from engine.drafter.serving.committed import Committed
 from engine.drafter.serving.runtime import DraftRuntime, Place
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.trees.rounds import BlockAsk
@@ -60,14 +60,14 @@ class Drafter:
     def step(self, batch: int, n_rows: int, ask: BlockAsk | None, device: torch.device, dtype: torch.dtype) -> float:
         """Seconds in which rows are read and trees are drafted."""
         states = torch.split(torch.randn(batch * n_rows, self.width).to(device, dtype), n_rows)
-        news = []
+        committed = []
         for seq in range(batch):
             sequence = self.runtime.of(seq)
             assert sequence is not None
-            news.append(News(sequence, self.n_cached, states[seq], [5] * n_rows, 6, ask))
+            committed.append(Committed(sequence, self.n_cached, states[seq], [5] * n_rows, 6, ask))
         began = time.perf_counter()
         with torch.inference_mode():
-            branches = self.runtime.draft(news)
+            branches = self.runtime.draft(committed)
         taken = time.perf_counter() - began
         assert all((branch is not None) == (ask is not None) for branch in branches), "the drafter failed"
         self.n_cached += n_rows

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.drafter.serving.news import DraftedSequence, News
+from engine.drafter.serving.committed import Committed, DraftedSequence
 from engine.drafter.serving.runtime import DraftRuntime
 from engine.drafter.trees.rounds import BlockAsk
 from engine.stage.answer import StageSequence
@@ -60,11 +60,11 @@ class StageDrafts:
         kept = [kept_rows(works[i], results[i].accepted) for i, _ in served]
         rows = [spans[i].first + row for (i, _), its in zip(served, kept, strict=True) for row in its]
         states = torch.split(self._states(activations, rows), [len(its) for its in kept])
-        news = [
-            self._news(works[i], results[i], sequence, sequences[i], its)
+        committed = [
+            self._committed(works[i], results[i], sequence, sequences[i], its)
             for (i, sequence), its in zip(served, states, strict=True)
         ]
-        branches = self.runtime.draft(news)
+        branches = self.runtime.draft(committed)
         share = (time.perf_counter() - began) / len(served)
         for (i, _), branch in zip(served, branches, strict=True):
             results[i] = msgspec.structs.replace(results[i], draft=branch, draft_seconds=share)
@@ -80,9 +80,9 @@ class StageDrafts:
         states = source[0].index_select(0, index.tensor)
         return self.runtime.finish(states) if self.runtime.reads_taps else self._norm(states)
 
-    def _news(
+    def _committed(
         self, work: Work, result: WorkResult, drafted: DraftedSequence, sequence: StageSequence, states: Tensor
-    ) -> News:
+    ) -> Committed:
         accepted = [] if work.tree is None else [work.tree.tokens[node] for node in result.accepted]
         tokens, drawn = [*work.tokens, *accepted], result.tokens[-1] if result.tokens else None
         wanted, end = None, work.n_cached + len(tokens)
@@ -91,7 +91,7 @@ class StageDrafts:
             params = sequence.start.params
             history = None if sequence.history is None else sequence.history.copy()
             wanted = BlockAsk(params, history, drawn, end + 1, depth, work.draft_nodes)
-        return News(drafted, work.n_cached, states, tokens, drawn, wanted)
+        return Committed(drafted, work.n_cached, states, tokens, drawn, wanted)
 
 
 def _is_over(work: Work, result: WorkResult, sequence: StageSequence) -> bool:

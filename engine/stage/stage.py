@@ -106,7 +106,7 @@ class Stage:
             sequences = [self._sequences[work.seq] for work in works]
             answer = StepAnswer(works, packed.spans, sequences, self._spec.vocab_size, upload)
         upload.send()
-        self._make(moves)
+        self._copy_rows(moves)
         if incoming is None:
             incoming = Activations(self._shard.embed(packed.tokens.tensor))
         outgoing = self._run(works, packed, incoming)
@@ -115,7 +115,7 @@ class Stage:
         self._running = _Running(packed, works, answer, computing)
         return outgoing
 
-    def _make(self, moves: RowMoves) -> None:
+    def _copy_rows(self, moves: RowMoves) -> None:
         """Copied prefixes begin in the drafter's cache too; what a tree left there is written anew."""
         for move in filter(None, (moves.copies, moves.compaction)):
             self._arena.copy(move.source.tensor, move.target.tensor, move.is_apart)

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.networks.base import TappedNetwork, TargetParts
 from engine.drafter.networks.build import load_network, new_network
-from engine.drafter.serving.news import News
+from engine.drafter.serving.committed import Committed
 from engine.drafter.serving.runtime import DraftRuntime, Place
 from engine.drafter.settings import DrafterSettings
 from engine.drafter.spec import DrafterSpec, LayerShape
@@ -131,7 +131,7 @@ def drafted_anew(family: str, checkpoint: DrafterCheckpoint, text: list[int], as
         runtime.start(0, table, 0)
         sequence = runtime.of(0)
         assert sequence is not None
-        [branch] = runtime.draft([News(sequence, 0, states, text[:-1], text[-1], ask)])
+        [branch] = runtime.draft([Committed(sequence, 0, states, text[:-1], text[-1], ask)])
     return branch
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.drafter.serving.news import News
+from engine.drafter.serving.committed import Committed
 from engine.protocol import Branch
 from engine.upload import Upload
 
@@ -16,7 +16,7 @@ from engine.upload import Upload
 class Drafting(Protocol):
     """One drafter's network and cache. One thread calls it."""
 
-    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+    def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
         """Learn what a step committed of its sequences, and draft where that is wanted; in order."""
 
 
@@ -28,7 +28,7 @@ def upload_ids(device: torch.device, *lists: Sequence[int]) -> list[Tensor]:
     return [part.tensor for part in parts]
 
 
-def hand_out(news: Sequence[News], branches: Sequence[Branch | None]) -> list[Branch | None]:
-    """Branches of the news that want one, among all of them."""
+def hand_out(committed: Sequence[Committed], branches: Sequence[Branch | None]) -> list[Branch | None]:
+    """For every sequence its branch, if it wanted one."""
     found = iter(branches)
-    return [None if one.wanted is None else next(found) for one in news]
+    return [None if one.wanted is None else next(found) for one in committed]

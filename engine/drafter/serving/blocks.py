@@ -15,7 +15,7 @@ from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.serving.base import hand_out, upload_ids
 from engine.drafter.serving.cache import DrafterCache
-from engine.drafter.serving.news import News
+from engine.drafter.serving.committed import Committed
 from engine.drafter.trees.blocks import block_trees
 from engine.drafter.trees.choice import DraftVocabulary
 from engine.drafter.trees.rounds import BlockAsk
@@ -37,22 +37,22 @@ class BlockDrafting:
         assert network.spec.n_drafts is not None, "a drafter of blocks was trained for a number of drafts"
         self._n_drafts = network.spec.n_drafts
 
-    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+    def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
         """Keep what layers make of the committed positions, and draft behind the drawn tokens."""
-        self._keep(news)
-        asked = [one for one in news if one.wanted is not None]
-        return hand_out(news, self._block(asked)) if asked else [None] * len(news)
+        self._keep(committed)
+        asked = [one for one in committed if one.wanted is not None]
+        return hand_out(committed, self._block(asked)) if asked else [None] * len(committed)
 
-    def _keep(self, news: Sequence[News]) -> None:
-        shares = [Share(one.first, list(range(len(one.tokens))), None, True, one.sequence.table) for one in news]
-        states = torch.cat([one.states for one in news])
-        positions = [one.first + i for one in news for i in range(len(one.tokens))]
+    def _keep(self, committed: Sequence[Committed]) -> None:
+        shares = [Share(one.first, list(range(len(one.tokens))), None, True, one.sequence.table) for one in committed]
+        states = torch.cat([one.states for one in committed])
+        positions = [one.first + i for one in committed for i in range(len(one.tokens))]
         [placed] = upload_ids(states.device, positions)
         self._cache.write(shares, self._network.context(states, placed))
-        for one in news:
+        for one in committed:
             one.sequence.n_rows = one.first + len(one.tokens)
 
-    def _block(self, asked: Sequence[News]) -> list[Branch | None]:
+    def _block(self, asked: Sequence[Committed]) -> list[Branch | None]:
         [anchors] = upload_ids(asked[0].states.device, [one.drawn for one in asked if one.drawn is not None])
         embedded = self._network.block(anchors, self._n_drafts)
         n_slots = embedded.shape[1]
@@ -90,13 +90,13 @@ class HeadDrafting:
     def __init__(self, network: Medusa) -> None:
         self._network = network
 
-    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+    def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
         """Draft from the last states; nothing is kept."""
-        asked = [one for one in news if one.wanted is not None]
+        asked = [one for one in committed if one.wanted is not None]
         if not asked:
-            return [None] * len(news)
+            return [None] * len(committed)
         logits = self._network(torch.stack([one.states[-1] for one in asked]))
-        return hand_out(news, block_trees(logits, _wanted(asked), self._network.spec.method, None))
+        return hand_out(committed, block_trees(logits, _wanted(asked), self._network.spec.method, None))
 
 
 def _markov(
@@ -107,5 +107,5 @@ def _markov(
     return added
 
 
-def _wanted(asked: Sequence[News]) -> list[BlockAsk]:
+def _wanted(asked: Sequence[Committed]) -> list[BlockAsk]:
     return [one.wanted for one in asked if one.wanted is not None]

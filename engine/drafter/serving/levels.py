@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.batches import Share
 from engine.drafter.serving.base import upload_ids
-from engine.drafter.serving.news import News
+from engine.drafter.serving.committed import Committed
 from engine.drafter.trees.choice import DraftVocabulary, choose
 from engine.drafter.trees.growth import Growth, grow
 from engine.protocol import Branch
@@ -36,7 +36,7 @@ class _Draft:
     """One sequence's draft, and its rows."""
 
     growth: Growth
-    news: News
+    committed: Committed
     outputs: dict[int, int]  # candidate -> its row's place among all outputs so far
     rows: dict[int, int] = field(default_factory=dict)  # candidate -> its row behind the committed ones
     depths: list[int] = field(default_factory=list)  # of the rows, from 0
@@ -58,7 +58,7 @@ class _Draft:
         visible = np.zeros((len(self.rows), len(self.rows)), np.bool_)
         for row, seen in enumerate(self.sees):
             visible[row, : row + 1] = seen
-        sequence = self.news.sequence
+        sequence = self.committed.sequence
         return Share(sequence.n_rows, [*self.depths], visible, False, sequence.table)
 
 
@@ -66,7 +66,7 @@ def grow_levels(
     score: Callable[[Tensor], Tensor],
     run: Callable[[Level, Tensor], Tensor],
     roots: Tensor,
-    asked: Sequence[News],
+    asked: Sequence[Committed],
     vocabulary: DraftVocabulary | None,
     depth: int,
     beam: int,
@@ -99,8 +99,8 @@ def grow_levels(
     return [draft.growth.branch(source) for draft in drafts]
 
 
-def _growth(news: News, depth: int, beam: int) -> Growth:
-    wanted = news.wanted
+def _growth(committed: Committed, depth: int, beam: int) -> Growth:
+    wanted = committed.wanted
     assert wanted is not None, "this sequence wants no draft"
     depth = min(depth, wanted.depth)
     return grow(wanted.params, wanted.history, wanted.position, depth, wanted.n_nodes, beam)

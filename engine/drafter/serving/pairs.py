@@ -13,8 +13,8 @@ from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.serving.base import hand_out, upload_ids
 from engine.drafter.serving.cache import DrafterCache
+from engine.drafter.serving.committed import Committed, Rows, pair_rows, token_rows
 from engine.drafter.serving.levels import Level, grow_levels
-from engine.drafter.serving.news import News, Rows, pair_rows, token_rows
 from engine.drafter.trees.blocks import block_trees
 from engine.drafter.trees.choice import DraftVocabulary
 from engine.protocol import Branch
@@ -57,23 +57,23 @@ class PairDrafting:
     def _n_masks(self) -> int:
         return 0 if self._masks is None else len(self._masks.embedded)
 
-    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+    def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
         """Write the rows that are complete now, and draft behind the last ones."""
-        rows = [pair_rows(one) if self._reads_states else token_rows(one) for one in news]
-        masks = [0 if one.wanted is None else self._n_masks for one in news]
+        rows = [pair_rows(one) if self._reads_states else token_rows(one) for one in committed]
+        masks = [0 if one.wanted is None else self._n_masks for one in committed]
         shares = [
             Share(its.first, list(range(len(its.tokens) + n)), None, True, one.sequence.table)
-            for one, its, n in zip(news, rows, masks, strict=True)
+            for one, its, n in zip(committed, rows, masks, strict=True)
         ]
         if not any(share.depths for share in shares):
-            return [None] * len(news)
+            return [None] * len(committed)
         outputs = self._forward([share for share in shares if share.depths], rows, masks)
-        asked = [one for one in news if one.wanted is not None]
+        asked = [one for one in committed if one.wanted is not None]
         if not asked:
-            return [None] * len(news)
-        lasts = _last_rows(shares, masks, [one.wanted is not None for one in news])
+            return [None] * len(committed)
+        lasts = _last_rows(shares, masks, [one.wanted is not None for one in committed])
         draft = self._levels if self._masks is None else self._in_one_go
-        return hand_out(news, draft(outputs, lasts, asked))
+        return hand_out(committed, draft(outputs, lasts, asked))
 
     def _forward(self, shares: Sequence[Share], rows: Sequence[Rows], masks: Sequence[int]) -> Tensor:
         """Outputs ``[n_rows, hidden]`` of all sequences' rows, masks behind real ones."""
@@ -91,14 +91,14 @@ class PairDrafting:
         outputs: Tensor = self._network(embedded, states, prepared.positions, prepared.attend)
         return outputs
 
-    def _in_one_go(self, outputs: Tensor, lasts: list[int], asked: Sequence[News]) -> list[Branch | None]:
+    def _in_one_go(self, outputs: Tensor, lasts: list[int], asked: Sequence[Committed]) -> list[Branch | None]:
         n_drafts = self._n_masks + 1
         [places] = upload_ids(outputs.device, [last + i for last in lasts for i in range(n_drafts)])
         logits = self._network.logits(outputs.index_select(0, places))
         wanted = [one.wanted for one in asked if one.wanted is not None]
         return block_trees(logits.view(len(lasts), n_drafts, -1), wanted, self._network.spec.method, self._vocabulary)
 
-    def _levels(self, outputs: Tensor, lasts: list[int], asked: Sequence[News]) -> list[Branch | None]:
+    def _levels(self, outputs: Tensor, lasts: list[int], asked: Sequence[Committed]) -> list[Branch | None]:
         [places] = upload_ids(outputs.device, lasts)
         roots = outputs.index_select(0, places)
         return grow_levels(

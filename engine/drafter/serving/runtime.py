@@ -17,7 +17,7 @@ from engine.drafter.networks.medusa import Medusa
 from engine.drafter.serving.base import Drafting
 from engine.drafter.serving.blocks import BlockDrafting, HeadDrafting
 from engine.drafter.serving.cache import DrafterCache
-from engine.drafter.serving.news import DraftedSequence, News
+from engine.drafter.serving.committed import Committed, DraftedSequence
 from engine.drafter.serving.pairs import PairDrafting
 from engine.drafter.serving.relay import Fused
 from engine.drafter.settings import DrafterSettings, scratch_slots
@@ -104,20 +104,20 @@ class DraftRuntime:
         if self._cache is not None:
             self._cache.arena.move_runs(runs)
 
-    def draft(self, news: Sequence[News]) -> list[Branch | None]:
+    def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
         """Learn what a step committed, and draft where that is wanted.
 
         A drafter that fails costs its sequences their drafts, from now on, and the step nothing.
         """
         try:
-            return self._drafting.draft(news)
+            return self._drafting.draft(committed)
         except torch.AcceleratorError:
             raise  # the device cannot serve another step
         except Exception:
             logger.exception("the drafter failed; its sequences go on without drafts")
-            for one in news:
+            for one in committed:
                 one.sequence.has_failed = True
-            return [None] * len(news)
+            return [None] * len(committed)
 
 
 def _cache_of(network: AnyNetwork, place: Place) -> DrafterCache | None:

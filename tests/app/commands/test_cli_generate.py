@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from app.cli import main
+from tests.app.commands.conftest import Lines
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 KEYS = [
@@ -35,19 +36,6 @@ KEYS = [
 ]
 EOS = 2
 PROMPTS = ["The quick brown fox", "Snow falls on the quiet town", "Speculation drafts tokens"]
-Lines = list[dict[str, Any]]
-
-
-@pytest.fixture
-def spectra(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Lines]:
-    """``spectra("--prompt", "hi", ...)``: runs the command here and returns its JSON lines."""
-
-    def run(*flags: object) -> Lines:
-        capsys.readouterr()
-        assert main(["generate", "--model", str(tiny_checkpoint), "--json", *map(str, flags)]) == 0
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return run
 
 
 @pytest.fixture

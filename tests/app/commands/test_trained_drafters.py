@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.cli import main
 from engine.drafter.checkpoint.write import write_drafter
 from engine.model.loader import load_spec
+from tests.app.commands.conftest import Lines
 from tests.support.served_drafters import KINDS, drafter_spec, random_checkpoint
 
-Lines = list[dict[str, Any]]
 SETUP = ("--prompt", "Snow falls on the quiet town", "--max-new-tokens", 24, "--seed", 3)
-
-
-@pytest.fixture
-def spectra(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Lines]:
-    """Runs ``spectra generate`` with these flags; its JSON lines."""
-
-    def run(*flags: object) -> Lines:
-        capsys.readouterr()
-        assert main(["generate", "--model", str(tiny_checkpoint), "--json", *map(str, flags)]) == 0
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return run
 
 
 def saved(kind: str, target: Path, folder: Path) -> tuple[Path, str]:

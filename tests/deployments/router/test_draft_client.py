@@ -128,8 +128,9 @@ async def test_cancelled_requests_leave_no_state_in_the_actors(drafting: Any, ma
             await asyncio.sleep(0.02)
             for task in going:
                 task.cancel()
-            await asyncio.gather(*going, return_exceptions=True)
-        await served.settled()
+            ended = await asyncio.gather(*going, return_exceptions=True)
+            assert all(isinstance(one, asyncio.CancelledError) for one in ended)
+        assert (await served.settled())["speculator_states"] == 0
 
 
 async def test_a_request_cancelled_between_its_step_and_its_draft_harms_no_other(

@@ -43,6 +43,7 @@ def test_a_stage_refuses_weights_or_a_configuration_that_changed_since_the_plan(
 def test_files_that_only_one_node_has_prove_nothing(copy: Path) -> None:
     plan = stage(copy).plan()
     (copy / "other.safetensors").write_bytes((copy / SINGLE).read_bytes())
+    assert "other.safetensors" in stage(copy).plan().files
     stage(copy).load(plan)
 
 

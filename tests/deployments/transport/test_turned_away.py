@@ -50,7 +50,7 @@ def test_a_peer_that_breaks_off_in_the_handshake_harms_no_other(listener: Listen
     stranger = listener.raw()
     stranger.sendall(said)
     stranger.close()
-    listener.refused.get(timeout=5)
+    assert listener.refused.get(timeout=5)
     client = Channel.connect(listener.address, SECRET, "steps")
     exchange(client, listener.accepted.get(timeout=5), [b"right"])
     client.close()

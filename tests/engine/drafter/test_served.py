@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
+from engine.drafter.serving import blocks, levels
 from engine.drafter.trees.rounds import BlockAsk
 from engine.loop import Completion, Engine
 from engine.request import Request
@@ -119,3 +120,22 @@ def test_preempted_sequences_draft_as_before(kind: str) -> None:
     wanted = [reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2) for prompt in prompts]
     assert [one.token_ids for one in done] == wanted
     check_drafts("llama", checkpoint, told, prompts)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle 3", "dspark"])
+def test_a_drafter_that_fails_costs_drafts_and_nothing_else(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no draft")
+
+    checkpoint, prompts = checkpoint_of(kind), random_prompts(3)
+    engine, told = engine_of("llama", checkpoint, stages=2)
+    for module in (blocks, levels):
+        for name in ("block_trees", "grow_levels", "choose"):
+            monkeypatch.setattr(module, name, fails, raising=False)
+    done = run(engine, checkpoint.spec.method, prompts, 3)
+    wanted = [reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2) for prompt in prompts]
+    assert [one.token_ids for one in done] == wanted
+    assert not told.told
+    assert caplog.text.count("the drafter failed") == 1  # its sequences are not drafted for again

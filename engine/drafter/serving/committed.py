@@ -22,7 +22,7 @@ class DraftedSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Committed:
     """What a step committed of one sequence."""
 
     sequence: DraftedSequence
@@ -42,14 +42,14 @@ class Rows:
     states: Tensor | None  # [n, width]; None for a drafter that reads none
 
 
-def pair_rows(news: News) -> Rows:
+def pair_rows(committed: Committed) -> Rows:
     """Rows of tokens beside the states before them, each in the slot of its state; those that are complete.
 
     The last state waits for the token behind it, which comes with the next step where this one drew none.
     """
-    sequence, tokens, states, first = news.sequence, news.tokens, news.states, news.first
-    if news.drawn is not None:
-        tokens = [*tokens, news.drawn]
+    sequence, tokens, states, first = committed.sequence, committed.tokens, committed.states, committed.first
+    if committed.drawn is not None:
+        tokens = [*tokens, committed.drawn]
     if sequence.pending is None:
         tokens = tokens[1:]
     else:
@@ -60,13 +60,13 @@ def pair_rows(news: News) -> Rows:
     return Rows(first, tokens, states[:n])
 
 
-def token_rows(news: News) -> Rows:
+def token_rows(committed: Committed) -> Rows:
     """Rows of tokens alone, each in its own slot; the first may be there already, as the step before drew it.
 
     The drawn token waits for the next step where the blocks have no slot for it yet.
     """
-    sequence, first = news.sequence, news.sequence.n_rows
-    tokens = [*news.tokens, *([] if news.drawn is None else [news.drawn])][first - news.first :]
+    sequence, first = committed.sequence, committed.sequence.n_rows
+    tokens = [*committed.tokens, *([] if committed.drawn is None else [committed.drawn])][first - committed.first :]
     n_slots = len(sequence.table.blocks) * sequence.table.block_size
     tokens = tokens[: n_slots - first]
     sequence.n_rows = first + len(tokens)
