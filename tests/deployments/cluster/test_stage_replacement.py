@@ -120,6 +120,7 @@ def test_a_killed_stage_alone_is_replaced_and_streams_go_on_with_their_text(serv
 
 def test_a_stopped_stage_is_killed_and_replaced_alone(server: Server, wanted: list[int]) -> None:
     strike(server, wanted, signal.SIGSTOP, 1)  # each place: test_hung_stages, without Ray
+    assert server.token_ids(**SEEDED) == wanted
 
 
 def test_two_stages_killed_at_once_are_both_replaced(server: Server, wanted: list[int]) -> None:

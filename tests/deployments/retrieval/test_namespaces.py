@@ -100,6 +100,7 @@ def test_names_that_are_asked_for_without_end_are_looked_for_in_turn(
             return said == [70, 80, 90]
 
         eventually(answered)
+        assert node.version("real")
 
 
 def test_what_was_missed_is_remembered_for_a_while_and_not_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,7 @@ async def test_an_ingress_learns_of_the_next_model_without_a_request(edge: Edge,
         while edge.model.card.identity != OTHERS[0]:
             await edge.pair.channel.look(5.0)
             await asyncio.sleep(0.01)
+    assert edge.model.trouble == ""
 
 
 async def test_an_ingress_with_another_tokenizer_refuses_everything_until_it_fits_again(

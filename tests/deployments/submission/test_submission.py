@@ -248,6 +248,12 @@ async def test_a_request_cancelled_before_it_began_never_runs() -> None:
         peer.close()
 
 
+async def until_broken(peer: AsyncChannel) -> None:
+    """Read until the channel breaks."""
+    while True:
+        await peer.receive()
+
+
 async def test_a_silent_ingress_is_cut_off() -> None:
     endless = Endless()
     async with submitting(endless.run, beat=0.02) as pair:
@@ -257,6 +263,8 @@ async def test_a_silent_ingress_is_cut_off() -> None:
         try:
             await until(lambda: endless.alive == 1)
             await until(lambda: endless.alive == 0 and pair.n_connected == 0)
+            with pytest.raises(TargetLostError):
+                await until_broken(peer)
         finally:
             peer.close()
 
