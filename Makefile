@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test test-fast check format help
+.PHONY: setup serve test test-fast test-cluster check format help
 
 setup: $(STAMP)  ## .venv with the spectra command
 
@@ -18,11 +18,14 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 serve: setup  ## start the server with the demo model on PORT (default 8000)
 	@exec $(BIN)/spectra serve --port $(PORT)
 
-test: setup  ## all tests, in two processes: those that start a Ray cluster, and beside them the others
-	$(BIN)/python -m pytest -n 2
+test: setup  ## the tests but lengthy ones, in two processes: those that start a Ray cluster, and beside them the others
+	$(BIN)/python -m pytest -n 2 -m "not lengthy"
 
 test-fast: setup  ## the tests that start no Ray cluster
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
+
+test-cluster: setup  ## as root: what takes long, and all tests on machines that are namespaces of this one
+	$(BIN)/python -m pytest -m "machines or lengthy"
 
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

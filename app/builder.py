@@ -10,8 +10,9 @@ from ray.serve import Application
 from app.api.edge import EdgeOptions, make_edge
 from app.composition.checks import checked, pinned
 from app.composition.operation import access_options, log_options, trace_options
-from app.composition.pipeline import pipeline_options, router_options, target_options
+from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
 from app.composition.retrieval import retrieval_options
+from app.composition.serve_options import CPUS, of_ingress, of_retrieval, of_router, of_target
 from app.composition.speculation import check_served_drafter, placement, served_speculators
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
@@ -21,11 +22,7 @@ from deployments.ingress.deployment import Ingress
 from deployments.retrieval.deployment import RetrievalDeployment
 from deployments.router.deployment import RouterDeployment
 from deployments.target.deployment import TargetDeployment, replica_placement
-
-UNLIMITED = 100_000  # max_ongoing_requests: admission is the scheduler's business (Serve's default is 5)
-HUNG_S = 3.0  # that an event loop may take to say that it is alive
-CLOSING_S = 5.0  # that a replica may take for the rest once its requests have ended, or their time has
-CPUS = 0.1  # of a replica that mostly waits, so that a laptop can hold the application
+from deployments.target.elastic import elastic
 
 
 def target_names(n: int) -> list[str]:
@@ -45,52 +42,45 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
     """
     config = pinned(checked(args if isinstance(args, ServeConfig) else config_of(args)))
     check_served_drafter(config)
-    target, pipeline = target_options(config), pipeline_options(config)
-    logs = log_options(config)
-    common: dict[str, Any] = {
-        "max_ongoing_requests": UNLIMITED,
-        "health_check_period_s": 1.0,
-        "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": config.grace + CLOSING_S,
-        "ray_actor_options": {"num_cpus": CPUS},
-        # Serve's line per request says less than the ingress's own, and there is one for every health check.
-        "logging_config": {"log_level": logs.level.upper(), "enable_access_log": False},
-    }
-    # Three unanswered health checks, and Serve replaces a replica that hangs; by default they take 90 seconds.
-    nimble = common | {"health_check_timeout_s": HUNG_S}
-    placed = replica_placement(pipeline, target.stages, CPUS)
-    targets = [
-        # A deployment each, not a replica: so a lane can name the pipeline that it wants to reach.
-        serve.deployment(TargetDeployment, name=name, **nimble, **placed).bind(target, pipeline)
-        for name in target_names(config.replicas)
-    ]
     served = retrieval_options(config)
-    # Readers always have a question open: there is nothing to wait for at shutdown.
-    brief = common | {"graceful_shutdown_timeout_s": 0.1}
-    retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **brief).bind(served)
-    # The new one is up before the old one is stopped; where drafters need GPUs, a second router would wait for them.
-    surging = nimble | {"max_surge_percent": 0 if config.speculator_gpus else 100}
-    router = serve.deployment(RouterDeployment, name="Router", **surging).bind(
-        targets,
+    retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **of_retrieval(config)).bind(served)
+    router = serve.deployment(RouterDeployment, name="Router", **of_router(config)).bind(
+        _targets(config),
         router_options(config),
         served_speculators(config),
         placement(config),
+        aliases(config),
         retrieval=retrieval,
         retrieved=served,
     )
-    edge = EdgeOptions(
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", **of_ingress(config))
+    return ingress.bind(router, make_edge, _edge(config), config.router_patience)
+
+
+def _targets(config: ServeConfig) -> list[Application]:
+    """A deployment each, not a replica: so a lane can name the pipeline that it wants to reach."""
+    target, pipeline = target_options(config), pipeline_options(config)
+    usual = of_target(config) | replica_placement(pipeline, target.stages, CPUS)
+    n = config.most_pipelines
+    scaled: list[dict[str, Any]] = [{} if i < config.least_pipelines else elastic() for i in range(n)]
+    return [
+        serve.deployment(TargetDeployment, name=name, **usual, **more).bind(target, pipeline)
+        for name, more in zip(target_names(n), scaled, strict=True)
+    ]
+
+
+def _edge(config: ServeConfig) -> EdgeOptions:
+    return EdgeOptions(
         target_name(config.model),
         config.revision,
         VERSION,
         config.default_max_tokens,
         int(config.max_body_mib * 2**20),
-        logs,
+        log_options(config),
         config.draft_nodes,
         config.retrieval_namespace,
         access_options(config),
         trace_options(config),
+        config.tool_parser,
+        config.reasoning_parser,
     )
-    draining = nimble | {"max_surge_percent": 100, "graceful_shutdown_timeout_s": config.drain + CLOSING_S}
-    replicas = config.ingress_replicas
-    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", num_replicas=replicas, **draining)
-    return ingress.bind(router, make_edge, edge, config.router_patience)

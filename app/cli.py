@@ -20,22 +20,36 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
   spectra load --url U               load an OpenAI-compatible server: latencies, throughput, errors, identity of texts
   spectra keys new --file F          make a key for `serve --api-keys F`
   spectra check F.yaml               name what is misspelt in a Serve config file, which Ray would drop
+  spectra k8s render --overlay NAME  make the manifests of an overlay in k8s/overlays
+  spectra env                        show what every node of a cluster has in its environment before Ray starts
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
   spectra vocabulary read            let the model score its vocabulary once, for drafts on contexts never seen
   spectra train --method M --out DIR train a drafter for a target: answers, capture, training, held-out acceptance
   spectra corpus build --input F     turn texts into a snapshot for retrieval: those that the model finds likely
 """
-COMMANDS = {
-    "serve": "start the OpenAI-compatible server",
-    "generate": "complete prompts offline",
-    "bench": "compare methods on the same prompts",
-    "load": "load an OpenAI-compatible server and report what clients see",
-    "keys": "make, list and revoke the keys of a server",
-    "check": "name what is misspelt in a Serve config file or a RayService",
-    "heads": "find the attention heads that pld-plus-a reads",
-    "vocabulary": "let the model score its vocabulary once, for better drafts",
-    "train": "train a drafter for a target",
-    "corpus": "build snapshots of text for retrieval, and look after them",
+ROOMS = {  # of app/commands, and what is said of the commands in each; "": in no room
+    "": {
+        "serve": "start the OpenAI-compatible server",
+        "generate": "complete prompts offline",
+    },
+    "measuring": {
+        "bench": "compare methods on the same prompts",
+        "load": "load an OpenAI-compatible server and report what clients see",
+    },
+    "operation": {
+        "keys": "make, list and revoke the keys of a server",
+        "check": "name what is misspelt in a Serve config file or a RayService",
+        "k8s": "make the manifests of an overlay for Kubernetes",
+        "env": "show the environment that every node of a cluster needs before its Ray starts",
+    },
+    "training": {
+        "heads": "find the attention heads that pld-plus-a reads",
+        "vocabulary": "let the model score its vocabulary once, for better drafts",
+        "train": "train a drafter for a target",
+    },
+    "corpus": {
+        "corpus": "build snapshots of text for retrieval, and look after them",
+    },
 }
 
 
@@ -69,8 +83,9 @@ def parser() -> argparse.ArgumentParser:
     top = Command(prog="spectra", description=DESCRIPTION)
     top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, says in COMMANDS.items():
-        commands.add_parser(name, help=says, module=f"app.commands.{name}")
+    for room, inside in ROOMS.items():
+        for name, says in inside.items():
+            commands.add_parser(name, help=says, module=".".join(filter(None, ("app.commands", room, name))))
     return top
 
 

@@ -13,6 +13,17 @@ from retrieval_store.service.learner import LiveOptions
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingOptions:
+    """Bounds of the number of pipelines, and how fast it follows the load."""
+
+    least: int = 1  # always there
+    most: int = 1
+    up_delay: float = 10.0  # seconds that requests lack room before a pipeline is added
+    down_delay: float = 300.0  # seconds that a pipeline has been too many before it is given up
+    pending_timeout: float = 900.0  # seconds after which a pipeline that was added and has not come is told of
+
+
+@dataclass(frozen=True, slots=True)
 class RouterOptions:
     """Defaults and limits of the router."""
 
@@ -21,7 +32,7 @@ class RouterOptions:
     max_nodes: int = 64  # likewise
     methods: tuple[str, ...] = ()  # that requests may name, joined or not, besides ``method``; (): all
     limit_nodes: int = 256  # a request that asks for more nodes is refused
-    cost_file: str = ""  # keeps measured step times between starts; "": none
+    cost_file: str = ""  # its name in the cache keeps measured step times between starts; "": none
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     shared_namespace: str = "default"  # a request that names it is like one without a namespace
     max_wait: float | None = 60.0  # seconds of estimated wait beyond which a newcomer is refused; None: no limit
@@ -33,6 +44,7 @@ class RouterOptions:
     software: str = ""  # versions of what computes, for the model's fingerprint
     logs: LogOptions = field(default_factory=LogOptions)
     grace: float = 5.0  # seconds that running requests get when the router is replaced and no other takes its pipeline
+    scaling: ScalingOptions | None = None  # None: as many pipelines as there are targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,7 @@ class PipelineOptions:
     replace_timeout: float = 600.0  # seconds a stage's replacement may take before the whole pipeline is replaced
     logs: LogOptions = field(default_factory=LogOptions)
     grace: float = 5.0  # seconds that running requests get when the pipeline is replaced
+    standby_stages: int = 0  # processes without weights, each in a bundle of its own, for stages that are lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +81,12 @@ class RetrievalOptions:
     """What the retrieval service serves, and where it keeps it."""
 
     store: str = field(repr=False)  # URL or folder of the store; "": in memory, of this service alone
-    cache: str  # folder of snapshots on every node
+    cache: str  # folder of snapshots on every node, as ``in_cache`` reads it
     target: Target
     namespace: str = "default"  # shared: all requests look up in it
     poll: float = 2.0  # seconds between two polls of the store
     grace: float = 3600.0  # seconds that superseded versions stay, and what they lack in the log
     live: tuple[str, ...] = ()  # namespaces that learn
     learning: LiveOptions = field(default_factory=LiveOptions)
+    credentials: tuple[str, ...] = ()  # names of variables that the service's node must have in its environment
     logs: LogOptions = field(default_factory=LogOptions)

@@ -84,3 +84,4 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprob] | None = None  # one per token, when the request asked for them
     drafts: dict[str, SourceCounts] | None = None  # this step, by source
     stats: RequestStats | None = None
+    error: str = ""  # what a request that the engine aborted asked for and cannot get; "": nothing of the kind

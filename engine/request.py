@@ -31,6 +31,7 @@ class Request(msgspec.Struct, frozen=True):
     id: str = ""  # of the response it belongs to and its choice, for logs
     request_id: str = ""  # of the client's request, in every log line that concerns it
     traceparent: str = ""  # of the span that traces it, as W3C Trace Context has it; "": it is not traced
+    prediction: list[int] = []  # token ids that the output is expected to be much like; "prediction" drafts from them
 
     def with_defaults(self, method: str, max_nodes: int) -> Request:
         """The same with a method and a node limit wherever the client left the choice to the server."""

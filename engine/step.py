@@ -27,7 +27,7 @@ class SequenceStart(msgspec.Struct, frozen=True):
     needs: Needs
     n_copied: int = 0  # tokens of its text whose rows are copied from ``source`` before anything else is written
     source: list[int] = []  # blocks that hold them, in text order; their former owner does not matter
-    text: list[int] = []  # these tokens, where penalties or a minimum length have to know them
+    text: list[int] = []  # these tokens, where penalties, a minimum length or a grammar have to know them
     request_id: str = ""  # of the client's request, for log lines
 
 
@@ -75,6 +75,7 @@ class WorkResult(msgspec.Struct, frozen=True):
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
     draft: Branch | None = None  # of the target's drafter, behind the drawn token
     draft_seconds: float = 0.0  # its share of what the drafter took for the step's sequences
+    error: str = ""  # why the text cannot go on behind ``tokens``; "": it can, or has ended
 
 
 class StepResult(msgspec.Struct, frozen=True):

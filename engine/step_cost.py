@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.json_file import keep_json
+from engine.kept_files import in_cache, keep_json
 
 Seconds = npt.NDArray[np.float64]
 Curve = tuple[tuple[int, ...], tuple[float, ...]]  # rows, seconds; both ascending
@@ -136,6 +138,11 @@ def _along(curve: Curve, rows: Rows) -> Seconds:
     slope = (ys[-1] - ys[0]) / max(xs[-1] - xs[0], 1.0)
     beyond = np.maximum(wanted - xs[-1], 0.0) * slope
     return np.asarray(np.interp(wanted, xs, ys) + beyond, np.float64)
+
+
+def costs_file(name: str) -> Path:
+    """Where the step times of a name are kept on this node; another machine has another file."""
+    return in_cache(f"{name}-{platform.node()}-{platform.machine()}-{os.cpu_count()}.json")
 
 
 def read_costs(file: Path) -> StepCosts | None:

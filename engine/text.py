@@ -46,12 +46,22 @@ class Detokenizer:
     window of recent tokens again and returns the text that is new. A window starts where a character ended. Its first
     token was returned before, so whatever a decoder does to the start of a text happens to that token. The pieces add
     up to ``tokenizer.decode(ids, clean_up_tokenization_spaces=False)``.
+
+    Args:
+        tokenizer: of the model.
+        skip_special_tokens: special tokens have no text.
+        shown: ids of special tokens that have theirs nevertheless.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         profile = _profile(tokenizer)
-        self._skipped = profile.special_ids if skip_special_tokens else frozenset()
+        self._skipped = profile.special_ids - shown if skip_special_tokens else frozenset()
         self._byte_ids = profile.byte_ids
         self._window: list[int] = []
         self._clean = 0  # tokens of the window before the last point where no character was open

@@ -23,6 +23,8 @@ AVAILABLE = (
     "adapld",
     "stand",
     "draft-model",
+    "grammar",
+    "prediction",
     "auto",
     "medusa",
     "eagle",
@@ -39,8 +41,8 @@ TRAINED = AVAILABLE[AVAILABLE.index("auto") + 1 :]
 REFUSED = {"mtp": "none of the model families that are served has the layers that it drafts with"}
 """Names that are known and not available, and why."""
 
-NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "adapld", "draft-model", *TRAINED)
-"""Names that cannot be made at the default settings: a corpus, the model's layers or heads, a drafter is missing."""
+NEEDS_INPUT = ("rest", "spectra-retrieval", "pld-plus-h", "pld-plus-a", "adapld", "draft-model", "grammar", *TRAINED)
+"""Names that cannot be made at the default settings: a corpus, or the model's layers, heads, tokenizer or drafter."""
 
 STANDALONE = tuple(name for name in AVAILABLE if name not in NEEDS_INPUT)
 """Available names that need nothing but the text."""
@@ -71,6 +73,20 @@ def normalised(method: str) -> str:
     if len(set(names)) < len(names):
         raise UnknownMethodError(f"method {method!r} names one method twice", "method")
     return "+".join(names)
+
+
+def reads_prediction(method: str) -> bool:
+    """Whether drafts of ``method`` come from the prediction of a request that brings one."""
+    return any(name.strip() in ("auto", "prediction") for name in method.split("+"))
+
+
+def with_prediction(method: str) -> str:
+    """What drafts for a request that brings a prediction where ``method`` is the default: it, and the prediction.
+
+    Plain decoding stays so, and a method that joins as many names as may be joined.
+    """
+    is_full = method.count("+") + 1 >= MOST_PARTS
+    return method if method == "autoregressive" or is_full or reads_prediction(method) else f"prediction+{method}"
 
 
 def check_allowed(method: str, allowed: Collection[str]) -> None:

@@ -15,6 +15,7 @@ from speculators.auto.speculator import Auto
 from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.grammar import GrammarConfig, GrammarDrafts
 from speculators.methods import TRAINED, check_name, method_names
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.ngrams.anpd import Anpd, AnpdConfig
@@ -25,6 +26,8 @@ from speculators.peers.adapld import AdaPld, AdaPldConfig
 from speculators.peers.goose import Goose, GooseConfig
 from speculators.peers.stand import Stand, StandConfig
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
+from speculators.prediction.config import PredictionConfig
+from speculators.prediction.speculator import Prediction
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
 from speculators.spectra.speculator import Spectra, SpectraConfig
@@ -47,6 +50,7 @@ class SpeculatorOptions:
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     pld: PldConfig = field(default_factory=PldConfig)
     pld_plus: PldPlusConfig = field(default_factory=PldPlusConfig)  # layer and heads are the model's
+    prediction: PredictionConfig = field(default_factory=PredictionConfig)
     rest: RestConfig = field(default_factory=RestConfig)
     retrieval: Callable[[], Library] | None = None  # makes or finds the corpus; called once per process or more
     spectra_core: SpectraCoreConfig = field(default_factory=SpectraCoreConfig)
@@ -58,6 +62,7 @@ class SpeculatorOptions:
     successors: SuccessorConfig = field(default_factory=SuccessorConfig)  # of both, where they are not the papers'
     vocabulary: VocabularyRows | None = None  # the target's, for both
     combination: CombinationConfig = field(default_factory=CombinationConfig)
+    grammar: GrammarConfig | None = None  # the target's tokenizer; None: none is to be had
     auto: AutoConfig = field(default_factory=AutoConfig)
     step_costs: StepCosts | None = None  # of the target, for auto; see engine.step_cost
 
@@ -86,9 +91,11 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
         "draft-model": lambda options: DraftModel(options.draft_model),
         "adapld": lambda options: AdaPld(options.adapld),
         "anpd": lambda options: Anpd(options.anpd),
+        "grammar": lambda options: _grammar(options),
         "goose": lambda options: Goose(options.goose),
         "lookahead": lambda options: Lookahead(options.lookahead),
         "pld": lambda options: PromptLookup(options.pld),
+        "prediction": lambda options: Prediction(options.prediction),
         "spectra-core": lambda options: SpectraCore(options.spectra_core),
         "pld-plus-h": lambda options: PldPlusHidden(options.pld_plus),
         "pld-plus-a": lambda options: PldPlusAttention(options.pld_plus),
@@ -152,14 +159,25 @@ def _parts(
 
 
 def _auto(options: SpeculatorOptions) -> Speculator:
-    """The two halves of the mixed model, whatever else has been given its input, and what drafts fastest."""
+    """The two halves of the mixed model, whatever else has been given its input, and what drafts fastest.
+
+    Whatever the sources, a request that brings a prediction is drafted for from it.
+    """
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:
         names += ["draft-model"] if options.draft_model.path is not None else []
         names += [options.trained] if options.trained is not None else []
         names += [CORPUS] if options.retrieval is not None and options.auto.retrieval else []
         names += ["pld"]
+        names += ["grammar"] if options.grammar is not None else []
+    names += [] if "prediction" in names else ["prediction"]
     return Auto(_parts(names, _FACTORIES, options, {}), options.step_costs, options.auto)
+
+
+def _grammar(options: SpeculatorOptions) -> GrammarDrafts:
+    if options.grammar is None:
+        raise UnknownMethodError("method 'grammar' needs the target's tokenizer, which is not known here", "method")
+    return GrammarDrafts(options.grammar.grammars())
 
 
 def _suffix(options: SpeculatorOptions) -> Speculator:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from deployments.observability.logs import OURS, SERVE
+from tests.support.machines.recovery_table import RecoveryTable
 
 # Before anything imports Ray: no token file, loopback only, no usage report, and no niceness for its workers.
 os.environ |= {
@@ -50,11 +51,18 @@ def logging_as_before() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Works with ``-p no:xdist`` as well."""
+    config.pluginmanager.register(RecoveryTable())
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.import_plugin("tests.support.cluster_process")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first."""
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
+    """What takes longest begins first; tests on machines, which mostly wait, come last."""
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("machines"):
+            return 2
+        return 0 if item.get_closest_marker("cluster") else 1
+
+    items.sort(key=place)

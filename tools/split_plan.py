@@ -13,30 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, LlamaConfig
+from transformers import AutoConfig
 
 from engine.errors import ConfigError
 from engine.model.partition import GIB, ModelParts, partition
 from engine.model.sizes import parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import read_spec
 from engine.target.loading import resolve_dtype
+from tools.shapes import llama_70b
 
 HEADINGS = "| stages | layers per stage | weights per stage, GiB | KV cache per stage, GiB | largest stage, GiB |"
-
-
-def llama_70b() -> Any:
-    """The shapes of Llama 3.3 70B."""
-    return LlamaConfig(
-        vocab_size=128256,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
-        tie_word_embeddings=False,
-    )
 
 
 def table(

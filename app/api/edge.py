@@ -46,6 +46,8 @@ class EdgeOptions:
     shared_namespace: str
     access: AccessOptions
     traces: TraceOptions
+    tool_parser: str
+    reasoning_parser: str
 
 
 class Edge:
@@ -102,7 +104,7 @@ def _failed(error: Exception) -> dict[str, Any]:
 def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     """The edge of one ingress replica; runs in its process."""
     configure(options.logs, "Ingress")
-    path = resolve(options.tokenizer, options.revision)
+    path = resolve(options.tokenizer, options.revision, weights=())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one: another thread is only a detour
     tokenizer = load_tokenizer(path)
     client.encode_with(tokenizer_hash_if_any(path))
@@ -114,6 +116,8 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
         log_prompts=options.logs.prompts,
         default_nodes=options.max_nodes,
         shared_namespace=options.shared_namespace,
+        tool_parser=options.tool_parser,
+        reasoning_parser=options.reasoning_parser,
     )
     access = options.access
     keyring = None

@@ -7,48 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from app.api.answer_form import PLAIN, AnswerForm
+from app.api.piece import Piece
 from app.api.service import Backend
 from deployments.submission.messages import ModelCard
-from engine.errors import SpectraError, TargetLostError
-from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
+from engine.errors import RequestError, SpectraError, TargetLostError
+from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, histogram
 from engine.request import Request
-from engine.text import Detokenizer, StopMatcher
+from engine.text import StopMatcher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
 LONG_PROMPT = 1024  # tokens; prompts above are encoded one per turn of the event loop, so that others run in between
-
-
-class Piece(msgspec.Struct, frozen=True, gc=False):
-    """The part of a choice that one step adds."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None  # stop id or stop string
-    logprobs: list[TokenLogprob] | None = None
-    offsets: list[int] | None = None  # of each token's text in the choice's text, in characters
-
-    @staticmethod
-    def join(pieces: Sequence[Piece]) -> Piece:
-        """All pieces of a choice as one piece."""
-        last = pieces[-1]
-        return Piece(
-            "".join(p.text for p in pieces),
-            [token for p in pieces for token in p.token_ids],
-            last.finish_reason,
-            last.stop_reason,
-            None if last.logprobs is None else [entry for p in pieces for entry in p.logprobs or ()],
-            None if last.offsets is None else [offset for p in pieces for offset in p.offsets or ()],
-        )
 
 
 class Choice:
@@ -59,10 +37,19 @@ class Choice:
         request: of the choice.
         tokenizer: of the model.
         card: of the model; its ``eos_ids`` end a text and are not reported as ``stop_reason``.
+        form: of its text.
     """
 
-    def __init__(self, index: int, request: Request, tokenizer: PreTrainedTokenizerFast, card: ModelCard) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        tokenizer: PreTrainedTokenizerFast,
+        card: ModelCard,
+        form: AnswerForm = PLAIN,
+    ) -> None:
         self.index = index
+        self.form = form
         self.request = request
         self.max_nodes = card.draft_limit(request)  # drafted nodes that a step may have
         self.n_tokens = 0  # generated tokens in the answer, a terminating stop id included
@@ -70,7 +57,7 @@ class Choice:
         self.first_at: float | None = None  # ``time.perf_counter`` at its first tokens
         self.finish_reason: str | None = None  # None: it is not complete
         self._eos_ids = card.eos_ids
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = form.detokenizer(tokenizer)
         self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
         self._by_token = self._matcher is not None or request.params.logprobs is not None
         self._n_chars = 0  # characters that the detokenizer has returned
@@ -83,11 +70,16 @@ class Choice:
         """The piece of one step; the choice is complete when the piece has a ``finish_reason``.
 
         Raises:
+            RequestError: the engine aborted the request, because its grammar took too much work.
             TargetLostError: the engine aborted the request.
         """
+        if event.finish_reason == ABORT and event.error:
+            raise RequestError(f"the text cannot go on as its grammar asks: {event.error}")
         if event.finish_reason == ABORT:
             raise TargetLostError("the request was aborted by the server; send it again")
         piece = self._by_tokens(event) if self._by_token else self._at_once(event)
+        if self.form.echo and not self.n_tokens:
+            piece = msgspec.structs.replace(piece, text=self.form.echo + piece.text)
         self._count(event, len(piece.token_ids))
         self.finish_reason = piece.finish_reason
         return piece
@@ -111,7 +103,7 @@ class Choice:
         ids, finish = event.token_ids, event.finish_reason
         if finish is None:
             return Piece(self._detokenizer.push(ids), ids)
-        shown = ids[:-1] if finish == STOP else ids  # a stop id has no text
+        shown = self._shown(event)
         text = self._detokenizer.push(shown) + self._detokenizer.flush()
         return Piece(text, ids, finish, self._visible_reason(event))
 
@@ -120,7 +112,7 @@ class Choice:
         ids, finish = event.token_ids, event.finish_reason
         reason: int | str | None = self._visible_reason(event)
         text, offsets = "", []
-        for token in ids[:-1] if finish == STOP else ids:
+        for token in self._shown(event):
             offsets.append(self._n_chars)
             text += self._match(self._detokenizer.push((token,)), 1)
         if finish is not None:
@@ -129,9 +121,15 @@ class Choice:
             text += self._matcher.flush() if self._matcher is not None else ""
         if self._matcher is not None and self._matcher.matched is not None:
             finish, reason = STOP, self._matcher.matched
+            text += reason if self.form.includes_stop else ""
             ids = ids[: self._matcher.tokens - self.n_tokens]
         logprobs = None if event.logprobs is None else event.logprobs[: len(ids)]
         return Piece(text, ids, finish, reason, logprobs, offsets[: len(ids)])
+
+    def _shown(self, event: StepEvent) -> list[int]:
+        """Tokens that have text: a stop id has none, unless it was asked for."""
+        is_hidden = event.finish_reason == STOP and not self.form.includes_stop
+        return event.token_ids[:-1] if is_hidden else event.token_ids
 
     def _match(self, text: str, n_tokens: int) -> str:
         self._n_chars += len(text)

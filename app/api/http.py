@@ -15,10 +15,13 @@ from starlette.responses import Response
 
 from app.access.caller import Caller, caller_of
 from app.access.gate import visit_of
+from app.api.answer_form import AnswerForm
 from app.api.errors import model_not_found
-from app.api.generation import Choice, Generation, Piece
+from app.api.generation import Choice, Generation
+from app.api.grammar_checks import GrammarChecks
 from app.api.logprobs import TokenTexts
 from app.api.observed import figures_of, prompt_of, request_fields, usage_of
+from app.api.piece import Piece
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import Schema, parse
@@ -28,8 +31,9 @@ from app.api.requests.schemas import (
     CompletionRequest,
 )
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
-from app.api.responses import Envelope, StreamWriter, model_fields, whole_response
+from app.api.responses import Envelope, model_fields, whole_response
 from app.api.service import Backend, Settings
+from app.api.stream_writer import StreamWriter
 from app.api.streaming import EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
@@ -60,6 +64,7 @@ class Api:
         self._settings = settings
         self._latest = Converter(tokenizer, backend.model_card, settings)
         self._bodies = Bodies(settings.max_body_bytes)
+        self._grammars = GrammarChecks(tokenizer, backend.model_card)
         self._texts = TokenTexts(tokenizer)
         card = backend.model_card
         metrics = EdgeMetrics(backend.counted, card.name, card.max_model_len)
@@ -170,7 +175,7 @@ class Api:
     def _stream(
         self, wanted: GenerationBody, envelope: Envelope, generation: Generation
     ) -> AsyncGenerator[bytes, None]:
-        return _events(generation, StreamWriter(envelope, generation.choices, self._texts, wanted.include_usage))
+        return _events(generation, StreamWriter(envelope, generation.choices, self._texts, wanted.stream_options))
 
     async def _parse(self, schema: type[Schema], body: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
         return await self._bodies.run(len(body), parse, schema, body, max_prompts * self._card.max_model_len)
@@ -196,6 +201,9 @@ class Api:
             exchange.prompt = prompt_of(wanted)
         converter = self._converter
         requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
+        grammar = requests[0].params.grammar
+        if grammar is not None:
+            await self._grammars.check(grammar, next(iter(wanted.forms), "tools"))
         envelope = Envelope(
             id=response_id,
             created=int(time.time()),
@@ -205,7 +213,13 @@ class Api:
             system_fingerprint=converter.card.fingerprint,
             return_token_ids=wanted.return_token_ids,
         )
-        choices = [Choice(i, request, self._tokenizer, converter.card) for i, request in enumerate(requests)]
+        reading = converter.reading(wanted, requests[0].prompt)
+        form = AnswerForm.of(wanted, reading, self._tokenizer)
+        forms = [form.beginning_with(converter.echo(wanted, request, i)) for i, request in enumerate(requests)]
+        choices = [
+            Choice(i, request, self._tokenizer, converter.card, one)
+            for i, (request, one) in enumerate(zip(requests, forms, strict=True))
+        ]
         exchange.tenant = requests[0].tenant
         exchange.figures = partial(figures_of, choices, wanted.model, self._card.method, exchange.began)
         exchange.usage = partial(usage_of, choices)

@@ -1,8 +1,4 @@
-"""The bodies of responses: whole responses and stream chunks, for chat and text completions.
-
-The chunk of an ordinary step is joined from prepared bytes, because every stream writes one per step; all other bodies
-are dicts that msgspec encodes.
-"""
+"""The bodies of responses, for chat and text completions: whole ones, and what the chunks of streams are made of."""
 
 from __future__ import annotations
 
@@ -12,14 +8,15 @@ from typing import Any
 
 import msgspec
 
-from app.api.generation import Choice, Piece
+from app.api.generation import Choice
 from app.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from app.api.message import finish_reason, whole_message
+from app.api.piece import Piece
+from app.api.requests.predictions import prediction_usage
 from deployments.submission.messages import ModelCard
 from engine.events import RequestStats, SourceCounts
 
-DONE = b"data: [DONE]\n\n"
-
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +63,15 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     prompt = sum(len(c.request.prompt) for c in choices if c.request.params.choice == 0)
     completion = sum(c.n_tokens for c in choices)
     first = [c.final_stats() for c in choices if c.request.params.choice == 0]
-    return {
+    figures = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(stats.cached_tokens for stats in first if stats is not None)},
     }
+    if choices[0].request.prediction:
+        figures["completion_tokens_details"] = prediction_usage([c.final_stats() for c in choices])
+    return figures
 
 
 def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -132,7 +132,11 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
     fields["choices"] = entries = []
     for choice, piece in done:
         entry = choice_fields(envelope, choice, piece, texts)
-        if envelope.is_chat:
+        reader = choice.form.reader()
+        if reader is not None:
+            entry["message"] = whole_message(reader, piece.text)
+            entry["finish_reason"] = finish_reason(piece.finish_reason, reader)
+        elif envelope.is_chat:
             entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
             entry["text"] = piece.text
@@ -140,65 +144,11 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
     choices = [choice for choice, _ in done]
     fields["usage"] = usage(choices)
     fields["metrics"] = speculative_metrics(choices)
-    _add_prompt_ids(fields, envelope, choices[0], entries)
-    return _encode(fields)
+    add_prompt_ids(fields, envelope, choices[0], entries)
+    return encode(fields)
 
 
-class StreamWriter:
-    """Writes the server-sent events of one response."""
-
-    def __init__(self, envelope: Envelope, choices: Sequence[Choice], texts: TokenTexts, include_usage: bool) -> None:
-        self._envelope = envelope
-        self._choices = choices
-        self._texts = texts
-        self._include_usage = include_usage
-        self._open = len(choices)
-        self._started: set[int] = set()
-        self._is_plain = not envelope.return_token_ids and choices[0].request.params.logprobs is None
-        self._head = b"data: " + _encode(envelope.fields(chunk=True))[:-1] + b',"choices":[{"index":'
-        self._middle = b',"delta":{"content":' if envelope.is_chat else b',"text":'
-        self._tail = b',"logprobs":null,"finish_reason":null}]'
-        if envelope.is_chat:
-            self._tail = b"}" + self._tail
-        self._tail += b',"usage":null}\n\n' if include_usage else b"}\n\n"
-
-    def event(self, choice: Choice, piece: Piece) -> bytes:
-        """The chunk of one piece; empty if its text is held back as the possible start of a stop string."""
-        if self._is_plain and piece.finish_reason is None and choice.index in self._started:
-            if not piece.text:
-                return b""
-            return b"%b%d%b%b%b" % (self._head, choice.index, self._middle, _encode(piece.text), self._tail)
-        return self._full_event(choice, piece)
-
-    def end(self) -> bytes:
-        """The end of the stream: the usage chunk if asked for, and ``[DONE]``."""
-        if not self._include_usage:
-            return DONE
-        fields = self._envelope.fields(chunk=True)
-        fields |= {"choices": [], "usage": usage(self._choices), "metrics": speculative_metrics(self._choices)}
-        return _sse(fields) + DONE
-
-    def _full_event(self, choice: Choice, piece: Piece) -> bytes:
-        is_first = choice.index not in self._started
-        self._started.add(choice.index)
-        self._open -= piece.finish_reason is not None
-        entry = choice_fields(self._envelope, choice, piece, self._texts)
-        if self._envelope.is_chat:
-            role = {"role": "assistant"} if is_first else {}
-            entry["delta"] = role | {"content": piece.text}
-        else:
-            entry["text"] = piece.text
-        fields = self._envelope.fields(chunk=True) | {"choices": [entry]}
-        if self._include_usage:
-            fields["usage"] = None
-        elif not self._open:
-            fields["metrics"] = speculative_metrics(self._choices)
-        if is_first:
-            _add_prompt_ids(fields, self._envelope, choice, [entry])
-        return _sse(fields)
-
-
-def _add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, entries: list[dict[str, Any]]) -> None:
+def add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, entries: list[dict[str, Any]]) -> None:
     """Prompt ids where vLLM puts them: at the top for a chat, in every choice otherwise."""
     if not envelope.return_token_ids:
         return
@@ -207,7 +157,3 @@ def _add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, e
     else:
         for entry in entries:
             entry["prompt_token_ids"] = first.request.prompt
-
-
-def _sse(fields: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(fields) + b"\n\n"

@@ -27,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool = True  # a log line for every request that was served
     log_prompts: bool = False  # which holds the beginning of its prompt
     default_nodes: int = 64  # drafted nodes per step of a request that names no number
+    tool_parser: str = "auto"  # the family whose calls of tools the model writes; auto: as its template shows; none
+    reasoning_parser: str = "auto"  # think: the model may reason before it answers; auto: as its template shows; none
     shared_namespace: str = ""  # the name of the namespace that all requests look up
 
 

@@ -49,16 +49,34 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
+# A request that waits longer (seconds) for its first event gets its headers, and an error no status of its own.
+HEADERS_AFTER_S = 1.0
+KEEP_ALIVE_S = 10.0  # between two comments until the first event; proxies give up what is silent for a minute or so
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients pass over
+
+
 class EventStream(Response):
     """Sends the server-sent events of a generator, one body message each; closes the generator in every case.
 
-    An error before the first event is answered with its own status; later it becomes an event, the last one.
+    An error within ``headers_after`` seconds and before the first event is answered with its own status; later it
+    becomes an event, the last one. From then until the first event, comments say that the request still waits.
+
+    Args:
+        events: the events.
+        headers_after: seconds after which the headers are sent in any case.
+        keep_alive: seconds between two comments.
     """
 
     media_type = "text/event-stream"
     charset = "utf-8"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers_after: float = HEADERS_AFTER_S,
+        keep_alive: float = KEEP_ALIVE_S,
+    ) -> None:
+        self.headers_after, self.keep_alive = headers_after, keep_alive
         self.status_code = 200
         self.background = None
         self._events = events
@@ -73,16 +91,34 @@ class EventStream(Response):
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
+            first = asyncio.ensure_future(anext(events))
             try:
-                first = await anext(events)
-            except Exception as error:
-                response = answer_for(error).response()
-                response.headers.update({name: value for name, value in self.headers.items() if name.startswith("x-")})
-                await response(scope, receive, send)
-                return
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            await self._send_rest(events, send)
+                await asyncio.wait({first}, timeout=self.headers_after)
+                if first.done() and (error := first.exception()) is not None:
+                    await self._refuse(error, scope, receive, send)
+                    return
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                async with aclosing(self._from(first, events)) as rest:
+                    await self._send_rest(rest, send)
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+
+    async def _refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
+        response = answer_for(error).response()
+        response.headers.update({name: value for name, value in self.headers.items() if name.startswith("x-")})
+        await response(scope, receive, send)
+
+    async def _from(
+        self, first: asyncio.Future[bytes], events: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The events, after comments as long as the first is not there."""
+        while not first.done():
+            yield KEEP_ALIVE
+            await asyncio.wait({first}, timeout=self.keep_alive)
+        yield first.result()
+        async for event in events:
+            yield event
 
     async def _send_rest(self, events: AsyncGenerator[bytes, None], send: Send) -> None:
         end = b""

@@ -173,7 +173,10 @@ class Replay:
         """Commit one recorded answer while ``method`` drafts."""
         params = SamplingParams(max_tokens=len(turn.answer))
         space = next(self._fresh) if scope is None else scope
-        seq = self._engine.submit(Request(turn.prompt, params, method, self._plan.max_nodes, scope=space))
+        predicted = list(turn.prediction)
+        seq = self._engine.submit(
+            Request(turn.prompt, params, method, self._plan.max_nodes, scope=space, prediction=predicted)
+        )
         self._target.record(seq, turn.answer)
         written: list[int] = []
         while True:

@@ -8,8 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from app.inputs.prompts import Question, read_questions
 from app.offline.flags import add_model, add_sampling, add_speculation, check_flags
+from engine.errors import ConfigError
+from speculators.methods import reads_prediction
 
 if TYPE_CHECKING:  # torch loads when a command runs, not when --help prints
     from app.offline.generator import Answer
@@ -27,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt")
     source.add_argument("--prompts", type=Path, metavar="F.jsonl", help="prompts, one JSON object per line")
+    parser.add_argument(
+        "--prediction",
+        type=Path,
+        metavar="FILE",
+        help="a text that every answer is expected to be much like, UTF-8: auto, prediction and what joins prediction "
+        "draft from it",
+    )
     parser.add_argument("--limit", type=int, metavar="K", help="only the first K prompts")
     parser.add_argument("--raw", action="store_true", help="no chat template, first turns only")
     add_model(parser)
@@ -45,6 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         asked = read_questions(arguments.prompts, arguments.limit)
     else:
         asked = [Question([arguments.prompt])]
+    if arguments.prediction is not None:
+        predicted = _prediction(arguments.prediction, arguments.method)
+        asked = [msgspec.structs.replace(question, prediction=predicted) for question in asked]
 
     import torch  # takes seconds, a wrong flag none
 
@@ -58,6 +72,24 @@ def run(arguments: argparse.Namespace) -> int:
         for answer in in_order(_counted(made.answers(asked, arguments.batch_size), shown), turns):
             print(json.dumps(answer.as_json(), ensure_ascii=False) if arguments.json else _plain(answer), flush=True)
     return 0
+
+
+def _prediction(path: Path, method: str) -> str:
+    """The text of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or the method drafts from no prediction.
+    """
+    if not reads_prediction(method) and method.strip() != "autoregressive":
+        raise ConfigError(
+            f"--prediction needs a --method that drafts from it: auto, prediction or prediction+{method}, not {method}"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--prediction {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prediction {path} is not UTF-8: {error}") from error
 
 
 def _counted(answers: Iterable[Answer], bar: Any) -> Iterator[Answer]:

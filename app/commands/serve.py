@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from app.config.errors import config_of
-from app.config.fields import GROUPS, MethodFields
+from app.config.fields import GROUPS
 from app.config.serve import ServeConfig
 from app.inputs.models import check_model
 from engine.errors import ConfigError
@@ -20,13 +20,15 @@ DESCRIPTION = """\
 Start the server on this machine and print "Ready: URL" once a request would succeed. Ctrl-C or SIGTERM stops it.
 Every flag from --model on is also a key of build_app's arguments in a Ray Serve config file.
 """
+REPEATED = ("name",)  # flags that may be given several times
+OBJECTS = {name for name, info in ServeConfig.model_fields.items() if get_origin(info.annotation) is dict}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Make ``parser`` that of ``spectra serve``."""
     parser.description = DESCRIPTION
     server = parser.add_argument_group("server", "Where it listens and runs.")
-    server.add_argument("--host", default="127.0.0.1", help="interface to listen on (default: 127.0.0.1)")
+    server.add_argument("--host", default="127.0.0.1", help="interface to listen on, of IPv6 too (default: 127.0.0.1)")
     server.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on (default: 8000)")
     server.add_argument(
         "--ray-address", metavar="TEXT", help="join a running Ray cluster ('auto') instead of starting one"
@@ -52,6 +54,7 @@ def _add_flag(group: Any, name: str, info: FieldInfo) -> None:
         flag(name),
         default=argparse.SUPPRESS,
         metavar=_metavar(info.annotation),
+        action="append" if name in REPEATED else "store",
         help=f"{info.description}{suffix}".replace("%", "%%"),
     )
 
@@ -79,7 +82,7 @@ def config_from(arguments: argparse.Namespace) -> ServeConfig:
         UnknownMethodError: the method is unknown or not available yet.
     """
     given = {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}
-    objects = {name: _json_object(name, given[name]) for name in given if name in MethodFields.model_fields}
+    objects = {name: _json_object(name, given[name]) for name in given if name in OBJECTS}
     config = config_of(given | objects, flag)
     method_names(config.method)
     check_model(config.model)
@@ -98,8 +101,8 @@ def _json_object(name: str, text: str) -> Any:
 def run(arguments: argparse.Namespace) -> int:
     """Start and wait."""
     config = config_from(arguments)
-    from app.serving import server
+    from app.serving import run as running
     from app.serving.certificates import certificate_files
 
     certificate = certificate_files(arguments.tls_cert, arguments.tls_key)
-    return server.run(config, arguments.host, arguments.port, arguments.ray_address, certificate)
+    return running.run(config, arguments.host, arguments.port, arguments.ray_address, certificate)

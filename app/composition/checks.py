@@ -6,8 +6,9 @@ from app.composition.operation import access_options, trace_options
 from app.composition.speculation import speculator_options
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
-from app.inputs.models import check_model, is_on_hub, model_path
+from app.inputs.models import check_model, drafter_path, is_on_hub, texts_path
 from app.inputs.simulation import profile_at
+from engine.model.resolve import pinned as pinned_model
 from engine.model.resolve import revision_of
 from speculators.methods import method_names
 
@@ -34,11 +35,17 @@ def checked(config: ServeConfig) -> ServeConfig:
 
 
 def pinned(config: ServeConfig) -> ServeConfig:
-    """The configuration with the commit that a model on the hub is at now: all processes read that one, also those that
-    are replaced after the hub has a newer one. Fetches the model.
+    """The configuration with the commits that models on the hub are at now: all processes read those, also processes
+    that are replaced after the hub has newer ones. Fetches no weights: each process fetches what it reads.
 
     Raises:
         ConfigError: there is no such model or revision.
     """
-    commit = revision_of(model_path(config.model, config.revision))
-    return config.model_copy(update={"revision": commit}) if commit and is_on_hub(config.model) else config
+    found: dict[str, str] = {}
+    commit = revision_of(texts_path(config.model, config.revision))
+    if commit and is_on_hub(config.model):
+        found["revision"] = commit
+    for field, named in (("drafter", config.drafter), ("draft_model", config.draft_model)):
+        if named is not None:
+            found[field] = pinned_model(drafter_path(named))
+    return config.model_copy(update=found)

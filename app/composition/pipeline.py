@@ -8,11 +8,10 @@ from dataclasses import replace
 from app.composition.operation import log_options, trace_options
 from app.config.checks import drafter_settings, stage_memory
 from app.config.serve import ServeConfig
-from app.inputs.cache import cache_folder
-from app.inputs.models import drafter_path, model_path, target_name
+from app.inputs.models import drafter_path, is_on_hub, target_name, texts_path
 from app.inputs.simulation import profile_at, simulation_of
 from app.version import SOFTWARE
-from deployments.options import PipelineOptions, RouterOptions
+from deployments.options import PipelineOptions, RouterOptions, ScalingOptions
 from engine.drafter.settings import DrafterSettings
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.options import GIB, TargetOptions
@@ -45,7 +44,7 @@ def target_options(config: ServeConfig) -> TargetOptions:
         quantization=config.quantization,
         split=config.layer_split,
         stage_memory=stage_memory(config.stage_memory_gib),
-        cost_folder=str(cache_folder() / "layer-costs"),
+        cost_folder="layer-costs",
         simulation=simulation,
         drafter=trained_drafter(config),
         revision=config.revision,
@@ -64,25 +63,33 @@ def pipeline_options(config: ServeConfig) -> PipelineOptions:
         replace_timeout=config.replace_timeout,
         logs=log_options(config),
         grace=config.grace,
+        standby_stages=config.standby_stages,
     )
+
+
+def aliases(config: ServeConfig) -> tuple[str, ...]:
+    """Names of the model besides the first: those that are given, and its hub id."""
+    names = config.served_names
+    more = (config.model,) if is_on_hub(config.model) and config.model not in names else ()
+    return names[1:] + more
 
 
 def router_options(config: ServeConfig) -> RouterOptions:
     """Defaults and limits of the router, and where the step times of this server's target are kept."""
-    from app.speculation.step_costs import costs_file, way
+    from app.speculation.step_costs import costs_name, way
 
     place = "served"
     if config.simulate is not None:  # another profile has other times
         place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
-    numbers, path = way(config.dtype, config.quantization), model_path(config.model, config.revision)
-    file = costs_file(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
+    numbers, path = way(config.dtype, config.quantization), texts_path(config.model, config.revision)
+    costs = costs_name(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
     return RouterOptions(
         model=config.served_name,
         method=normalised(config.method),
         methods=config.allowed_methods,
         max_nodes=config.draft_nodes,
         limit_nodes=max(config.draft_nodes, 256),
-        cost_file=str(file),
+        cost_file=costs,
         shared_namespace=config.retrieval_namespace,
         max_wait=config.max_wait,
         affinity=config.affinity,
@@ -93,6 +100,13 @@ def router_options(config: ServeConfig) -> RouterOptions:
         logs=log_options(config),
         grace=config.grace,
         traces=trace_options(config),
+        scaling=ScalingOptions(
+            config.least_pipelines,
+            config.most_pipelines,
+            config.scale_up_delay,
+            config.scale_down_delay,
+            config.scale_timeout,
+        ),
         scheduler=SchedulerOptions(
             config.max_sequences,
             config.max_waiting,

@@ -8,11 +8,11 @@ from pathlib import Path
 from app.composition.operation import log_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO
-from app.inputs.cache import cache_folder
 from app.inputs.libraries import FLAG, LibraryAt, builtin_library, checked_place, hash_of, library_at
-from app.inputs.models import model_path, target_name
+from app.inputs.models import target_name, texts_path
 from app.inputs.stores import is_store, open_store_at
 from deployments.options import RetrievalOptions
+from deployments.retrieval.environment import credentials_set
 from retrieval_store.index.index import FixedLibrary, Library
 from retrieval_store.service.compaction import Target
 from retrieval_store.service.learner import LiveOptions
@@ -54,16 +54,19 @@ def retrieval_options(config: ServeConfig) -> RetrievalOptions | None:
 
     if store:
         open_store_at(store, config.retrieval_namespace, FLAG).close()  # connects to nothing, but looks at the URL
-    path = model_path(config.model, config.revision)
-    cache = cache_folder() / "served-snapshots" if config.retrieval_cache is None else Path(config.retrieval_cache)
+    path = texts_path(config.model, config.revision)
+    cache = "served-snapshots" if config.retrieval_cache is None else config.retrieval_cache
+    if config.retrieval_cache is not None and not cache.startswith("~"):  # which is the home on the node that reads it
+        cache = str(Path(cache).absolute())
     return RetrievalOptions(
         store=store,
-        cache=str(cache.expanduser().resolve()),
+        cache=cache,
         target=Target(hash_of(path), load_spec(path).vocab_size),
         namespace=config.retrieval_namespace,
         poll=config.retrieval_poll,
         grace=config.retrieval_grace,
         live=config.live_namespaces,
+        credentials=credentials_set() if store else (),
         learning=LiveOptions(config.live_tokens, config.live_interval, config.live_compact_tokens),
         logs=log_options(config),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from app.composition.pipeline import target_options, trained_drafter
 from app.composition.retrieval import lookup
 from app.config.method_settings import SECTIONS, method_settings
 from app.config.serve import ServeConfig
-from app.inputs.models import drafter_path, model_path
+from app.inputs.models import drafter_path, model_path, target_name, texts_path
 from deployments.options import SpeculatorPlacement
 from engine.model.spec import ModelSpec
+from speculators.grammar import GrammarConfig
 from speculators.registry import SpeculatorOptions
 
 
@@ -46,7 +48,8 @@ def speculator_options(config: ServeConfig) -> SpeculatorOptions:
 def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     """Settings of the methods of a server, the model's part included; looks for heads if its own method needs them.
 
-    Reads the model.
+    Reads the model's configuration, and its weights only where heads are looked for. The router adds what the target
+    says of its trained drafter.
 
     Raises:
         ConfigError: the heads file is broken or of another model, or no heads can be found.
@@ -57,25 +60,25 @@ def served_speculators(config: ServeConfig) -> SpeculatorOptions:
     from engine.model.loader import load_spec
     from engine.target.local import LocalTarget
 
-    path = model_path(config.model, config.revision)
+    path = texts_path(config.model, config.revision)
     spec = load_spec(path)
-    options = replace(
-        speculator_options(config), vocabulary=known_rows(path, spec), trained=_trained_method(config, spec)
-    )
+    tokens = GrammarConfig(target_name(config.model), config.revision, tuple(spec.eos_ids), spec.vocab_size)
+    options = replace(speculator_options(config), vocabulary=known_rows(path, spec), grammar=tokens)
     file = None if config.heads is None else Path(config.heads)
     if options.pld_plus.heads:
         return with_model(options, spec, ())
     if names_method(config.method):
         # One process and no pipeline: before the deployment there is nothing else.
         target = replace(target_options(config), stages=1)
-        heads = ensure_heads(path, spec, file, lambda: LocalTarget.load(target, path))
+        whole = partial(model_path, config.model, config.revision)
+        heads = ensure_heads(path, spec, file, lambda: LocalTarget.load(target, whole()))
     else:
         heads = known_heads(path, spec, file)
     return with_model(options, spec, heads)
 
 
-def _trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
-    """The method of the target's trained drafter; None: it has none."""
+def trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
+    """The method of the target's trained drafter, whose weights are read; None: it has none."""
     from engine.target.drafter import read_checkpoint
 
     settings = trained_drafter(config)
@@ -83,7 +86,7 @@ def _trained_method(config: ServeConfig, spec: ModelSpec) -> str | None:
 
 
 def check_served_drafter(config: ServeConfig) -> None:
-    """Refuse a drafter that cannot draft for the target. Reads both models.
+    """Refuse a drafter that cannot draft for the target. Reads the configurations and tokenizers of both models.
 
     Raises:
         ConfigError: there is no such model, or it has another tokenizer than the target.
@@ -93,5 +96,5 @@ def check_served_drafter(config: ServeConfig) -> None:
         from app.speculation.drafter import check_drafter
         from engine.model.loader import load_spec
 
-        path = model_path(config.model, config.revision)
+        path = texts_path(config.model, config.revision)
         check_drafter(speculator_options(config).draft_model, path, load_spec(path))

@@ -12,6 +12,10 @@ from engine.errors import ConfigError
 from engine.target.split_options import AUTO, EVEN, MEASURED, check_memory, layer_counts
 
 ORIGIN = re.compile(r"\*|https?://[^/\s,*]+")
+RESOURCE = re.compile(r"[A-Za-z_][\w.-]{0,62}", re.ASCII)
+RESERVED = ("CPU", "GPU", "TPU", "memory", "object_store_memory", "bundle")  # names that Ray gives a meaning of its own
+MAX_RESOURCES, MAX_AMOUNT = 8, 1000.0
+LEAST_AMOUNT = 1e-4  # Ray counts resources in these
 ASKS_NOTHING = (None, "none", "auto", "unix", "tcp")  # values that ask for nothing beyond what is there in any case
 
 
@@ -80,8 +84,8 @@ def check_unused_fields(fields: AllFields) -> None:
             ("layer_split", "stage_memory_gib", "quantization"),
         ),
         (
-            fields.replicas == 1,
-            "replicas is 1: there is no other to choose",
+            (fields.max_replicas or fields.replicas) == 1,
+            f"{'replicas' if fields.max_replicas is None else 'max_replicas'} is 1: there is no other to choose",
             ("affinity", "affinity_slack", "failover"),
         ),
         (not fields.traces, "traces is false: no span is sent", ("otlp_endpoint",)),
@@ -99,6 +103,24 @@ def check_unused_fields(fields: AllFields) -> None:
                 raise ValueError(f"{name} is {value}, but has no effect: {reason}")
 
 
+def check_replica_fields(fields: AllFields) -> None:
+    """Raises ValueError if it is ambiguous how many pipelines there are; the message names the fields."""
+    most = fields.max_replicas
+    if most is None:
+        for name in ("min_replicas", "scale_up_delay", "scale_down_delay"):
+            if name in fields.model_fields_set:
+                value = getattr(fields, name)
+                raise ValueError(f"{name} is {value}, but has no effect: max_replicas is not given")
+        return
+    if "replicas" in fields.model_fields_set:
+        raise ValueError(
+            f"replicas is {fields.replicas}, but max_replicas is {most}: a server has either a number of pipelines, "
+            "or bounds of one that follows the load"
+        )
+    if fields.min_replicas > most:
+        raise ValueError(f"min_replicas is {fields.min_replicas}; it must be at most max_replicas, which is {most}")
+
+
 def check_access_fields(fields: AllFields) -> None:
     """Raises ValueError if it is ambiguous what a request's sender may do; the message names the fields."""
     if fields.api_keys is not None and fields.tenant_header is not None:
@@ -112,6 +134,24 @@ def check_access_fields(fields: AllFields) -> None:
         if not ORIGIN.fullmatch(origin.strip()):
             raise ValueError(
                 f"cors_origins is {origins}; each must be an origin, as in https://chat.example.com:8443, or *"
+            )
+
+
+def check_edge_resources(given: Mapping[str, float]) -> None:
+    """Raises ValueError if the resources cannot be asked of Ray; the message says which and what would be right."""
+    if len(given) > MAX_RESOURCES:
+        raise ValueError(f"edge_resources names {len(given)} resources; it may name {MAX_RESOURCES}")
+    for name, amount in given.items():
+        if not RESOURCE.fullmatch(name) or name in RESERVED:
+            raise ValueError(
+                f"edge_resources names {name[:63]!r}; it must be a custom resource's name, of letters, digits, "
+                "'.', '_' and '-', as in edge"
+            )
+        is_counted = LEAST_AMOUNT <= amount <= MAX_AMOUNT and math.isclose(amount, round(amount, 4), abs_tol=1e-9)
+        if not is_counted:
+            raise ValueError(
+                f"edge_resources names {name} with {amount:g}; it must be {LEAST_AMOUNT:g} to {MAX_AMOUNT:g}, in steps "
+                f"of {LEAST_AMOUNT:g}, as in 0.01"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from app.config.access_fields import AccessFields
+from app.config.answer_fields import AnswerFields
 from app.config.field_group import NAMESPACE_PATTERN, FieldGroup
 from app.config.operation_fields import FailureFields, LogFields
 from app.demo.paths import DEMO
@@ -24,7 +25,11 @@ class ModelFields(FieldGroup):
         description="branch, tag or commit of the model on the hub, its main branch by default; the commit it is at "
         "the start is served until the application is deployed again",
     )
-    name: str | None = Field(None, description="name clients use; the model's last path component by default")
+    name: str | list[str] | None = Field(
+        None,
+        description="name clients use, the model's last path component by default; given again, further names; the "
+        "first is the one in metrics, and a model's hub id counts in any case",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="float32 on a CPU and the checkpoint's own on a GPU by default"
     )
@@ -68,6 +73,21 @@ class PipelineFields(FieldGroup):
         "pack", description="stages on nodes: few or many if possible, one or all different in any case"
     )
     replicas: Annotated[int, Field(ge=1, le=64)] = Field(1, description="pipelines, each with all the stages")
+    min_replicas: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="pipelines that are always there, where their number follows the load (max_replicas)"
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="pipelines, at most, of a number that follows the load; instead of replicas"
+    )
+    scale_up_delay: Annotated[float, Field(ge=1, le=3600)] = Field(
+        10.0, description="seconds that requests wait for room before a pipeline is added"
+    )
+    scale_down_delay: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        300.0, description="seconds that what runs has fitted into fewer pipelines before one is given up"
+    )
+    scale_timeout: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        900.0, description="seconds after which a pipeline that is wanted and not there is told of, in log and metrics"
+    )
     affinity: Literal["none", "prefix"] = Field(
         "none", description="prefix sends requests that begin alike to the same replica"
     )
@@ -126,11 +146,13 @@ class SpeculationFields(FieldGroup):
         "the root are a tile of 64 rows",
     )
     heads: str | None = Field(None, description="file of the model's induction heads, for pld-plus-a")
-    draft_model: str | None = Field(None, description="directory or hub id of draft-model's small model; 'demo' works")
+    draft_model: str | None = Field(
+        None, description="directory or hub id (or ID@REVISION) of draft-model's small model; 'demo' works"
+    )
     drafter: str | None = Field(
         None,
-        description="directory or hub id of a drafter that was trained for the model (EAGLE, ParallelSpec, Medusa, "
-        "DFlash, P-EAGLE): its method, and a source of auto",
+        description="directory or hub id (or ID@REVISION) of a drafter that was trained for the model (EAGLE, "
+        "ParallelSpec, Medusa, DFlash, P-EAGLE): its method, and a source of auto",
     )
     drafter_layers: str | None = Field(
         None,
@@ -159,6 +181,7 @@ class MethodFields(FieldGroup):
     lookahead: dict[str, Any] = Field(default_factory=dict, description="settings of lookahead")
     pld: dict[str, Any] = Field(default_factory=dict, description="settings of pld")
     pld_plus: dict[str, Any] = Field(default_factory=dict, description="settings of pld-plus-h and pld-plus-a")
+    prediction: dict[str, Any] = Field(default_factory=dict, description="settings of prediction")
     rest: dict[str, Any] = Field(default_factory=dict, description="settings of rest")
     spectra: dict[str, Any] = Field(default_factory=dict, description="settings of spectra: how its parts share a tree")
     spectra_core: dict[str, Any] = Field(default_factory=dict, description="settings of spectra-core")
@@ -222,6 +245,11 @@ class HttpFields(FieldGroup):
         1024, description="tokens of an answer whose request gives no max_tokens"
     )
     max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="MiB of the largest request body")
+    edge_resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="custom Ray resources that router, HTTP processes and retrieval ask for, so that they run on nodes "
+        """which have them, as in '{"edge": 0.01}'""",
+    )
 
 
 class AllFields(
@@ -233,6 +261,7 @@ class AllFields(
     RetrievalFields,
     FailureFields,
     HttpFields,
+    AnswerFields,
     LogFields,
     AccessFields,
 ):

@@ -21,6 +21,7 @@ from speculators.peers.adapld import AdaPldConfig
 from speculators.peers.goose import GooseConfig
 from speculators.peers.stand import StandConfig
 from speculators.pld_plus.speculator import PldPlusConfig
+from speculators.prediction.config import PredictionConfig
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrievalConfig
 from speculators.spectra.speculator import SpectraConfig
@@ -36,6 +37,7 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
         "lookahead": LookaheadConfig,
         "pld": PldConfig,
         "pld_plus": PldPlusConfig,
+        "prediction": PredictionConfig,
         "rest": RestConfig,
         "spectra": SpectraConfig,
         "spectra_core": SpectraCoreConfig,

@@ -26,6 +26,11 @@ class FailureFields(FieldGroup):
     replace_timeout: Annotated[float, Field(gt=0)] = Field(
         600.0, description="seconds in which a lost stage must be replaced, or else its whole pipeline is"
     )
+    standby_stages: Annotated[int, Field(ge=0, le=8)] = Field(
+        0,
+        description="processes of each pipeline that wait, without weights, to take a lost stage's place; each "
+        "reserves what a stage does, its GPU too",
+    )
     router_patience: Annotated[float, Field(gt=0)] = Field(
         60.0, description="seconds a request waits for a router that is being replaced before it fails with 503"
     )

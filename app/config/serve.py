@@ -11,13 +11,22 @@ from typing import Any
 
 from pydantic import model_validator
 
-from app.config.checks import check_access_fields, check_split_fields, check_unused_fields, drafter_settings
+from app.config.checks import (
+    check_access_fields,
+    check_edge_resources,
+    check_replica_fields,
+    check_split_fields,
+    check_unused_fields,
+    drafter_settings,
+)
 from app.config.fields import AllFields, MethodFields
 from app.demo.paths import DEMO
 from engine.errors import ConfigError, UnknownMethodError
 from engine.target.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace
 from speculators.methods import method_names, normalised
+
+MOST_NAME = 256  # characters: requests may have no longer ones
 
 
 class ServeConfig(AllFields):
@@ -32,8 +41,12 @@ class ServeConfig(AllFields):
         if self.simulate_answers is not None and self.simulate is None:
             raise ValueError("simulate_answers goes with simulate, which says how long a stage takes")
         check_split_fields(self)
+        check_replica_fields(self)
         check_unused_fields(self)
         check_access_fields(self)
+        check_edge_resources(self.edge_resources)
+        if wrong := next((name for name in self.served_names if len(name) > MOST_NAME), None):
+            raise ValueError(f"name is {wrong[:20]!r}..; a model's name has at most {MOST_NAME} characters")
         for name in self.live_namespaces:
             if not is_namespace(name):
                 raise ValueError(
@@ -80,9 +93,25 @@ class ServeConfig(AllFields):
             raise ValueError("transport is nccl, but device is cpu; nccl needs stages on GPUs, gloo does not")
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        """What clients may write as ``model``, but for a hub id, at least one name."""
+        given = [self.name] if isinstance(self.name, str) else self.name or []
+        return tuple(dict.fromkeys(filter(None, given))) or (DEMO if self.model == DEMO else Path(self.model).name,)
+
+    @property
     def served_name(self) -> str:
-        """What clients write as ``model``."""
-        return self.name or (DEMO if self.model == DEMO else Path(self.model).name)
+        """The first of them, which metrics and answers show."""
+        return self.served_names[0]
+
+    @property
+    def least_pipelines(self) -> int:
+        """Pipelines that are always there."""
+        return self.replicas if self.max_replicas is None else self.min_replicas
+
+    @property
+    def most_pipelines(self) -> int:
+        """Pipelines that there may be."""
+        return self.max_replicas or self.replicas
 
     @property
     def draft_nodes(self) -> int:

@@ -6,9 +6,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from app.inputs.cache import cache_folder
 from app.inputs.stores import open_store_at
 from engine.errors import ConfigError
+from engine.kept_files import cache_folder
 from retrieval_store.errors import StoreUnavailableError
 from retrieval_store.snapshots.cache import NodeCache, SnapshotFolder
 from retrieval_store.stores.base import Store

@@ -133,7 +133,7 @@ def _opened(at: LibraryAt) -> tuple[Library, str]:
 def _open(at: LibraryAt) -> tuple[Library, str]:
     if at.is_text:
         return FixedLibrary(corpus_index(at.where, at.tokenizer, at.revision)), at.where
-    path = resolve(at.tokenizer, at.revision)
+    path = resolve(at.tokenizer, at.revision, weights=())
     folder = Path(at.where)
     if at.where == BUILTIN:
         folder = builtin_snapshot(path)

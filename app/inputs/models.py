@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.demo.paths import DEMO, DEMO_DRAFTER, DEMO_TARGET
+from engine.errors import ConfigError
 from engine.model.resolve import check_model_name, resolve
 
 
@@ -15,7 +16,18 @@ def target_name(model: str) -> str:
 
 def check_model(model: str, revision: str | None = None) -> None:
     """Raises ConfigError if there cannot be such a model, or if it can have no revisions; asks no hub."""
+    if "@" in model and not Path(model).expanduser().is_dir():
+        raise ConfigError(f"model is {model!r}; revision (--revision) names a revision of the target")
     check_model_name(target_name(model), revision)
+
+
+def texts_path(model: str, revision: str | None = None) -> Path:
+    """Directory with a target's configuration and tokenizer; if it is on the hub, its weights may not be there.
+
+    Raises:
+        ConfigError: as ``model_path``.
+    """
+    return resolve(target_name(model), revision, weights=())
 
 
 def model_path(model: str, revision: str | None = None) -> Path:

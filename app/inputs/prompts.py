@@ -4,7 +4,8 @@
   {"prompt": ..}       one text (or token ids, which only ``spectra load --endpoint completions`` takes)
   {"messages": [..]}   a conversation as the OpenAI API takes it; its last message is asked
 
-``question_id`` and ``category`` may stand beside them; further keys are allowed and ignored.
+``question_id``, ``category`` and ``prediction`` (a text that every answer of the line is expected to be much like) may
+stand beside them; further keys are allowed and ignored.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     question_id: int | str = ""
     category: str = ""
     context: list[dict[str, str]] = []  # messages before the first turn
+    prediction: str = ""  # a text that every answer is expected to be much like
 
     @property
     def text(self) -> str:
@@ -87,6 +89,7 @@ class Line(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]] | None = None
     question_id: int | str = ""
     category: str = ""
+    prediction: str = ""
 
     def question(self) -> Question:
         """The line for a model in this process.
@@ -95,12 +98,14 @@ class Line(msgspec.Struct, frozen=True):
             ConfigError: the line holds token ids, or messages that are not texts ending with a user's.
         """
         if self.messages:
-            return Question([_content(self.messages)], self.question_id, self.category, self.messages[:-1])
+            return Question(
+                [_content(self.messages)], self.question_id, self.category, self.messages[:-1], self.prediction
+            )
         if self.turns:
-            return Question(self.turns, self.question_id, self.category)
+            return Question(self.turns, self.question_id, self.category, prediction=self.prediction)
         if not isinstance(self.prompt, str):
             raise ConfigError("has token ids as prompt, which only 'spectra load' takes")
-        return Question([self.prompt], self.question_id, self.category)
+        return Question([self.prompt], self.question_id, self.category, prediction=self.prediction)
 
     def body(self, endpoint: str) -> dict[str, Any]:
         """What the line adds to the body of a request; of several turns only the first is asked.
@@ -215,6 +220,11 @@ def encode_chat(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str
         raise ConfigError("the model has no chat template: use --raw")
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def encode_prediction(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of a text that an answer is expected to be much like."""
+    return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids) if text else []
 
 
 def encode_raw(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

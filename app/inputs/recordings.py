@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.inputs.prompts import encode_prediction
 from app.inputs.text_index import conversation
 from engine.errors import ConfigError
 from retrieval_store.snapshots.corpus import MESSAGE_FORMS, CorpusError, Document, read_documents
@@ -27,6 +28,7 @@ class Recorded:
     answer: list[int]  # the tokenizer's end-of-text token included
     question_id: int | str
     category: str
+    prediction: Sequence[int] = ()  # what was expected
 
 
 def read_logs(paths: Iterable[Path], source: str | None, flag: str) -> list[Document]:
@@ -61,6 +63,7 @@ def _named(document: Document, path: Path) -> Document:
         source=document.source,
         category=category,
         id=document.id,
+        prediction=document.prediction,
     )
 
 
@@ -85,11 +88,12 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document], wh
     """
     turns: list[Recorded] = []
     for index, document in enumerate(documents):
+        predicted = encode_prediction(tokenizer, document.prediction)
         for turn, place in enumerate(p for p, m in enumerate(document.messages) if p and m.role == ASSISTANT):
             shown = conversation(document.messages[:place], document.origin, tokenizer, prompt=True)
             prompt, answer = _ids(tokenizer, shown, document.messages[place].content)
             if prompt and answer:
-                turns.append(Recorded(index, turn, prompt, answer, document.id, document.category))
+                turns.append(Recorded(index, turn, prompt, answer, document.id, document.category, predicted))
     if not turns:
         raise ConfigError(f"{what}: no answer has a token in it")
     return turns

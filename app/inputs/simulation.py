@@ -46,6 +46,6 @@ def simulation_of(profile: str, answers: str | None, model: str, revision: str |
     if answers is None:
         return Simulation(profile_at(profile))
     flag = "--simulate-answers"
-    tokenizer = load_tokenizer(resolve(model, revision))
+    tokenizer = load_tokenizer(resolve(model, revision, weights=()))
     turns = encode(tokenizer, read_logs([Path(answers).expanduser()], None, flag), flag)
     return Simulation(profile_at(profile), pack_recordings((turn.prompt, turn.answer) for turn in turns))

@@ -38,7 +38,7 @@ def corpus_index(path: str, tokenizer: str, revision: str | None = None) -> Memo
         documents = list(read_documents(Path(path)))
     except CorpusError as error:
         raise ConfigError(f"--retrieval {path}: {error}") from error
-    return index_of(documents, load_tokenizer(resolve(tokenizer, revision)))
+    return index_of(documents, load_tokenizer(resolve(tokenizer, revision, weights=())))
 
 
 def index_of(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> MemoryIndex:

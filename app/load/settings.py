@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from app.inputs.prompts import CHAT
 from app.load.records import Record
@@ -171,6 +172,12 @@ def base_of(url: str) -> str:
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} must begin with http:// or https://, such as http://127.0.0.1:8000")
+    try:
+        is_address = bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ConfigError(f"--url {url!r} names no host and port, as http://127.0.0.1:8000 and http://[::1]:8000 do")
     url = url.rstrip("/")
     return url if url.endswith("/v1") else url + "/v1"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
+from app.inputs.prompts import Conversation, Question, encode_chat, encode_prediction, encode_raw
 from engine.events import STOP, RequestStats, StepEvent
 from engine.loop import Engine
 from engine.request import Request
@@ -111,7 +111,8 @@ class Generator:
             prompt = encode_raw(self._tokenizer, conversation.question.text)
         else:
             prompt = encode_chat(self._tokenizer, conversation.ask())
-        return self._engine.submit(Request(prompt, self._params, self._method, self._max_nodes))
+        predicted = encode_prediction(self._tokenizer, conversation.question.prediction)
+        return self._engine.submit(Request(prompt, self._params, self._method, self._max_nodes, prediction=predicted))
 
     def _finish(self, turn: _Turn, event: StepEvent, todo: list[_Turn]) -> Answer:
         assert event.finish_reason is not None

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from app.config.checks import drafter_settings, stage_memory
-from app.inputs.cache import cache_folder
 from app.inputs.libraries import library_at
 from app.inputs.models import drafter_path, model_path
 from app.inputs.tokenizers import load_tokenizer
@@ -28,6 +27,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import GIB, TargetOptions
+from speculators.grammar import GrammarConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
@@ -50,7 +50,7 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         quantization=arguments.quantization,
         split=arguments.layer_split,
         stage_memory=stage_memory(arguments.stage_memory_gib),
-        cost_folder=str(cache_folder() / "layer-costs"),
+        cost_folder="layer-costs",
         drafter=trained_drafter(arguments),
     )
     check_stages(load_spec(path), arguments.stages)
@@ -112,6 +112,7 @@ def speculator_options(
             retrieval=library_at(arguments.retrieval, str(path), arguments.retrieval_namespace),
             step_costs=offline_costs(arguments, path, target),
             vocabulary=known_rows(path, spec),
+            grammar=GrammarConfig(str(path), None, tuple(spec.eos_ids), spec.vocab_size),
             trained=None if target.info.drafter is None else target.info.drafter.method,
         ),
         spec,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,16 +17,33 @@ from pydantic_core import ErrorDetails
 from app.composition.checks import checked
 from app.config.errors import config_of
 from app.config.serve import ServeConfig
+from app.demo.paths import DEMO
 from app.inputs.models import drafter_path, target_name
+from deployments.options import ScalingOptions
+from deployments.router.scaling.bounds import bounds_of
 from engine.errors import ConfigError, SpectraError
 from engine.model.resolve import check_model_name
 
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeApplicationSchema
+
 OURS = "app.builder.build_app"  # or with a colon; whose args are ours to judge
 CONFIG = "config.json"  # in every model's directory
+STAND_INS = {
+    "model": DEMO,
+    "draft_model": DEMO,
+    "heads": None,
+    "retrieval": None,
+    "api_keys": None,
+}  # for paths elsewhere
 
 
-def check_deploy_file(path: Path) -> list[str]:
+def check_deploy_file(path: Path, *, elsewhere: bool = False) -> list[str]:
     """Every mistake in the file, in a sentence each; Ray refuses by itself what is missing for a deployment to run.
+
+    Args:
+        path: of the file.
+        elsewhere: absolute paths in it are those of other machines, and not looked for on this one.
 
     Raises:
         ConfigError: the file cannot be read, or holds no Serve config.
@@ -40,17 +57,42 @@ def check_deploy_file(path: Path) -> list[str]:
         return [_sentence(one) for one in error.errors(include_url=False)]
     wrong = []
     for place, application in enumerate(deployed.applications):
-        if application.import_path.replace(":", ".") == OURS:
-            wrong += [f"applications[{place}].args: {sentence}" for sentence in _wrong_args(application.args)]
+        if is_ours(application.import_path):
+            wrong += [
+                f"applications[{place}].args: {sentence}" for sentence in _wrong_args(application.args, elsewhere)
+            ]
+            wrong += [f"applications[{place}].deployments: {sentence}" for sentence in _wrong_bounds(application)]
     return wrong
 
 
-def _wrong_args(args: dict[str, Any]) -> list[str]:
+def is_ours(import_path: str) -> bool:
+    """Whether an application is made by ``build_app``."""
+    return import_path.replace(":", ".") == OURS
+
+
+def _wrong_args(args: dict[str, Any], elsewhere: bool) -> list[str]:
     try:
-        config = checked(config_of(args))
+        config = config_of(args)
+        if elsewhere:
+            paths = {name for name in STAND_INS if str(getattr(config, name)).startswith("/")}
+            config = config.model_copy(update={name: STAND_INS[name] for name in paths})
+        config = checked(config)
     except SpectraError as error:
         return [str(error)]
     return _missing(config)
+
+
+def _wrong_bounds(application: ServeApplicationSchema) -> list[str]:
+    """What the router would not take of its ``user_config``."""
+    try:
+        config = config_of(application.args)
+        bounds = ScalingOptions(config.least_pipelines, config.most_pipelines)
+        for deployment in application.deployments:
+            if deployment.name == "Router" and isinstance(deployment.user_config, dict):
+                bounds_of(deployment.user_config, bounds)
+    except ConfigError as error:
+        return [str(error)] if "user_config" in str(error) else []  # args are told of already
+    return []
 
 
 def _missing(config: ServeConfig) -> list[str]:
@@ -75,7 +117,7 @@ def _missing(config: ServeConfig) -> list[str]:
 def _serve_config(path: Path) -> dict[str, Any]:
     try:
         documents = [*yaml.safe_load_all(path.read_text(encoding="utf-8"))]
-        found = next(filter(_is_ours, documents), documents[0] if documents else None)
+        found = next(filter(_is_to_check, documents), documents[0] if documents else None)
         if isinstance(found, dict) and found.get("kind") == "RayService":
             found = yaml.safe_load(found["spec"]["serveConfigV2"])
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +131,7 @@ def _serve_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _is_ours(document: Any) -> bool:
+def _is_to_check(document: Any) -> bool:
     """Whether a document, of several in a file of manifests, is one to check."""
     return isinstance(document, dict) and (document.get("kind") == "RayService" or "applications" in document)
 

@@ -9,10 +9,31 @@ import socket
 import tempfile
 from pathlib import Path
 
-from app.serving.haproxy import LOOPBACK, haproxy_script
+from app.serving.haproxy import BINARY, IN_IMAGE, LOOPBACK, haproxy_script
 from engine.errors import ConfigError
 
 PORTS, PORTS_EACH = (11_000, 21_000), 200  # below the ports of outgoing connections; so many for each server
+NODE_HTTP_PORTS, NODE_GRPC_PORTS = (20_000, 24_999), (25_000, 29_999)  # of Serve's replicas on a node of its own
+
+SWITCHES = {  # of every Ray that runs the application
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+    "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S": "1",
+    # A replica that comes or goes makes HAProxy start anew; the process before it ends its streams for so long
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    # A replica that refuses a connection has gone, whatever HAProxy heard last: it asks the next one, in the end
+    # Serve's own proxy. By default it gives a replica up at its third refusal, and a request at the fourth of all.
+    "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+    "RAY_SERVE_HAPROXY_RETRIES": "100",  # more than there are replicas
+    "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+    "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 
 
 def serve_environment(
@@ -27,30 +48,33 @@ def serve_environment(
         bundle: PEM file of its certificate and key; None: plain HTTP.
     """
     return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
-        "RAY_SERVE_DIRECT_INGRESS_SHUTDOWN_BUFFER_S": "1",
-        # A replica that comes or goes makes HAProxy start anew; the process before it ends its streams for so long
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-        # A replica that refuses a connection has gone, whatever HAProxy heard last: it asks the next one, in the end
-        # Serve's own proxy. By default it gives a replica up at its third refusal, and a request at the fourth of all.
-        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
-        "RAY_SERVE_HAPROXY_RETRIES": "100",  # more than there are ports for replicas
+        **SWITCHES,
         # HAProxy's files: the defaults are shared by every server of the machine
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{scratch}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/s",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": scratch,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
-        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         **_proxy_ports(first_port),
         **haproxy_script(scratch, host, bundle),
-        "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def node_environment(haproxy: str = IN_IMAGE) -> dict[str, str]:
+    """What every node of a cluster has in its environment before its Ray starts. A node (a pod, a machine) runs one Ray
+    and nothing else, so that HAProxy's files and its own ports are Serve's defaults, and replicas have wide ranges: a
+    port is given out anew when the last HAProxy that knew it has ended, which is after an hour.
+
+    Args:
+        haproxy: path of the script that ``write_node_script`` writes.
+    """
+    (http, last_http), (grpc, last_grpc) = NODE_HTTP_PORTS, NODE_GRPC_PORTS
+    return {
+        **SWITCHES,
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(http),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(last_http),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(last_grpc),
+        BINARY: haproxy,
     }
 
 
@@ -126,7 +150,7 @@ def check_port(host: str, port: int) -> None:
     """Raises ConfigError if we could not listen there; Serve would only log it."""
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; it must be 1 to 65535")
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

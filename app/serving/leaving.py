@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import httpx
@@ -18,6 +18,16 @@ ROUTER = "Router"  # name of the router's deployment, as in ``app.builder``
 CLOSE_S = 2.0  # for the router to end the streams that outlast the grace period
 UNDEPLOY_S = 20.0  # for Serve to take all replicas down, beside the grace
 FLUSH_S = 0.2  # for their last events to reach the clients
+
+
+@cache
+def handle_of(deployment: str) -> Any:
+    """Serve's handle of a deployment, for calls of this process, in which no event loop runs."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle(deployment, APP_NAME)  # the same one each time, which is made ready once
+    handle._init(_run_router_in_separate_loop=True)
+    return handle
 
 
 class Leaving:
@@ -89,18 +99,10 @@ class Leaving:
             self._drained(CLOSE_S)
             time.sleep(FLUSH_S)
 
-    @cached_property
-    def _router(self) -> Any:
-        from ray import serve
-
-        handle = serve.get_deployment_handle(ROUTER, APP_NAME)  # Serve gives the same one each time
-        handle._init(_run_router_in_separate_loop=True)  # as no event loop runs here
-        return handle
-
     def _tell_router(self, method: str) -> bool:
         """Call a method of the router; returns whether it did it."""
         try:
-            self._router.options(method_name=method).remote().result(timeout_s=CLOSE_S)
+            handle_of(ROUTER).options(method_name=method).remote().result(timeout_s=CLOSE_S)
         except Exception:  # on the way out: nothing may keep us here
             return False
         return True

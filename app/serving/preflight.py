@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 from app.composition.retrieval import watched_store
 from app.config.serve import ServeConfig
@@ -19,7 +20,7 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
 
     Args:
         config: of the application.
-        is_local: whether this machine has all stages, and so reads the weights.
+        is_local: whether this machine has all stages, and so reads all weights; else each node fetches its own.
 
     Raises:
         ConfigError: the model, its drafter or what it looks up cannot be used together, or is not there.
@@ -27,25 +28,30 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     """
     from app.composition.pipeline import target_options
     from app.composition.retrieval import library
-    from app.composition.speculation import check_served_drafter, served_speculators
+    from app.composition.speculation import check_served_drafter, served_speculators, trained_method
     from app.inputs.libraries import prepare
     from app.inputs.tokenizers import load_tokenizer
     from app.offline.setup import check_stages
     from engine.model.resolve import resolve
-    from engine.model.tensors import check_files
+    from engine.model.weights.tensors import check_files
     from engine.scheduling.request_validation import check_needs
+    from engine.target.fetching import texts_of
     from engine.target.loading import describe_target, target_spec
     from speculators.registry import create
 
     target = target_options(config)
-    path = resolve(target.model, target.revision)
+    reads = is_local and target.simulation is None  # else other nodes read the weights
+    path = resolve(target.model, target.revision) if reads else texts_of(target)
+    if reads:
+        check_files(path)
     spec = target_spec(target, path)
     check_stages(spec, target.stages)
-    describe_target(target, path)
-    if is_local and target.simulation is None:  # else other nodes read it
-        check_files(path)
     prepare(library(config))
-    check_needs(create(config.method, served_speculators(config)).needs, spec)
+    speculators = served_speculators(config)
+    if is_local:
+        describe_target(target, path)
+        speculators = replace(speculators, trained=trained_method(config, spec))
+        check_needs(create(config.method, speculators).needs, spec)
     load_tokenizer(path)
     check_served_drafter(config)
 
@@ -63,11 +69,13 @@ def check_store(config: ServeConfig, say: Callable[[str], None]) -> None:
 
 def check_gpus(config: ServeConfig, say: Callable[[str], None], *, is_local: bool) -> None:
     """Refuse a local Ray that lacks the stages' GPUs: Serve would wait for them without a word. A cluster that was
-    joined may yet get more nodes, so there the lack is only told."""
-    wanted = config.replicas * config.stages * config.stage_gpus
+    joined may yet get more nodes, so there the lack is only told, and only of pipelines that are always wanted."""
+    n = config.most_pipelines if is_local else config.least_pipelines
+    wanted = n * (config.stages + config.standby_stages) * config.stage_gpus
     if not wanted or wanted <= (found := n_gpus()):
         return
-    lack = f"--stage-gpus is {config.stage_gpus:g}: the stages need {wanted:g} GPUs, but Ray has {found:g}"
+    standbys = " and their standbys" if config.standby_stages else ""
+    lack = f"--stage-gpus is {config.stage_gpus:g}: the stages{standbys} need {wanted:g} GPUs, but Ray has {found:g}"
     if is_local:
         raise ConfigError(lack)
     say(f"{lack}; the application starts once nodes with more have joined")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,9 @@ WORK: Mapping[str, str] = MappingProxyType(
 )
 """What a deployment does before it is up."""
 
+
+PHASES = ("import", "plan", "resolve", "check", "read", "build", "connect")  # of a target's start, in their order
+SHOWN_S = 0.05  # a phase that took less is left out
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +53,30 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def follow(self, deployments: Mapping[str, Any]) -> None:
-        """Print what changed: deployments of an application as ``serve.status()`` shows them, by name."""
+    def follow(self, deployments: Mapping[str, Any], took: Callable[[str], str] = lambda _: "") -> None:
+        """Print what changed: deployments of an application as ``serve.status()`` shows them, by name.
+
+        ``took`` says what the start of one consisted of, given its name; "": nothing that is known.
+        """
         for name, one in deployments.items():
             before, self._seen[name] = self._seen.get(name), one.status
             if before is None:
                 self.say(f"{name} starts: {WORK[name.partition('-')[0]]}")
             if before != one.status == "HEALTHY":
-                self.say(f"{name} is up")
+                self.say(f"{name} is up{took(name)}")
+
+
+def phases_of(state: Mapping[str, Any]) -> str:
+    """What a target's start took, of its state: ``: import 4.1 s, read 5.2 s, 12.10 GiB of weights``.
+
+    Of a phase that every stage has, the longest is told.
+    """
+    stages = state["stages"]
+    seconds = dict(state["load_seconds"])
+    for phase in {name for stage in stages for name in stage["load_seconds"]}:
+        seconds[phase] = max(stage["load_seconds"].get(phase, 0.0) for stage in stages)
+    told = [f"{phase} {seconds[phase]:.1f} s" for phase in PHASES if seconds.get(phase, 0.0) >= SHOWN_S]
+    n_read = sum(stage["read_bytes"] for stage in stages)
+    if n_read:
+        told.append(f"{n_read / (1 << 30):.2f} GiB of weights")
+    return f": {', '.join(told)}" if told else ""

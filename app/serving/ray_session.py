@@ -34,6 +34,13 @@ def n_gpus() -> float:
     return float(ray.cluster_resources().get("GPU", 0.0))
 
 
+def ray_address() -> str:
+    """``HOST:PORT`` by which drivers join this Ray."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def log_folder() -> str:
     """Where this Ray's processes write their logs, those of Serve's replicas in ``serve`` below it."""
     from ray._private import worker

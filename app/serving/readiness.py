@@ -10,12 +10,14 @@ from typing import Any
 
 import httpx
 
-from app.serving.leaving import APP_NAME
-from app.serving.progress import Progress
+from app.serving.leaving import APP_NAME, handle_of
+from app.serving.progress import Progress, phases_of
 from app.serving.ray_session import log_folder
 from engine.errors import ConfigError
 
 READY_S = 600.0  # a large model may load for minutes
+TOLD_S = 2.0  # for a target that is up to say what its start took
+TARGET = "Target"  # what the names of targets' deployments begin with, as in ``app.builder``
 
 
 def wait_until_ready(
@@ -49,10 +51,21 @@ def _is_running(progress: Progress) -> bool:
     from ray import serve
 
     application = serve.status().applications[APP_NAME]
-    progress.follow(application.deployments)
+    progress.follow(application.deployments, _took)
     if application.status == "DEPLOY_FAILED":
         raise ConfigError(f"the application did not start: {_why(application)}; see {log_folder()}")
     return bool(application.status == "RUNNING")
+
+
+def _took(name: str) -> str:
+    """What the start of a deployment took, where it is a target's; "" if it does not say so at once."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    if name.partition("-")[0] == TARGET:
+        with contextlib.suppress(RayError, RayServeException, TimeoutError):
+            return phases_of(handle_of(name).options(method_name="state").remote().result(timeout_s=TOLD_S))
+    return ""
 
 
 def _why(application: Any) -> str:

@@ -1,14 +1,12 @@
-"""``spectra serve``: one command from nothing to a server, on this machine's own Ray or on a running cluster."""
+"""A running application, on this machine's own Ray or on a running cluster."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,13 +21,21 @@ from app.composition.retrieval import watched_store
 from app.config.serve import ServeConfig
 from app.inputs.devices import has_cuda_device
 from app.serving.certificates import CertificateFiles, CertificateWatch, client_context
-from app.serving.environment import check_port, claim_ports, folder_for_sockets, local_environment, serve_environment
-from app.serving.haproxy import BINARY, LOOPBACK, install_certificate
+from app.serving.environment import (
+    check_port,
+    claim_ports,
+    folder_for_sockets,
+    local_environment,
+    serve_environment,
+)
+from app.serving.haproxy import BINARY, LOOPBACK, in_url, install_certificate
+from app.serving.joining import write_environment
 from app.serving.leaving import APP_NAME, Leaving
 from app.serving.preflight import check_gpus, check_model, check_store
 from app.serving.progress import Progress
-from app.serving.ray_session import end_ray, init_ray, log_folder
+from app.serving.ray_session import end_ray, init_ray, log_folder, ray_address
 from app.serving.readiness import wait_until_ready
+from deployments.metrics.certificates import HTTPS
 from deployments.observability.logs import JSON, configure
 from engine.errors import ConfigError
 
@@ -75,7 +81,7 @@ class Server:
 
     @property
     def _base(self) -> str:
-        return f"{'http' if self._certificate is None else 'https'}://{self.host}:{self.port}"
+        return f"{'http' if self._certificate is None else 'https'}://{in_url(self.host)}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -101,6 +107,9 @@ class Server:
         self._start_ray()
         if not self.stopping:
             check_gpus(self.config, self._progress.say, is_local=self._address is None)
+            if self._address is None:
+                joins = write_environment(Path(self._scratch.name), ray_address())
+                self._progress.say(f"started Ray; `. {joins}` lets a shell's programs join it, for handles")
             self._progress.say(f"deploying the application; logs: {log_folder()}")
             self._deploy()
             wait_until_ready(self._base, self._client, self._progress, self._stop)
@@ -131,6 +140,8 @@ class Server:
             values["RAY_AUTH_MODE"] = "token"  # or Ray would not show it
         for name, value in values.items():
             os.environ.setdefault(name, value)
+        if bundle is not None:
+            os.environ[HTTPS] = str(bundle)  # whose end of validity is among the metrics
         if BINARY in values:  # it runs the program that the environment names
             os.environ[BINARY] = values[BINARY]
         if self._address is None and BINARY in values and os.environ[ENABLE_HAPROXY] == "1":
@@ -186,10 +197,11 @@ class Server:
 
     def _cpus(self) -> int:
         """Ray CPUs of a local cluster: what the application reserves; Ray starts a worker for each at once."""
-        pipeline = self.config.stages * max(self.config.stage_cpus, 0.001) + 0.1
+        n_stages = self.config.stages + self.config.standby_stages
+        pipeline = n_stages * max(self.config.stage_cpus, 0.001) + 0.1
         others = 2 * (1 + self.config.speculator_actors + self.config.ingress_replicas)  # old and new in a redeploy
         others += watched_store(self.config) is not None  # the retrieval service
-        return max(1, math.ceil(self.config.replicas * pipeline + 0.1 * others))
+        return max(1, math.ceil(self.config.most_pipelines * pipeline + 0.1 * others))
 
     @property
     def stopping(self) -> bool:
@@ -223,24 +235,3 @@ class Server:
         self._scratch.cleanup()
         if self._ports is not None:
             self._ports.close()
-
-
-def run(
-    config: ServeConfig, host: str, port: int, address: str | None, certificate: CertificateFiles | None = None
-) -> int:
-    """Serve until told to stop; returns the exit status. The arguments are those of ``Server``."""
-    configure(log_options(config), "serve")
-    server = Server(config, host, port, address, certificate)
-    server.announce(f"Starting {config.served_name} (speculation: {config.method}) ...")
-    server.install_signals()
-    ours = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # Ray writes to stdout when a worker dies; there only "Ready" belongs
-        try:
-            server.start()
-            if not server.stopping:
-                print(f"Ready: {server.url}", file=ours, flush=True)
-            server.wait()
-            server.announce("Stopping ...")
-        finally:
-            server.stop()
-    return 0

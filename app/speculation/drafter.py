@@ -48,7 +48,7 @@ def check_drafter(config: DraftModelConfig, path: Path, spec: ModelSpec) -> None
     if config.path is None:
         return
     try:
-        found = resolve(config.path)
+        found = resolve(config.path, weights=())
         n_ids = load_spec(found).vocab_size
         theirs = load_tokenizer(found)
     except (ConfigError, UnsupportedModelError) as error:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.inputs.cache import cache_folder
 from app.inputs.prompts import Conversation, Question, encode_chat, encode_raw
 from app.inputs.tokenizers import load_tokenizer
 from app.reporting.progress import bar
 from app.speculation.calibration_prompts import PROMPTS
 from engine.errors import ConfigError
+from engine.kept_files import cache_folder
 from engine.loop import Engine
 from engine.model.identity import model_hash
 from engine.model.spec import ModelSpec

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from app.inputs.cache import cache_folder
 from app.inputs.prompts import Question
 from app.speculation.heads import encoded
 from engine.errors import ConfigError
+from engine.kept_files import cache_folder
 from engine.loop import Engine
 from engine.model.identity import model_hash
 from engine.model.spec import ModelSpec

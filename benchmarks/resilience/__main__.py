@@ -1,6 +1,7 @@
 """How a real ``spectra serve`` holds up against faults, load and time.
 
 chaos      every process is killed and stopped once while seeded streams run: does any text change?
+standby    stages are killed with and without processes that wait for them: how long is a stream without text?
 rolling    every deployment is replaced by serve deploy while seeded streams run: is any lost?
 retrieval  snapshots are published, rolled back and damaged, and the Redis dies: does any request notice?
 overload   several times the capacity: which requests are refused, how long do the admitted ones wait?
@@ -26,10 +27,12 @@ from typing import NoReturn
 
 from benchmarks.resilience import chaos, fuzz, oracle, overload, rolling, soak
 from benchmarks.resilience.retrieval import command as retrieval
+from benchmarks.resilience.standby import command as standby
 from benchmarks.support.reporting import Report
 
 COMMANDS = {
     "chaos": chaos,
+    "standby": standby,
     "rolling": rolling,
     "retrieval": retrieval,
     "overload": overload,

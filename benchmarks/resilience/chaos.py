@@ -100,7 +100,7 @@ async def _measure(settings: argparse.Namespace, server: ServerProcess, chosen: 
     bodies = [question(server.model, client, settings.max_tokens) for client in range(settings.streams)]
     streams = Streams(server.url, len(bodies), lambda client: (client, bodies[client]), RETRIES)
     print(f"{streams.n} streams undisturbed: {await streams.learn_reference(bodies, len(bodies)):.1f} s", flush=True)
-    cluster = Cluster()
+    cluster = Cluster(server.pid)
     async with sampled(server.url, server.pid, period=0.1) as samples, streams.running():
         phases = [
             await _go_through(fault, streams, server.pid, cluster, settings.calm) for fault in tqdm(chosen, "faults")

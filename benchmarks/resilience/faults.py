@@ -9,6 +9,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from benchmarks.resilience.observation import alive
 
 # Before the first import of Ray, and for the server's Ray as well: another address or token would not find its cluster.
@@ -18,6 +20,9 @@ for name, value in {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }.items():
     os.environ.setdefault(name, value)
+
+
+GCS = "--gcs-address="  # to Ray's processes
 
 
 @dataclass(frozen=True)
@@ -74,24 +79,39 @@ def inject(root: int, fault: Fault, stages: list[int]) -> int:
 
 
 class Cluster:
-    """The server's own Ray cluster, joined at the first question, which tells which process is which stage."""
+    """The server's own Ray cluster, joined at the first question, which tells which process is which stage.
 
-    def __init__(self) -> None:
+    Args:
+        root: process id of ``spectra serve``; other clusters may run on this machine.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
         self._target: Any = None
 
     async def stage_pids(self) -> list[int]:
         """Process ids of the stages, first to last."""
-        return await asyncio.to_thread(self._ask)
+        pids: list[int] = await asyncio.to_thread(self._ask, "stage_pids")
+        return pids
 
-    def _ask(self) -> list[int]:
+    async def state(self) -> dict[str, Any]:
+        """Of the pipeline, as its owner tells it."""
+        state: dict[str, Any] = await asyncio.to_thread(self._ask, "state")
+        return state
+
+    def _ask(self, question: str) -> Any:
         import ray
         from ray import serve
 
         if self._target is None:
-            ray.init("auto", log_to_driver=False, configure_logging=False)
+            ray.init(self._address(), log_to_driver=False, configure_logging=False)
             self._target = serve.get_deployment_handle("Target", "spectra")
-        pids: list[int] = self._target.stage_pids.remote().result(timeout_s=60)
-        return pids
+        return getattr(self._target, question).remote().result(timeout_s=60)
+
+    def _address(self) -> str:
+        """Of the cluster's GCS, as the server's processes are told it."""
+        words = (word for process in psutil.Process(self._root).children(recursive=True) for word in process.cmdline())
+        return next(word for word in words if word.startswith(GCS)).removeprefix(GCS)
 
     def leave(self) -> None:
         """Disconnect; harmless when it was never joined."""

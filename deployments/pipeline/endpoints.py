@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from deployments.pipeline.load_report import LoadReport
+from deployments.pipeline.replacement import Replacement
 from engine.errors import ConfigError
 from engine.target.info import TargetInfo
 
@@ -20,6 +22,8 @@ class Endpoints:
     last: str  # address of the last stage: results come out here
     secret: bytes = field(repr=False)
     info: TargetInfo
+    load: LoadReport = field(default_factory=LoadReport)  # what its start took
+    replacements: tuple[Replacement, ...] = ()  # the newest of its stages, oldest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,9 @@ class ProcessIdentity:
     ip: str
     pid: int
     started: int  # milliseconds since the machine's start
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.ip}"
 
     @classmethod
     def here(cls) -> ProcessIdentity:

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
+
+import ray
 
 from deployments.observability.logs import configure
 from deployments.options import RetrievalOptions
+from deployments.retrieval.environment import check_credentials
 from deployments.single_replica import check_single_replica
+from engine.kept_files import in_cache
 from retrieval_store.service.manifest_feed import Answer, Known
 from retrieval_store.service.namespace_worker import ServiceContext
 from retrieval_store.service.service import RetrievalService
@@ -31,6 +34,7 @@ class RetrievalDeployment:
 
     async def __init__(self, options: RetrievalOptions) -> None:  # type: ignore[misc]  # Serve awaits async constructors
         configure(options.logs, "Retrieval")
+        check_credentials(options.credentials, ray.util.get_node_ip_address())
         check_single_replica("one replica follows the store for all readers")
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -81,7 +85,7 @@ def _service_context(options: RetrievalOptions) -> ServiceContext:
 
     return ServiceContext(
         open_store=open_one,
-        cache=NodeCache(Path(options.cache), shown(options.store) if options.store else ""),
+        cache=NodeCache(in_cache(options.cache), shown(options.store) if options.store else ""),
         target=options.target,
         poll=options.poll,
         live=options.learning,

@@ -20,7 +20,7 @@ from engine.request import Request
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.stats import StatsCounter
-from speculators.methods import check_allowed, normalised
+from speculators.methods import check_allowed, normalised, with_prediction
 
 SOONEST_S = 1.0  # least ``retry_after``
 FRESH_S = 0.05  # an estimate holds so long unless a request is admitted: a flood of refusals must not delay steps
@@ -41,6 +41,8 @@ def as_served(request: Request, options: RouterOptions) -> Request:
         request = msgspec.structs.replace(request, namespace="")
     if request.method:
         request = msgspec.structs.replace(request, method=_allowed(request.method, options))
+    elif request.prediction:
+        request = msgspec.structs.replace(request, method=with_prediction(options.method))
     return request.with_defaults(options.method, options.max_nodes)
 
 
@@ -75,10 +77,10 @@ def finish_of(request: Request) -> StepEvent | None:
 class Admission:
     """Admits newcomers or refuses them.
 
-    Counts over all lanes: at most as many requests are alive as may run (``max_sequences`` for every lane that is up)
-    and may wait (``max_waiting``). A full queue still admits a tenant that has less than an equal share of it waiting,
-    so that the flood of one tenant does not shut out the others. A newcomer for whom there is room is refused when
-    its estimated wait exceeds ``max_wait``.
+    Counts over all lanes: at most as many requests are alive as may run (``max_sequences`` for every lane that takes
+    newcomers) and may wait (``max_waiting``). A full queue still admits a tenant that has less than an equal share of
+    it waiting, so that the flood of one tenant does not shut out the others. A newcomer for whom there is room is
+    refused when its estimated wait exceeds ``max_wait``.
 
     Args:
         lanes: all of them.
@@ -100,7 +102,7 @@ class Admission:
         """
         limits = self._options.scheduler
         live = sum(len(other.sequences) for other in self._lanes)
-        n_waiting = live - limits.max_sequences * max(1, sum(other.is_up for other in self._lanes))
+        n_waiting = live - limits.max_sequences * max(1, sum(other.takes for other in self._lanes))
         if n_waiting < 0 and not lane.n_waiting:  # where memory is short, a queue forms before all slots are taken
             return
         wait = self._estimate(lane, newcomer.seq).seconds(newcomer)

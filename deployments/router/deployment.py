@@ -11,28 +11,33 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from deployments.metrics.certificates import Certificates
 from deployments.metrics.process import Process
 from deployments.metrics.reports import Reports
 from deployments.observability.logs import configure
 from deployments.observability.request_spans import RequestSpans
 from deployments.observability.traces import tracer_of
-from deployments.options import RetrievalOptions, RouterOptions, SpeculatorPlacement
+from deployments.options import RetrievalOptions, RouterOptions, ScalingOptions, SpeculatorPlacement
 from deployments.pipeline.connection import step_costs
+from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from deployments.retrieval.bridge import RouterRetrieval
 from deployments.router.draft_client import ActorDraftClient, DraftClient, InlineDraftClient
 from deployments.router.router import Router
+from deployments.router.scaling.bounds import bounds_of
 from deployments.router.speculator_actor import start_speculators
-from deployments.router.target_client import ServeTarget, first_endpoints
+from deployments.router.target_client import ServeTarget, first_endpoints, names_of_running
 from deployments.single_replica import check_single_replica
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
 from deployments.submission.server import SubmissionServer
-from engine.errors import ModelChangedError
+from engine.errors import ConfigError, ModelChangedError
 from engine.scheduling.request_validation import check_needs
+from engine.step_cost import costs_file
 from engine.target.info import TargetInfo
 from speculators.kernels import compile_kernels
 from speculators.pool import SpeculatorPool
@@ -72,22 +77,33 @@ class RouterDeployment:
         if retrieval is not None and retrieved is not None:
             self._retrieval = RouterRetrieval(retrieval, retrieved, options.model, speculators)
             speculators = self._retrieval.speculators
-        self._targets = [ServeTarget(handle) for handle in targets]
+        replacements = ReplacementSeconds(options.model)
+        self._scaling = options.scaling or ScalingOptions(len(targets), len(targets))
+        least = self._scaling.least
+        self._targets = [ServeTarget(handle, replacements, i >= least) for i, handle in enumerate(targets)]
         compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
-        first, endpoints = await first_endpoints(self._targets)
+        self._running: set[str] = set()  # of those that are elastic, as the router before this one wanted
+        if any(one.is_elastic for one in self._targets):
+            self._running = await names_of_running()
+        there = [one for one in self._targets if not one.is_elastic or one.name in self._running]
+        first, endpoints = await first_endpoints(there)
         info = endpoints.info
         self._is_draining = False
         await compiling  # before steps are timed
         connect = partial(first.connect, info)
-        costs = await step_costs(connect, options.cost_file, info, options.step_deadline, first.report_hang)
-        draft_client = _make_draft_client(replace(speculators, step_costs=costs), placement, info)
+        cost_file = str(costs_file(options.cost_file)) if options.cost_file else ""
+        costs = await step_costs(connect, cost_file, info, options.step_deadline, first.report_hang)
+        trained = None if info.drafter is None else info.drafter.method
+        speculators = replace(speculators, step_costs=costs, trained=trained)
+        draft_client = _make_draft_client(speculators, placement, info)
         check_needs(draft_client.needs(options.method), info.spec)  # an unusable default must fail the start
         learn = None if self._retrieval is None else self._retrieval.learn
         reports, process = Reports(), Process("router", ray.util.get_node_ip_address())
+        metrics = (reports, process, Certificates(options.model, os.environ), replacements)
         clients = [target.client(info) for target in self._targets]
         tracer = tracer_of(options.traces, "Router")
         spans = None if tracer is None else RequestSpans(tracer)
-        self._router = Router(options, info, draft_client, clients, learn, costs, (reports, process), spans)
+        self._router = Router(options, info, draft_client, clients, learn, costs, metrics, spans)
         # The router before this one serves until Serve counts this one as up, and then sends the ingresses here.
         self._leading = asyncio.get_running_loop().call_later(LEAD_S, self._lead)
         self._card = _card(options, info, aliases)
@@ -108,11 +124,24 @@ class RouterDeployment:
         self._router.leave()
         await submissions.drain(self._router.options.grace, lambda: self._router.is_ready)
 
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls this with the deployment's ``user_config``, whenever it changes: bounds of the number of
+        pipelines, within those that the application was built with. Nothing is restarted. What is wrong is told in the
+        log, and changes nothing: Serve would replace a router that refuses it."""
+        try:
+            least, most = bounds_of(user_config, self._scaling)
+        except ConfigError as error:
+            logger.error("%s; the bounds stay as they are", error)
+            return
+        if self._scaling.least < self._scaling.most:
+            logger.info("from %d to %d pipelines are wanted", least, most)
+        self._router.scaler.bound(least, most)
+
     def _lead(self) -> None:
         """Take the pipelines over, once."""
         if not self._leading.cancelled():
             self._leading.cancel()
-            self._router.start()
+            self._router.start(self._running)
 
     async def attach(self, node: str) -> Attachment:
         """Where an ingress on the Ray node ``node`` (its id) connects to submit requests."""

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from deployments.options import RouterOptions
+from deployments.pipeline.load_report import LoadReport
 from deployments.router.lane_connection import LaneConnection, TargetClient
 from deployments.router.poison_requests import MAX_LOSSES, Losses, PoisonRequests
 from deployments.router.service_rate import ServiceRate
@@ -72,6 +73,7 @@ class Lane:
         self.poison_requests = PoisonRequests(self.scheduler)
         self.service_rate = ServiceRate()
         self.n_lost = 0  # pipelines
+        self.is_wanted = True  # else the pipeline is being given up, or there is none
         self.connection = LaneConnection(
             target, options.step_deadline, costs, self._on_up, self._on_result, self._on_loss
         )
@@ -87,10 +89,27 @@ class Lane:
         """Stop serving."""
         await self.connection.close()
 
+    async def stop(self) -> None:
+        """Disconnect until the next ``start``; live sequences go back to the queue, and are no loss of theirs."""
+        await self.connection.close()
+        self._lost_at = None
+        self._requeue()
+
     @property
     def is_up(self) -> bool:
         """Whether a pipeline is connected, and has answered."""
         return self.connection.pipeline is not None
+
+    @property
+    def load_report(self) -> LoadReport:
+        """What the start of its pipeline took; empty while there is none."""
+        pipeline = self.connection.pipeline
+        return LoadReport() if pipeline is None else pipeline.endpoints.load
+
+    @property
+    def takes(self) -> bool:
+        """Whether newcomers may be sent here."""
+        return self.is_up and self.is_wanted
 
     @property
     def n_in_flight(self) -> int:
@@ -133,6 +152,7 @@ class Lane:
     def figures(self) -> dict[str, int | bool]:
         """For health checks."""
         return {
+            "wanted": self.is_wanted,
             "up": self.is_up,
             "running": self.scheduler.n_running,
             "waiting": self.n_waiting,
@@ -201,12 +221,15 @@ class Lane:
         extra = {"requests": [sequence.request.request_id for sequence in in_flight.values()]}
         logger.warning("%s was lost with %d steps in flight", self.target.name, self.n_in_flight, extra=extra)
         poison = self.poison_requests.lost(in_flight.values())
-        self._in_flight.clear()
         n_running = self.scheduler.n_running
-        self.scheduler.lose_target()
-        self.service_rate.forget_all()
+        self._requeue()
         self._observer.went_down(self, n_running)
         self._fail(poison, f"the target was lost {MAX_LOSSES} times while it ran this request, the last time alone")
+
+    def _requeue(self) -> None:
+        self._in_flight.clear()
+        self.scheduler.lose_target()
+        self.service_rate.forget_all()
 
     def _fail(self, sequences: list[Sequence], error: str) -> None:
         for sequence in sequences:

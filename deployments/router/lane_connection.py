@@ -29,6 +29,7 @@ class TargetClient:
     name: str  # in metrics, logs and health
     connect: Callable[[], Awaitable[Pipeline]]  # waits until a pipeline is up; called again when it is lost
     report_hang: ReportHang | None = None  # has the target check its stages for one that hangs
+    hold: Callable[[], Awaitable[None]] | None = None  # lets it have a pipeline until cancelled; None: it always has
 
 
 class LaneConnection:

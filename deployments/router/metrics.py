@@ -12,11 +12,14 @@ from prometheus_client.registry import Collector
 
 from deployments.metrics.families import MODEL, OURS, REQUEST_S, VLLM, Alias, Families
 from deployments.metrics.requests import EngineMetrics, RequestFamilies
+from deployments.pipeline.load_report import LoadReport
 from deployments.router.lane import Lane
 from engine.kv.blocks import BlockAllocator
 from engine.protocol import Decision
 from engine.step import Step, StepResult
 from engine.target.info import TargetInfo
+
+ALL = "all"  # in place of a stage's number: phases that all stages wait for
 
 
 class RouterMetrics:
@@ -66,6 +69,12 @@ class RouterMetrics:
             f"{OURS}:stage_busy_seconds", "Time a stage spent on steps.", "lane", "stage"
         )
         self._busy: dict[tuple[str, int], Metric] = {}
+        self._load_seconds = families.gauge(
+            f"{OURS}:load_seconds", "Of the newest start of a stage, or of all together.", "lane", "stage", "phase"
+        )
+        self._load_bytes = families.gauge(
+            f"{OURS}:load_bytes", "Weights that the newest process of a stage read.", "lane", "stage"
+        )
         self._scattered = families.gauge(
             f"{OURS}:kv_sequences_scattered", "Sequences whose KV blocks are no contiguous run.", "lane"
         )
@@ -82,6 +91,11 @@ class RouterMetrics:
         self._auto_until: dict[str, Counter[Decision]] = {}  # lane -> decisions that have been counted
         self._in_flight = families.gauge(f"{OURS}:steps_in_flight", "Steps sent and not answered.").labels(model)
         self._up = families.gauge(f"{OURS}:pipelines_up", "Pipelines that are connected.").labels(model)
+        self._wanted = families.gauge(f"{OURS}:pipelines_wanted", "Pipelines that there should be.").labels(model)
+        self._pending = families.gauge(f"{OURS}:pipelines_pending", "Of these, not connected.").labels(model)
+        self._overdue = families.gauge(
+            f"{OURS}:pipelines_overdue", "Of these, not connected for longer than scale_timeout."
+        ).labels(model)
         self._lost = counter("pipelines_lost", "Pipelines that broke or hung.")
         self._recovery = families.histogram(
             f"{OURS}:recovery_seconds", "From the loss of a pipeline to the first answer of the next one.", REQUEST_S
@@ -111,6 +125,14 @@ class RouterMetrics:
         self._blocks_moved.labels(self._model, lane).inc(moved)
         self._moved_until[lane] = blocks.n_moved
 
+    def _show_load(self, lane: str, load: LoadReport) -> None:
+        for phase, seconds in load.seconds.items():
+            self._load_seconds.labels(self._model, lane, ALL, phase).set(seconds)
+        for stage, own in enumerate(load.stages):
+            self._load_bytes.labels(self._model, lane, str(stage)).set(own.n_read)
+            for phase, seconds in own.seconds.items():
+                self._load_seconds.labels(self._model, lane, str(stage), phase).set(seconds)
+
     def _count_decisions(self, lane: str, decisions: Counter[Decision]) -> None:
         before = self._auto_until.get(lane, Counter())
         for decision, n in decisions.items():
@@ -134,8 +156,8 @@ class RouterMetrics:
         """Count a request that admission refused."""
         self._refused.inc()
 
-    def render(self, lanes: Sequence[Lane]) -> str:
-        """Prometheus exposition text."""
+    def render(self, lanes: Sequence[Lane], n_overdue: int = 0) -> str:
+        """Prometheus exposition text; ``n_overdue`` pipelines have been missing for too long."""
         for number, lane in enumerate(lanes):
             labels, blocks = (self._model, str(number)), lane.scheduler.blocks
             self.engines[lane.target.name].flush()
@@ -144,6 +166,10 @@ class RouterMetrics:
             self._kv_usage.labels(*labels).set(1 - blocks.n_free / blocks.n_blocks)
             self._show_fragmentation(lane.target.name, blocks)
             self._count_decisions(lane.target.name, lane.scheduler.decisions)
+            self._show_load(lane.target.name, lane.load_report)
         self._in_flight.set(sum(lane.n_in_flight for lane in lanes))
         self._up.set(sum(lane.is_up for lane in lanes))
+        self._wanted.set(sum(lane.is_wanted for lane in lanes))
+        self._pending.set(sum(lane.is_wanted and not lane.is_up for lane in lanes))
+        self._overdue.set(n_overdue)
         return generate_latest(self._registry).decode()

@@ -28,13 +28,13 @@ class Placement:
         self._lane_of: OrderedDict[Hashable, Lane] = OrderedDict()  # by prefix key
 
     def choose(self, request: Request) -> Lane:
-        """The lane for a newcomer; one that is up, if there is any."""
+        """The lane for a newcomer; one that takes newcomers, if there is any."""
         best = self._least_loaded()
         if not self._by_prefix:
             return best
         keys = [*_prefix_keys(request)]
         known = next((self._lane_of[key] for key in keys if key in self._lane_of), best)
-        if known.is_up and known.load <= best.load + self._slack:
+        if known.takes and known.load <= best.load + self._slack:
             best = known
         for key in keys:
             self._lane_of[key] = best
@@ -44,10 +44,11 @@ class Placement:
         return best
 
     def _least_loaded(self) -> Lane:
-        """The lane with the least work among those that are up; among all lanes when none is up."""
+        """The lane with the least work among those that take newcomers; without any, among all that are wanted."""
         if len(self._lanes) == 1:
             return self._lanes[0]
-        return min([lane for lane in self._lanes if lane.is_up] or self._lanes, key=lambda lane: lane.load)
+        taking = [lane for lane in self._lanes if lane.takes] or [lane for lane in self._lanes if lane.is_wanted]
+        return min(taking, key=lambda lane: lane.load)
 
 
 def _prefix_keys(request: Request) -> Iterator[Hashable]:

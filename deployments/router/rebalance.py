@@ -1,4 +1,4 @@
-"""Rebalancing: sequences move from a lane that has no pipeline, and to a lane that has just got one.
+"""Rebalancing: sequences move from a lane that has no pipeline, or shall have none, and to one that has just got one.
 
 A move costs a prefill, never a token: the text goes on behind prompt and output in any lane.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 from deployments.router.lane import Lane
 from deployments.router.metrics import RouterMetrics
@@ -60,19 +61,31 @@ class Rebalancer:
         for other in self._lanes:
             if not other.is_up and other not in self._timers:
                 self._evacuate(other)
-            elif other.is_up and other is not lane:
+            elif other.is_up and other is not lane and lane.is_wanted:
                 self._share(other, lane)
 
+    def relieve(self, lane: Lane) -> None:
+        """Move the sequences of a lane that shall have no pipeline any more: those that wait, or all if it has none."""
+        if lane.is_up:
+            self._spread([one for one in lane.sequences if one.state is State.WAITING], lane)
+        else:
+            self._evacuate(lane)
+
     def _evacuate(self, lane: Lane) -> None:
-        """Move all sequences of a lane without a pipeline to lanes that are up; without any, the sequences stay."""
-        self._timers.pop(lane, None)
-        loads = {other: other.load for other in self._lanes if other.is_up}
-        if lane.is_up or not loads:
+        """Move all sequences of a lane without a pipeline."""
+        timer = self._timers.pop(lane, None)
+        if timer is not None:
+            timer.cancel()
+        if not lane.is_up:
+            self._spread(lane.sequences, lane)
+
+    def _spread(self, sequences: Collection[Sequence], lane: Lane) -> None:
+        """Move sequences of a lane to others that take newcomers; without any, the sequences stay."""
+        loads = {other: other.load for other in self._lanes if other.takes and other is not lane}
+        if not sequences or not loads:
             return
-        leaving = sorted(lane.sequences, key=queue_order)
-        if leaving:
-            logger.warning("%s has no pipeline: %d sequences move to other lanes", lane.target.name, len(leaving))
-        for sequence in leaving:
+        logger.warning("%d sequences of %s move to other lanes", len(sequences), lane.target.name)
+        for sequence in sorted(sequences, key=queue_order):
             to = min(loads, key=lambda other: loads[other])
             loads[to] += lane.work_of(sequence)
             self._move(sequence, lane, to)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import replace
 
 from prometheus_client.registry import Collector
 
 from deployments.observability.request_spans import RequestSpans
-from deployments.options import RouterOptions
+from deployments.options import RouterOptions, ScalingOptions
 from deployments.router.admission import Admission, as_served, finish_of
 from deployments.router.draft_client import DraftClient
 from deployments.router.draft_rounds import DraftRounds
@@ -23,6 +23,7 @@ from deployments.router.lane_connection import TargetClient
 from deployments.router.metrics import RouterMetrics
 from deployments.router.placement import Placement
 from deployments.router.rebalance import Rebalancer
+from deployments.router.scaling.scaler import PipelineScaler
 from deployments.router.sessions import Session, Sessions
 from engine.errors import ModelChangedError, OverloadedError, SpectraError, StepFailedError, TargetLostError
 from engine.events import LENGTH, STOP, StepEvent
@@ -78,6 +79,8 @@ class Router:
         self._admission = Admission(self.lanes, options)
         self._placement = Placement(self.lanes, options)
         self._rebalancer = Rebalancer(self.lanes, self._sessions, self._metrics, options.failover)
+        scaling, grace = options.scaling or ScalingOptions(len(targets), len(targets)), options.grace
+        self.scaler = PipelineScaler(self.lanes, self._rebalancer, scaling, grace)
         self._draft_rounds = DraftRounds(draft_client, self._sessions, spans)
         self._spans = spans
         self._next_seq = 0
@@ -85,14 +88,14 @@ class Router:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin to serve; needs a running event loop."""
-        for lane in self.lanes:
-            lane.start()
+    def start(self, running: Collection[str] = ()) -> None:
+        """Begin to serve; needs a running event loop. ``running`` is as in ``PipelineScaler.start``."""
+        self.scaler.start(running)
         self._rebalancer.start()
 
     def leave(self) -> None:
         """Serve what runs for as long as there is a pipeline, and leave lost ones to the next router."""
+        self.scaler.leave()
         for lane in self.lanes:
             lane.connection.leave()
 
@@ -100,6 +103,7 @@ class Router:
         """Stop serving; live streams raise TargetLostError."""
         self._closed = True
         self._rebalancer.close()
+        await self.scaler.close()
         for lane in self.lanes:
             await lane.close()
         await self._draft_rounds.close()
@@ -110,10 +114,12 @@ class Router:
         """Whether a pipeline is up."""
         return any(lane.is_up for lane in self.lanes)
 
-    async def state(self) -> dict[str, int | bool]:
-        """Figures for health checks: sums over all lanes, then each lane's own if there are several."""
-        schedulers = [lane.scheduler for lane in self.lanes]
-        figures: dict[str, int | bool] = {
+    async def state(self) -> dict[str, int | float | bool]:
+        """Figures for health checks: sums over all lanes with pipelines, there or wanted, then each one's own if there
+        are several."""
+        lanes = [lane for lane in self.lanes if lane.is_wanted or lane.is_up or lane.sequences]
+        schedulers = [lane.scheduler for lane in lanes]
+        figures: dict[str, int | float | bool] = {
             "ready": self.is_ready,
             "running": sum(scheduler.n_running for scheduler in schedulers),
             "waiting": sum(lane.n_waiting for lane in self.lanes),
@@ -122,16 +128,18 @@ class Router:
             "sessions": len(self._sessions),
             "speculator_states": await self._draft_client.n_live(),
             "pipelines_lost": sum(lane.n_lost for lane in self.lanes),
-            "lanes": len(self.lanes),
+            "lanes": sum(lane.is_wanted for lane in lanes),
             "lanes_up": sum(lane.is_up for lane in self.lanes),
+            "load_seconds": max(round(lane.load_report.seconds.get("ready", 0.0), 2) for lane in self.lanes),
+            "load_bytes": sum(lane.load_report.n_read for lane in self.lanes),
         }
-        for lane in self.lanes if len(self.lanes) > 1 else ():
+        for lane in lanes if len(self.lanes) > 1 else ():
             figures |= {f"{lane.target.name}.{name}": value for name, value in lane.figures().items()}
         return figures
 
     def metrics_text(self) -> str:
         """Prometheus exposition text."""
-        return self._metrics.render(self.lanes)
+        return self._metrics.render(self.lanes, self.scaler.n_overdue)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

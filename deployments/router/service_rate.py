@@ -104,16 +104,16 @@ class WaitEstimate:
         self._until: list[float] = []  # seconds until a slot is free, by the number of queued sequences ahead
         if service_rate.is_known:
             running = [service_rate.remaining(sequence) for sequence in scheduler.running]
-            n_slots = max(len(running), _n_slots(scheduler, service_rate))
+            slots = max(len(running), n_slots(scheduler, service_rate))
             queue = (service_rate.remaining(sequence) for sequence in self._queue.sequences)
-            self._until = seconds_until_slot(n_slots, running, queue)
+            self._until = seconds_until_slot(slots, running, queue)
 
     def seconds(self, newcomer: Sequence) -> float | None:
         """Seconds until a newcomer would start, given what the queue puts ahead of it; None before any measurement."""
         return self._until[self._queue.n_ahead(newcomer)] if self._until else None
 
 
-def _n_slots(scheduler: Scheduler, service_rate: ServiceRate) -> int:
+def n_slots(scheduler: Scheduler, service_rate: ServiceRate) -> int:
     """Sequences that can run side by side: ``max_sequences``, or as many of today's length as the cache holds."""
     live, info = scheduler.sequences, scheduler.info
     if not live:

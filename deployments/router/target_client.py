@@ -6,15 +6,18 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import ray
+from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import INCARNATION, SupersededError, exit_superseded
+from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from deployments.router.lane_connection import RECONNECT_S, TargetClient
 from engine.errors import ConfigError, TargetLostError
 from engine.target.info import TargetInfo
@@ -32,17 +35,31 @@ class ServeTarget:
 
     Args:
         handle: of the deployment.
+        replacements: counts those of its stages.
+        is_elastic: whether it has a replica only for as long as it is held.
     """
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, replacements: ReplacementSeconds, is_elastic: bool = False) -> None:
+        self.is_elastic = is_elastic
         self.name = handle.deployment_name
         self.trouble = ""  # why its pipeline cannot be used; shown in health
         self.is_another = False  # its pipeline runs another model, or runs it in another way
         self._handle = handle
+        self._replacements = replacements
 
     def client(self, info: TargetInfo) -> TargetClient:
         """What a lane needs of it, for a router that is ready to serve the target that ``info`` describes."""
-        return TargetClient(self.name, partial(self.connect, info, ready=True), self.report_hang)
+        hold = self.hold if self.is_elastic else None
+        return TargetClient(self.name, partial(self.connect, info, ready=True), self.report_hang, hold)
+
+    async def hold(self) -> None:
+        """Keep a call to it open, so that Serve starts its replica, and lets it be, until this is cancelled."""
+        while True:
+            try:
+                await _answer(self._handle.hold.remote())
+            except (RayError, RayServeException) as error:
+                logger.info("%s is held no more, which is tried again: %s", self.name, error)
+                await asyncio.sleep(RECONNECT_S)
 
     async def endpoints(self, ready: bool = False) -> Endpoints:
         """The pipeline's endpoints, as soon as it listens; asks again while Serve still names a dead replica.
@@ -56,7 +73,8 @@ class ServeTarget:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     node = ray.get_runtime_context().get_node_id()
-                    endpoints: Endpoints = await self._handle.endpoints.remote(node, INCARNATION, ready)
+                    endpoints: Endpoints = await _answer(self._handle.endpoints.remote(node, INCARNATION, ready))
+                    self._replacements.count(self.name, endpoints)
                     return endpoints
             except SupersededError as error:
                 exit_superseded(error)
@@ -105,9 +123,29 @@ class ServeTarget:
         await self._handle.report_hang.remote(reason)
 
 
+async def _answer(response: DeploymentResponse) -> Any:
+    """Await a call; one that is given up is cancelled, or else Serve counts it on, and scales by it."""
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+
+
 def _message(error: ConfigError) -> str:
     """The message without the traceback that Ray adds."""
     return str(error.cause if isinstance(error, RayTaskError) else error)
+
+
+async def names_of_running() -> set[str]:
+    """The deployments of this application that have a replica, or are starting one, as Serve says."""
+    status = await asyncio.to_thread(serve.status)
+    application = status.applications[serve.get_replica_context().app_name]
+    return {
+        name
+        for name, deployment in application.deployments.items()
+        if any(n for state, n in deployment.replica_states.items() if state != "STOPPING")
+    }
 
 
 async def first_endpoints(targets: Sequence[ServeTarget]) -> tuple[ServeTarget, Endpoints]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psutil
 
 from deployments.observability.logs import LogOptions, configure
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint
+from deployments.pipeline.load_report import StageLoad
 from deployments.pipeline.plan import StagePlan
+from deployments.transport.addresses import tcp
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
 from engine.target.options import TargetOptions
@@ -39,6 +40,7 @@ class Loaded:
 
     seconds: float
     n_bytes: int  # memory of the process, and of its GPU
+    load: StageLoad = field(default_factory=StageLoad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +55,25 @@ class StageActor:
     """Plain class; ``stage_handle`` wraps it in ``ray.remote``, with a few threads for its calls.
 
     Args:
-        options: of the target.
-        path: checkpoint directory.
-        number: of this stage, from 0.
+        options: of the target, whose files every stage finds or fetches where it runs.
         threads: intra-op.
         transport: see ``PipelineOptions``.
         logs: how the process logs; None: as it does already.
     """
 
-    def __init__(
-        self,
-        options: TargetOptions,
-        path: str,
-        number: int,
-        threads: int,
-        transport: str,
-        logs: LogOptions | None = None,
-    ) -> None:
+    def __init__(self, options: TargetOptions, threads: int, transport: str, logs: LogOptions | None = None) -> None:
+        self._logs = logs
         if logs is not None:
-            configure(logs, f"Stage-{number}")
+            configure(logs, "Stage")
+        began = time.monotonic()
         import torch
 
         # Import everything now, at the same time as the other stages: later they wait for the first one to plan.
         from deployments.stage import planning, worker  # noqa: F401
 
+        self._importing = time.monotonic() - began
         torch.set_num_threads(threads)
         self._options = options
-        self._path = Path(path)
-        self._number = number
         self._transport = transport
         self._device = torch.device(options.device)
         self._stage: StageLike | None = None
@@ -98,28 +91,58 @@ class StageActor:
             SpectraError: as ``plan_stages``.
         """
         from deployments.stage.planning import plan_stages
+        from engine.target.fetching import texts_of
 
-        return plan_stages(self._options, self._path)
+        return plan_stages(self._options, texts_of(self._options))
 
-    def load(self, plan: StagePlan) -> Loaded:
-        """Load the layers.
+    def prepare(self) -> None:
+        """Do what loading begins with, whichever layers it is of, so that it takes less time later.
 
         Raises:
-            ConfigError: the checkpoint is not the one that the plan was made for.
+            SpectraError: the checkpoint cannot be read here.
+        """
+        from deployments.stage.planning import prepare
+        from engine.target.fetching import texts_of
+
+        prepare(self._options, texts_of(self._options))
+
+    def load(self, plan: StagePlan, number: int) -> Loaded:
+        """Load the layers of stage ``number``, which this process is from now on.
+
+        Raises:
+            ConfigError: the checkpoint is not the one that the plan was made for, or is not to be had here.
             SpectraError: as ``load_stage``, and for any other fault of the checkpoint, which the message names.
         """
         from deployments.stage.planning import check_checkpoint
+        from engine.model.weights.meter import Meter
+        from engine.target.fetching import layers_of
         from engine.target.loading import load_stage
 
         began = time.monotonic()
+        if self._logs is not None:
+            configure(self._logs, f"Stage-{number}")
+        layers = plan.ranges[number]
+        path = layers_of(self._options, layers)
+        fetched = time.monotonic()
+        meter = Meter()
         try:
-            check_checkpoint(plan, self._path)
-            self._stage = load_stage(self._options, self._path, plan.ranges[self._number], plan.info)
+            check_checkpoint(plan, path)
+            checked = time.monotonic()
+            self._stage = load_stage(self._options, path, layers, plan.info, meter)
         except SpectraError:
             raise
         except Exception as error:  # such as a truncated file, which libraries do not name
-            raise UnsupportedModelError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
-        return Loaded(time.monotonic() - began, psutil.Process().memory_info().rss + _allocated(self._device))
+            raise UnsupportedModelError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        ended, read = time.monotonic(), meter.seconds
+        phases = {
+            "import": self._importing,
+            "resolve": fetched - began,
+            "check": checked - fetched,
+            "read": read,
+            "build": ended - checked - read,
+        }
+        memory = psutil.Process().memory_info().rss + _allocated(self._device)
+        return Loaded(ended - began, memory, StageLoad(phases, meter.n_bytes))
 
     def listen(self, secret: bytes) -> StageEndpoint:
         """Listen for peers; returns the addresses by which they reach this stage."""
@@ -132,10 +155,12 @@ class StageActor:
             self._sockets = SocketFolder(SOCKETS)
             wanted.append(f"unix:{self._sockets.path}/s")
         if self._transport != ONLY_UNIX:
-            wanted.append(f"tcp:{here.ip}:0")
+            wanted.append(tcp(here.ip))
         self._worker = StageWorker(
             self._stage, self._device, wanted[0], secret, self._transport, also="".join(wanted[1:])
         )
+        gc.collect()
+        gc.freeze()  # everything loaded now stays: a full collection would stall a step by tens of milliseconds
         reached = {address.partition(":")[0]: address for address in self._worker.addresses}
         return StageEndpoint(here.node, reached.get("unix", ""), reached.get("tcp", ""))
 
@@ -143,8 +168,6 @@ class StageActor:
         """Start the loop, or change its neighbours, as ``StageWorker.start``."""
         assert self._worker is not None, "listen comes before serve"
         self._worker.start(next_address, rows_address)
-        gc.collect()
-        gc.freeze()  # everything loaded now stays: a full collection would stall a step by tens of milliseconds
 
     def ping(self) -> Pulse:
         """The stage's state; answers while the process lives.

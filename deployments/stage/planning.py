@@ -9,6 +9,8 @@ import torch
 from deployments.pipeline.plan import StagePlan
 from engine.errors import ConfigError
 from engine.model.identity import file_hashes
+from engine.model.loader import load_config
+from engine.model.meta_model import empty_model
 from engine.target.loading import describe_target, memory_of_stages, stage_ranges
 from engine.target.options import TargetOptions
 
@@ -33,6 +35,17 @@ def plan_stages(options: TargetOptions, path: Path) -> StagePlan:
     if info.drafter is not None:
         memory[-1] += f"; drafter: {info.drafter}"
     return StagePlan(info, tuple(ranges), tuple(memory), {} if options.simulation else file_hashes(path))
+
+
+def prepare(options: TargetOptions, path: Path) -> None:
+    """Import the model's code and open the device, without any weights.
+
+    Raises:
+        UnsupportedModelError: there is no config of a model that can be run.
+    """
+    if options.simulation is None:
+        empty_model(load_config(path))
+    torch.empty(1, device=options.device)
 
 
 def check_checkpoint(plan: StagePlan, path: Path) -> None:

@@ -19,7 +19,7 @@ from deployments.submission.protocol import (
     SUBMIT,
     Attachment,
 )
-from deployments.transport.addresses import listen, serve_streams
+from deployments.transport.addresses import listen, serve_streams, tcp
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import UnauthenticatedError
@@ -72,7 +72,7 @@ class SubmissionServer:
         """
         if self._is_leaving:
             raise TargetLostError("this router is being replaced")
-        wanted = f"unix:{self._folder.path}/router" if host is None else f"tcp:{host}:0"
+        wanted = f"unix:{self._folder.path}/router" if host is None else tcp(host)
         if wanted not in self._addresses:
             listening, self._addresses[wanted] = listen(wanted)
             tls = None if host is None else tls_context(self._secret, True)

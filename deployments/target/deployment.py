@@ -7,24 +7,25 @@ the whole pipeline.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.observability.logs import configure
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import LeaderEpochs
 from deployments.single_replica import check_single_replica
+from deployments.target.bundles import Bundle, Bundles
 from deployments.target.stage_handle import StageHandle
-from deployments.target.supervisor import StageSupervisor
+from deployments.target.supervisor import supervised
 from engine.errors import ConfigError
-from engine.model.resolve import resolve
 from engine.target.options import TargetOptions
 
 LEAST_CPU = 0.001  # Ray refuses empty bundles
+HOLD_S = 2.0  # a call that holds the pipeline
 
 
 def stage_environment(options: PipelineOptions) -> dict[str, str]:
@@ -37,9 +38,14 @@ def stage_environment(options: PipelineOptions) -> dict[str, str]:
     }
 
 
+def stage_resources(pipeline: PipelineOptions) -> dict[str, float]:
+    """What a bundle needs for one stage."""
+    return {"CPU": max(pipeline.cpus, LEAST_CPU)} | ({"GPU": pipeline.gpus} if pipeline.gpus else {})
+
+
 def replica_placement(pipeline: PipelineOptions, n_stages: int, replica_cpus: float) -> dict[str, Any]:
     """Serve's options of a placement group with one bundle per stage; the replica shares the first one's."""
-    stage = {"CPU": max(pipeline.cpus, LEAST_CPU)} | ({"GPU": pipeline.gpus} if pipeline.gpus else {})
+    stage = stage_resources(pipeline)
     first = stage | {"CPU": stage["CPU"] + replica_cpus}
     bundles = [first, *(dict(stage) for _ in range(n_stages - 1))]
     return {"placement_group_bundles": bundles, "placement_group_strategy": pipeline.placement.upper()}
@@ -56,11 +62,13 @@ class TargetDeployment:
     async def __init__(self, target: TargetOptions, pipeline: PipelineOptions) -> None:  # type: ignore[misc]
         configure(pipeline.logs, "Target")
         check_single_replica("'replicas' in args adds pipelines, a deployment each")
-        path = str(resolve(target.model, target.revision))
-        launch = partial(_launch, target, pipeline, path, _own_placement(target.stages))
+        launch = partial(_launch, target, pipeline)
         self._epochs = LeaderEpochs()
         self._grace = pipeline.grace
-        self._supervisor = StageSupervisor(launch, target.stages, pipeline.replace_timeout)
+        bundles = Bundles(
+            _own_placement(target.stages), stage_resources(pipeline), pipeline.placement, pipeline.transport == "unix"
+        )
+        self._supervisor = supervised(launch, bundles, pipeline.standby_stages, pipeline.replace_timeout)
         await self._supervisor.start()
 
     async def __del__(self) -> None:
@@ -84,6 +92,12 @@ class TargetDeployment:
         self._epochs.admit(router, ready)
         return await self._supervisor.endpoints(node)
 
+    async def hold(self) -> None:
+        """Last a while. Where Serve scales this deployment between no replica and one, routers that want the pipeline
+        call this again and again: a call that runs or waits for a replica is what Serve scales by. None lasts long,
+        because Serve waits for it when it replaces the replica."""
+        await asyncio.sleep(HOLD_S)
+
     async def report_hang(self, reason: str) -> None:
         """Look for a stage that hangs now, and not at the next ping, and have it replaced."""
         await self._supervisor.report_hang(reason)
@@ -93,7 +107,7 @@ class TargetDeployment:
         return self._supervisor.pids
 
     async def state(self) -> dict[str, Any]:
-        """Processes and nodes of the stages, and the newest replacement; for operators."""
+        """Processes and nodes of the stages, what their start took, and the newest replacement; for operators."""
         return self._supervisor.state()
 
     async def check_health(self) -> None:
@@ -112,11 +126,10 @@ def _own_placement(n_stages: int) -> PlacementGroup:
     return placed
 
 
-def _launch(target: TargetOptions, pipeline: PipelineOptions, path: str, placed: PlacementGroup, i: int) -> StageHandle:
+def _launch(target: TargetOptions, pipeline: PipelineOptions, bundle: Bundle) -> StageHandle:
     options = {
         "num_cpus": pipeline.cpus,
         "num_gpus": pipeline.gpus,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=i),
         "runtime_env": {"env_vars": stage_environment(pipeline)},
     }
-    return StageHandle.start(options, target, path, pipeline, i)
+    return StageHandle.start(options, target, pipeline, bundle)

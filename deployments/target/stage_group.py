@@ -6,15 +6,21 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import ray
 from ray.exceptions import RayError
 
 from deployments.pipeline.endpoints import Endpoints, StageEndpoint, neighbours
+from deployments.pipeline.load_report import LoadReport, StageLoad
 from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.replacement import Replacement
+from deployments.target.bundles import Bundle
 from deployments.target.diagnosis import warm_up
 from deployments.target.stage_handle import StageHandle, reason_of
+from deployments.target.standbys import Standbys
 from engine.errors import ConfigError, TargetLostError
 
 CLEAN_UP_S = 2.0  # for stages to clean up before they are killed
@@ -22,19 +28,33 @@ CLEAN_UP_S = 2.0  # for stages to clean up before they are killed
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Substitute:
+    """A stage that has loaded and listens, to be put in the place of another."""
+
+    stage: StageHandle
+    loaded: StageLoad
+    was_waiting: bool  # as a standby
+    process: float  # seconds until its process was there
+    load: float  # seconds from then on
+
+
 class StageGroup:
     """All stages of one pipeline.
 
     Args:
-        launch: starts the actor of a stage, given its number.
-        n_stages: how many there are.
+        launch: starts a stage's process in a bundle.
+        bundles: of the stages, first to last.
+        standbys: where the processes of substitutes come from.
     """
 
-    def __init__(self, launch: Callable[[int], StageHandle], n_stages: int) -> None:
-        self._launch = launch
+    def __init__(self, launch: Callable[[Bundle], StageHandle], bundles: Sequence[Bundle], standbys: Standbys) -> None:
+        self._standbys = standbys
+        self._seconds: dict[str, float] = {}  # of the phases that all stages wait for
+        self._loads: dict[int, StageLoad] = {}
         self._plan: StagePlan | None = None  # known once a stage has made it
         self._secret = secrets.token_bytes(32)
-        self.stages = [launch(i) for i in range(n_stages)]
+        self.stages = [launch(bundle) for bundle in bundles]
         self.generation = 0  # how often the stages were connected
 
     async def start(self) -> None:
@@ -47,37 +67,58 @@ class StageGroup:
             UnsupportedModelError: the checkpoint cannot be run.
         """
         try:
+            began = time.monotonic()
             await asyncio.gather(*(stage.arrive() for stage in self.stages))  # imports would disturb a measurement
+            arrived = time.monotonic()
             self._plan = await self.stages[0].plan()
             for i, memory in enumerate(self._plan.memory):
                 logger.info("stage %d: %s", i, memory)
-            await asyncio.gather(*(self._come_up(i) for i in range(len(self.stages))))
+            self._seconds["plan"] = time.monotonic() - arrived
+            for i, load in enumerate(await asyncio.gather(*(self._come_up(*one) for one in enumerate(self.stages)))):
+                self._loads[i] = load
+            loaded = time.monotonic()
             if lost := await self.connect():
                 raise TargetLostError(self.told(lost))
             await warm_up(self.endpoints(self._endpoint(0).node), self.stages)
+            ended = time.monotonic()
+            self._seconds |= {"connect": ended - loaded, "ready": ended - began}
         except BaseException:
             for stage in self.stages:
                 stage.kill()
             raise
 
-    async def replace(self, i: int) -> None:
-        """Kill a lost stage and start another in its place; raises TargetLostError when it does not come up."""
-        await self.stages[i].end()
-        self.stages[i] = self._launch(i)
-        await self._come_up(i)
+    async def substitute(self, i: int) -> Substitute:
+        """Have another process load what stage ``i`` has, which may go on meanwhile.
 
-    async def _come_up(self, i: int) -> None:
-        stage = self.stages[i]
-        loaded = await stage.come_up(self._secret, self._planned)
-        assert stage.identity is not None
+        Raises:
+            TargetLostError: it did not come up.
+        """
+        began = time.monotonic()
+        stage, was_waiting = await self._standbys.take()
+        taken = time.monotonic()
+        try:
+            loaded = await self._come_up(i, stage)
+        except BaseException:  # cancellation too
+            self._standbys.give_back(stage)
+            raise
+        return Substitute(stage, loaded, was_waiting, taken - began, time.monotonic() - taken)
+
+    def put(self, i: int, substitute: Substitute) -> None:
+        """Make it stage ``i``; ``connect`` tells the others."""
+        self.stages[i] = substitute.stage
+        self._loads[i] = substitute.loaded
+
+    async def _come_up(self, i: int, stage: StageHandle) -> StageLoad:
+        loaded = await stage.come_up(i, self._secret, self._planned)
         logger.info(
-            "%s loaded in %.1f s, %.2f GiB, process %d on %s",
+            "%s loaded in %.1f s, %s, %.2f GiB, %s",
             stage.name,
             loaded.seconds,
+            loaded.load,
             loaded.n_bytes / (1 << 30),
-            stage.identity.pid,
-            stage.identity.ip,
+            stage.identity,
         )
+        return loaded.load
 
     async def connect(self) -> dict[int, str]:
         """Tell every stage its neighbours; steps in flight are dropped.
@@ -91,8 +132,8 @@ class StageGroup:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return {i: reason_of(answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)}
 
-    def endpoints(self, node: str) -> Endpoints:
-        """Where the pipeline listens, for a router on ``node``.
+    def endpoints(self, node: str, replacements: Sequence[Replacement] = ()) -> Endpoints:
+        """Where the pipeline listens, for a router on ``node``, and the newest replacements of its stages.
 
         Raises:
             ConfigError: the option ``transport`` does not reach that node.
@@ -103,7 +144,13 @@ class StageGroup:
                 "transport (--transport) is unix, but the router is on another node than the first or last stage; "
                 "auto and tcp work there"
             )
-        return Endpoints(first, last, self._secret, self._planned.info)
+        return Endpoints(first, last, self._secret, self._planned.info, self.load, tuple(replacements))
+
+    @property
+    def load(self) -> LoadReport:
+        """What the start took so far; that of a stage which has been replaced is its newest process's."""
+        stages = tuple(self._loads.get(i, StageLoad()) for i in range(len(self.stages)))
+        return LoadReport(dict(self._seconds), stages)
 
     @property
     def _planned(self) -> StagePlan:

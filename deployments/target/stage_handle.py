@@ -1,27 +1,33 @@
-"""The handle of one stage actor, from its start until its process is certainly dead. Knows no other stage."""
+"""The handle of one stage actor, from its start until its process is certainly dead. Knows no other stage.
+
+A process is of no stage until it is told of which: so one that waits can take the place of any.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint, kill_here
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import Loaded, Pulse, StageActor
+from deployments.target.bundles import Bundle
 from engine.errors import ConfigError, SpectraError, TargetLostError
 from engine.target.options import TargetOptions
 
 PING_EVERY_S = 1.0
 LOADING_S = 60.0  # least time a ping may stay unanswered during loading: a slow disk can hold the process up
-SERVE_S = 15.0  # least time for ``serve``, which begins with a garbage collection over all that was loaded
+SERVE_S = 15.0  # least time for ``serve``
 KILL_S = 10.0  # for killing a process of another node
-CALLS = 4  # threads of the actor: one waits for its end, one answers pings, the others serve calls
+LEAVE_S = 2.0  # to remove its sockets before it is killed
+CALLS = 5  # threads of the actor: one or two wait for its end, one answers pings, the others serve calls
 MAX_REASON = 400  # characters
 
 
@@ -30,28 +36,32 @@ class StageHandle:
 
     Args:
         actor: Ray's handle of a ``StageActor``.
-        number: of the stage, from 0.
-        n_stages: of the pipeline.
+        name: in messages.
+        bundle: in which it runs.
         timeout: seconds a ping may stay unanswered.
     """
 
-    def __init__(self, actor: Any, number: int, n_stages: int, timeout: float) -> None:
-        self.name = f"stage {number} of {n_stages}"  # in messages
+    def __init__(self, actor: Any, name: str, bundle: Bundle, timeout: float) -> None:
+        self.name = name
+        self.bundle = bundle
+        self.seen = time.monotonic()  # when it answered last
         self.identity: ProcessIdentity | None = None  # known once the process runs
         self.endpoint: StageEndpoint | None = None  # known once the stage listens
         self._actor = actor
-        self._number = number
         self._timeout = timeout
         self._marked_dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
     def start(
-        cls, options: dict[str, Any], target: TargetOptions, path: str, pipeline: PipelineOptions, number: int
+        cls, options: dict[str, Any], target: TargetOptions, pipeline: PipelineOptions, bundle: Bundle
     ) -> StageHandle:
-        """Start the actor of stage ``number`` with Ray's ``options``; returns at once."""
-        remote = ray.remote(StageActor).options(max_restarts=0, max_concurrency=CALLS, **options)
-        actor = remote.remote(target, path, number, pipeline.threads, pipeline.transport, pipeline.logs)
-        return cls(actor, number, target.stages, pipeline.stage_timeout)
+        """Start an actor in ``bundle`` with Ray's ``options``; returns at once."""
+        placed = PlacementGroupSchedulingStrategy(bundle.group, placement_group_bundle_index=bundle.index)
+        remote = ray.remote(StageActor).options(
+            max_restarts=0, max_concurrency=CALLS, scheduling_strategy=placed, **options
+        )
+        actor = remote.remote(target, pipeline.threads, pipeline.transport, pipeline.logs)
+        return cls(actor, "a stage's process", bundle, pipeline.stage_timeout)
 
     async def arrive(self) -> None:
         """Wait until its process runs and has imported what it needs; raises TargetLostError when the process died."""
@@ -60,6 +70,14 @@ class StageHandle:
                 self.identity = await self._actor.identity.remote()
             except RayError as error:
                 raise self._not_up(error) from error
+            self.seen = time.monotonic()
+
+    async def prepare(self) -> None:
+        """Let it do what it can before it is of a stage; raises TargetLostError when that fails."""
+        try:
+            await self._pinged(self._actor.prepare.remote())
+        except (RayError, TimeoutError) as error:
+            raise self._not_up(error) from error
 
     async def plan(self) -> StagePlan:
         """Let this stage describe and split the target for all stages.
@@ -78,17 +96,17 @@ class StageHandle:
             raise self._not_up(error) from error
         return plan
 
-    async def come_up(self, secret: bytes, plan: StagePlan) -> Loaded:
-        """Let the stage load its part of the plan and listen.
+    async def come_up(self, number: int, secret: bytes, plan: StagePlan) -> Loaded:
+        """Let it become stage ``number``: load its part of the plan and listen.
 
         Raises:
             TargetLostError: the stage died, hangs, or could not load; the message says why.
         """
-        layers = plan.ranges[self._number]
-        self.name = f"stage {self._number} of {len(plan.ranges)} (layers {layers.first} to {layers.last - 1})"
+        layers = plan.ranges[number]
+        self.name = f"stage {number} of {len(plan.ranges)} (layers {layers.first} to {layers.last - 1})"
         await self.arrive()
         try:
-            loaded: Loaded = await self._pinged(self._actor.load.remote(plan))
+            loaded: Loaded = await self._pinged(self._actor.load.remote(plan, number))
             self.endpoint = await self._actor.listen.remote(secret)
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
@@ -105,7 +123,8 @@ class StageHandle:
             answer.cancel()
 
     def _not_up(self, error: BaseException) -> TargetLostError:
-        return TargetLostError(f"{self.name} could not come up: {reason_of(error)}")
+        where = "" if self.identity is None else f" on {self.identity.ip}"
+        return TargetLostError(f"{self.name}{where} could not come up: {reason_of(error)}")
 
     async def serve(self, next_address: str | None, rows_address: str) -> None:
         """Connect the stage to its neighbours, and let it run; raises RayError or TimeoutError when it is lost."""
@@ -125,6 +144,7 @@ class StageHandle:
         except RayError as error:
             _raise_if_fatal(error)
             raise
+        self.seen = time.monotonic()
         return pulse
 
     def mark_dead(self, reason: str) -> None:
@@ -172,6 +192,12 @@ class StageHandle:
             with contextlib.suppress(RayError, TimeoutError):
                 await asyncio.wait_for(_end(self.identity), KILL_S)
         ray.kill(self._actor)
+
+    async def retire(self) -> None:
+        """Let it clean up, then end it: another stage has its place."""
+        with contextlib.suppress(RayError, TimeoutError):
+            await asyncio.wait_for(self._actor.leave.remote(), LEAVE_S)
+        await self.end()
 
     def leave(self) -> Any:
         """Ask the stage to clean up; returns Ray's reference of the answer."""

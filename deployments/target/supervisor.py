@@ -1,7 +1,8 @@
-"""Keeps a pipeline whole: a stage that dies or hangs is replaced in its place, while the others stay loaded.
+"""Keeps a pipeline whole: a stage that dies, hangs or has to leave its node is replaced, while the others stay loaded.
 
-Decides when a stage is lost and what follows; ``stage_group`` starts and connects stages, ``stage_handle`` pings and
-kills one. A router's connection breaks when a stage is replaced; the router then asks for the endpoints again.
+Decides when that is to be done, and when a pipeline is given up; ``repair`` replaces stages, ``stage_group`` starts and
+connects them, ``standbys`` has processes for those to come, ``stage_handle`` pings and kills one. A router's connection
+breaks when a stage is replaced; the router then asks for the endpoints again.
 """
 
 from __future__ import annotations
@@ -9,50 +10,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from ray.exceptions import RayError
 
 from deployments.pipeline.endpoints import Endpoints
+from deployments.pipeline.replacement import Replacement
+from deployments.target.bundles import Bundle, Bundles
+from deployments.target.departures import Departures
 from deployments.target.diagnosis import mark_hung_stages_dead
+from deployments.target.places import Places
+from deployments.target.repair import OngoingReplacement, Repair
 from deployments.target.stage_group import StageGroup
 from deployments.target.stage_handle import StageHandle
+from deployments.target.standbys import Standbys
 from engine.errors import ConfigError, TargetLostError
 
 logger = logging.getLogger(__name__)
 
-MAX_STARTS = 2  # of one stage within one replacement; then the pipeline is given up
 LOOK_S = 0.1  # between two looks whether the pipeline is in use
 WAIT_S = 30.0  # how long a call for the endpoints waits for a replacement
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """One replacement, over or given up."""
-
-    reasons: Mapping[int, str]  # stage -> why it was lost
-    seconds: float  # from the loss until the pipeline was whole
-    error: str = ""  # why the pipeline was given up
+TOLD = 16  # replacements that a router is told of; it asks after each
 
 
 class StageSupervisor:
     """Supervises the stages of one pipeline.
 
     Args:
-        launch: starts the actor of a stage, given its number.
-        n_stages: how many there are.
+        group: of the stages.
+        standbys: where the processes of other stages come from.
         limit: seconds a replacement may take before the pipeline is given up.
     """
 
-    def __init__(self, launch: Callable[[int], StageHandle], n_stages: int, limit: float) -> None:
-        self._group = StageGroup(launch, n_stages)
+    def __init__(self, group: StageGroup, standbys: Standbys, limit: float) -> None:
+        self._group = group
+        self._standbys = standbys
         self._limit = limit
-        self._watches: list[asyncio.Task[str]] = []  # of every stage; done when the stage is lost
+        self._wake = asyncio.Event()  # a stage is lost, or another is ready to take the place of one
         self._whole = asyncio.Event()
+        self._departures = Departures(group, standbys, self._whole, self._wake.set)
+        self._repair = Repair(group, standbys, self._departures, self._wake.set)
         self._failure = ""
         self._task: asyncio.Task[None] | None = None
         self.replacements: list[Replacement] = []
@@ -60,8 +59,10 @@ class StageSupervisor:
     async def start(self) -> None:
         """Start all stages, and supervise them from then on; raises as ``StageGroup.start``."""
         await self._group.start()
-        self._watches = [self._watch(i) for i in range(len(self._group.stages))]
+        self._repair.start()
         self._task = asyncio.create_task(self._supervise())
+        self._standbys.start()  # now, because their imports would disturb what the stages measure
+        self._departures.start()
         self._whole.set()
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class StageSupervisor:
         self.check()
         if not self._whole.is_set():
             raise TargetLostError("a stage is being replaced")
-        return self._group.endpoints(node)
+        return self._group.endpoints(node, self.replacements[-TOLD:])
 
     def check(self) -> None:
         """Raises TargetLostError once the pipeline is given up; not while a stage is being replaced in time."""
@@ -94,15 +95,21 @@ class StageSupervisor:
         return [stage.identity.pid for stage in self._group.stages if stage.identity is not None]
 
     def state(self) -> dict[str, Any]:
-        """For operators: every stage's process and node, and the newest replacement."""
+        """For operators: stages and standbys with process and node, what the start took, draining nodes, and the newest
+        replacement."""
+        load = self._group.load
         return {
             "whole": self._whole.is_set(),
             "generation": self._group.generation,
+            "load_seconds": load.seconds,
             "stages": [
                 {"name": stage.name, "pid": process.pid, "node": process.node, "ip": process.ip}
-                for stage in self._group.stages
+                | {"load_seconds": own.seconds, "read_bytes": own.n_read}
+                for stage, own in zip(self._group.stages, load.stages, strict=True)
                 if (process := stage.identity) is not None
             ],
+            "standbys": self._standbys.state(),
+            "draining": sorted(self._standbys.places.draining),
             "replacements": len(self.replacements),
             "last_replacement": asdict(self.replacements[-1]) if self.replacements else None,
         }
@@ -114,78 +121,47 @@ class StageSupervisor:
 
     # -- supervision ---------------------------------------------------------------------------------------------
 
-    def _watch(self, i: int) -> asyncio.Task[str]:
-        return asyncio.create_task(self._group.stages[i].lost())
-
-    def _found_lost(self) -> dict[int, str]:
-        return {i: _result(watch) for i, watch in enumerate(self._watches) if watch.done()}
-
     async def _supervise(self) -> None:
         while True:
-            await asyncio.wait(self._watches, return_when=asyncio.FIRST_COMPLETED)
+            await self._wake.wait()
+            self._wake.clear()
+            lost, ready = self._repair.found_lost(), self._departures.ready()
+            if not lost and not ready:
+                continue
             self._whole.clear()
-            began, reasons = time.monotonic(), self._found_lost()
+            ongoing = OngoingReplacement(lost or dict.fromkeys(ready, "its node drains"), planned=not lost)
             try:
                 async with asyncio.timeout(self._limit):
-                    await self._mend(reasons)
+                    await (self._repair.switch(ongoing) if ongoing.planned else self._repair.mend(ongoing))
             except Exception as error:  # of any kind: Serve can still replace the whole pipeline
                 slow = isinstance(error, TimeoutError)
                 why = f"it took longer than {self._limit:g} s" if slow else f"{type(error).__name__}: {error}"
-                await self._give_up(Replacement(reasons, time.monotonic() - began, why))
+                await self._give_up(ongoing, why)
                 return
-            done = Replacement(reasons, time.monotonic() - began)
-            logger.warning("%s replaced within %.2f s of the loss", self._names(done), done.seconds)
+            done = ongoing.over(len(self.replacements) + 1)
+            since = "while it went on" if done.planned else "of the loss"
+            logger.warning("%s replaced within %.2f s %s: %s", self._names(done), done.seconds, since, done.told)
             self.replacements.append(done)
             self._whole.set()
-
-    async def _mend(self, reasons: dict[int, str]) -> None:
-        """Replace lost stages, with those that are lost meanwhile, and connect all; adds to ``reasons``."""
-        starts: Counter[int] = Counter()
-        lost = dict(reasons)
-        while lost:
-            self._check_links()
-            for i, why in lost.items():
-                logger.warning("%s is lost and will be replaced: %s", self._group.stages[i].name, why)
-                reasons.setdefault(i, why)
-            starts.update(lost.keys())
-            if max(starts.values()) > MAX_STARTS:
-                raise TargetLostError(self._group.told(lost))
-            failed = dict(zip(lost, await asyncio.gather(*(self._replace(i) for i in lost)), strict=True))
-            lost = self._found_lost() | {i: why for i, why in failed.items() if why}
-            if not lost:
-                lost = await self._group.connect()
-
-    def _check_links(self) -> None:
-        """Raises ConfigError when two stages share no transport: no replacement changes that."""
-        for watch in self._watches:
-            error = watch.exception() if watch.done() and not watch.cancelled() else None
-            if isinstance(error, ConfigError):
-                raise error
-
-    async def _replace(self, i: int) -> str:
-        """Replace one stage; returns why the new one did not come up, or ""."""
-        self._watches[i].cancel()
-        try:
-            await self._group.replace(i)
-        except TargetLostError as error:
-            self._watches[i] = asyncio.create_task(_known(str(error)))
-            return str(error)
-        self._watches[i] = self._watch(i)
-        return ""
+            self._wake.set()  # what has come up meanwhile
 
     def _names(self, replacement: Replacement) -> str:
         return ", ".join(self._group.stages[i].name for i in replacement.reasons)
 
-    async def _give_up(self, replacement: Replacement) -> None:
+    async def _give_up(self, ongoing: OngoingReplacement, why: str) -> None:
+        replacement = ongoing.over(len(self.replacements) + 1, why)
         self.replacements.append(replacement)
-        self._failure = f"{self._names(replacement)} could not be replaced: {replacement.error}"
+        self._failure = f"{self._names(replacement)} could not be replaced: {why}"
         logger.error("%s; the whole pipeline has to be", self._failure)
-        for watch in self._watches:
-            watch.cancel()
+        self._stop()
         await self._group.end()
 
     async def until_unused(self, within: float) -> None:
-        """Wait until no router has a sequence on the pipeline, or it is lost; at most ``within`` seconds."""
+        """Wait until no router has a sequence on the pipeline, or it is lost; at most ``within`` seconds.
+
+        Standbys end at once: the next pipeline may need their room.
+        """
+        self._standbys.dismiss()
         with contextlib.suppress(TimeoutError, RayError, ConfigError):
             async with asyncio.timeout(within):
                 while (await self._group.stages[0].pulse()).n_sequences:
@@ -193,19 +169,33 @@ class StageSupervisor:
 
     def close(self) -> None:
         """End the stages in an orderly way; blocks for two seconds at most."""
-        for task in (self._task, *self._watches):
-            if task is not None:
-                task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._stop()
         self._group.close()
 
-
-def _result(watch: asyncio.Task[str]) -> str:
-    """Why a stage was lost; a watch that failed counts as a loss, because nothing else watches the stage."""
-    error = watch.exception()
-    if isinstance(error, ConfigError):
-        return str(error)
-    return watch.result() if error is None else f"its watch failed: {type(error).__name__}: {error}"
+    def _stop(self) -> None:
+        """Watch and prepare nothing any more."""
+        self._repair.stop()
+        self._departures.close()
+        self._standbys.close()
 
 
-async def _known(reason: str) -> str:
-    return reason
+def supervised(
+    launch: Callable[[Bundle], StageHandle], bundles: Bundles, standby_stages: int, limit: float
+) -> StageSupervisor:
+    """Start the processes of a pipeline's stages, one in each of the bundles that are its own.
+
+    Args:
+        launch: starts a process in a bundle; returns at once.
+        bundles: of the pipeline.
+        standby_stages: processes to keep for stages that are lost.
+        limit: as in ``StageSupervisor``.
+    """
+
+    def stage_nodes() -> set[str]:
+        return {stage.identity.node for stage in group.stages if stage.identity is not None}
+
+    standbys = Standbys(launch, Places(bundles, stage_nodes), standby_stages)
+    group = StageGroup(launch, bundles.own, standbys)
+    return StageSupervisor(group, standbys, limit)

@@ -87,7 +87,7 @@ class Channel:
     @property
     def local_host(self) -> str:
         """This machine's end of the connection: an IP address; loopback for a Unix socket."""
-        return str(self._socket.getsockname()[0]) if self._socket.family == socket.AF_INET else "127.0.0.1"
+        return "127.0.0.1" if self._socket.family == socket.AF_UNIX else str(self._socket.getsockname()[0])
 
     @property
     def is_hung_up(self) -> bool:

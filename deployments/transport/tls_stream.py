@@ -121,8 +121,8 @@ class TlsStream:
         self._socket.setsockopt(level, option, value)
 
     def getsockname(self) -> tuple[str, int]:
-        """As ``socket.getsockname``."""
-        host, port = self._socket.getsockname()
+        """Host and port, as the first of ``socket.getsockname``."""
+        host, port = self._socket.getsockname()[:2]
         return str(host), int(port)
 
     def fileno(self) -> int:

@@ -1,6 +1,7 @@
 """Which model a process has: hashes of configuration, weights and tokenizer, and the numbers that the model runs in.
 
-Reads files, and never whole weight files: a checkpoint of 140 GB takes about a second.
+Reads files, and never whole weight files: a checkpoint of 140 GB takes about a second. Of a snapshot of the hub the
+commit stands for the weights, of which no process need have all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from engine.errors import UnsupportedModelError
+from engine.model.resolve import revision_of
 
 SAMPLE = 4096  # bytes read of every tensor
 LONGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
@@ -45,12 +47,15 @@ UNKNOWN = ModelIdentity()
 
 
 def model_hash(path: Path) -> str:
-    """A model's hash: of ``file_hashes``.
+    """A model's hash: of ``file_hashes``; of a snapshot of the hub that of config.json and commit, whichever weight
+    files are here.
 
     Raises:
         UnsupportedModelError: a weight file has no header.
     """
-    return hashlib.sha256(msgspec.json.encode(file_hashes(path))).hexdigest()[:32]
+    commit = revision_of(path)
+    hashed = _config_hash(path) | {"commit": commit} if commit else file_hashes(path)
+    return hashlib.sha256(msgspec.json.encode(hashed)).hexdigest()[:32]
 
 
 def file_hashes(path: Path) -> dict[str, str]:
@@ -63,8 +68,11 @@ def file_hashes(path: Path) -> dict[str, str]:
     Raises:
         UnsupportedModelError: a weight file has no header.
     """
-    config = {"config.json": hashlib.sha256((path / "config.json").read_bytes()).hexdigest()[:32]}
-    return config | {file.name: _file_hash(file) for file in sorted(path.glob("*.safetensors"))}
+    return _config_hash(path) | {file.name: _file_hash(file) for file in sorted(path.glob("*.safetensors"))}
+
+
+def _config_hash(path: Path) -> dict[str, str]:
+    return {"config.json": hashlib.sha256((path / "config.json").read_bytes()).hexdigest()[:32]}
 
 
 def _file_hash(path: Path) -> str:

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import nn
 from transformers import AutoConfig, GenerationConfig
 
 from engine.errors import UnsupportedModelError
 from engine.model.meta_model import empty_model
 from engine.model.quantization import check_quantization
-from engine.model.quantized import is_quantized, put_int8
+from engine.model.quantized import SCALES, is_quantized, put_int8
 from engine.model.ranges import LayerRange
+from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec, read_spec
-from engine.model.tensors import INDEX, SINGLE, CheckpointTensors
+from engine.model.weights.meter import Meter
+from engine.model.weights.tensors import SINGLE, CheckpointTensors, check_format, files_of_tensors
 
 EMBED = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-READERS = 4  # threads: one by itself waits for the disk, then copies, then waits again
 
 
 def load_spec(path: Path) -> ModelSpec:
     """Architecture and EOS ids (the generation config's, which ``generate`` obeys, before the model config's).
 
     Raises:
-        UnsupportedModelError: the architecture, or the checkpoint's format, is not supported.
+        UnsupportedModelError: the architecture, or the checkpoint's format, is not supported. The format of a hub's
+            snapshot shows when its weights are read.
     """
     config = load_config(path)
     eos: tuple[int, ...] | None = None
     if (path / "generation_config.json").exists():
         found = GenerationConfig.from_pretrained(path).eos_token_id
         eos = None if found is None else (found,) if isinstance(found, int) else tuple(found)
-    if not (path / SINGLE).exists() and not (path / INDEX).exists():
-        raise UnsupportedModelError(f"{path} has neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read")
+    if not revision_of(path):  # a snapshot of the hub has what was asked for
+        check_format(path)
     return read_spec(config, eos)
 
 
@@ -64,21 +64,23 @@ def load_shard(
     n_positions: int,
     quantization: str | None = None,
     embeds: bool = False,
+    meter: Meter | None = None,
 ) -> ModelShard:
-    """Build the model without memory, then fill in only what the range needs, tensor by tensor.
+    """Build the model without memory, then read only what the range needs.
 
     Args:
         path: checkpoint directory.
         layers: the range; other layers' tensors are not read, and their files need not exist.
         dtype: of activations, and of all weights that are not int8.
-        device: where weights go; int8 ones are quantised there, so that no more than one of them is there in full.
+        device: where weights go; int8 ones are quantised there, some rows at a time.
         n_positions: longest text the shard will see, tokens.
         quantization: "int8" for the decoder layers' matrices; a checkpoint that has int8 ones keeps them anyway.
         embeds: whether the shard embeds tokens though it is not the first.
+        meter: counts what is read; one of its own by default.
 
     Raises:
-        UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint, or has
-            another shape there than the config says.
+        UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint, has
+            another shape there than the config says, or cannot be read.
         ConfigError: ``quantization`` is unknown, or its package is not installed.
     """
     spec = load_spec(path)
@@ -89,28 +91,48 @@ def load_shard(
     embeds = embeds or layers.is_first
     wanted = list(_wanted(model, layers, tied, embeds))
     matrices = {name for name in wanted if threshold is not None and is_quantized(model, name)}
-    readers = 1 if matrices else READERS  # to quantise takes a whole matrix, and what the kernel needs besides
-    with closing(CheckpointTensors(path, device)) as tensors, ThreadPoolExecutor(readers) as threads:
-
-        def read(name: str) -> tuple[Tensor, Tensor | None]:
-            source = EMBED if name == HEAD and tied and name not in tensors else name
+    with closing(CheckpointTensors(path, device)) as tensors:
+        for name in wanted:
+            source = _source(name, tied, tensors)
             shape = model.get_parameter(name).shape
-            return tensors.int8(source, shape) if name in matrices else (tensors.read(source, dtype, shape), None)
-
-        about = f"layers {layers.first} to {layers.last - 1}"
-        found = zip(wanted, threads.map(read, wanted), strict=True)
-        for name, (weight, scales) in tqdm(found, about, len(wanted), leave=False, unit="tensor", disable=None):
-            if threshold is not None and scales is not None:
-                put_int8(model, name, weight, scales, threshold)
+            if threshold is not None and name in matrices:
+                put_int8(model, name, *tensors.ask_int8(source, shape), threshold)
             else:
                 owner, _, own = name.rpartition(".")
-                setattr(model.get_submodule(owner), own, nn.Parameter(weight, requires_grad=False))
+                weight = nn.Parameter(tensors.ask(source, dtype, shape), requires_grad=False)
+                setattr(model.get_submodule(owner), own, weight)
+        tensors.read(meter or Meter(f"layers {layers.first} to {layers.last - 1}"))
     if tied and embeds and layers.is_last:
         model.lm_head.weight = model.model.embed_tokens.weight
     for buffer_owner in (model.model.rotary_emb, model.model.embed_tokens):
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
     return ModelShard(model, spec, layers, n_positions, embeds)
+
+
+def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
+    """Names of the weight files that hold what ``load_shard`` reads of a range; the weights need not be here yet.
+
+    Raises:
+        UnsupportedModelError: the index of the checkpoint lacks a tensor of the range.
+    """
+    files = files_of_tensors(path)
+    if not files:
+        return {SINGLE}
+    config = load_config(path)
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    reads_embedding = embeds or layers.is_first
+    names = {_source(name, tied, files) for name in _wanted(empty_model(config), layers, tied, reads_embedding)}
+    missing = sorted(names - files.keys())
+    if missing:
+        raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {missing[0]!r}")
+    scales = {name.removesuffix("weight") + SCALES for name in names}
+    return {files[name] for name in names | (scales & files.keys())}
+
+
+def _source(name: str, tied: bool, stored: CheckpointTensors | Mapping[str, str]) -> str:
+    """The tensor of the checkpoint that a parameter is read from."""
+    return EMBED if name == HEAD and tied and name not in stored else name
 
 
 def _wanted(model: Any, layers: LayerRange, tied: bool, embeds: bool) -> Iterator[str]:

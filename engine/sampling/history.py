@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy.typing as npt
 from engine.token_buffer import TokenBuffer
 from engine.tree import FloatArray, IntArray
 
+MOST_RECENT = 64  # tokens: a run that must not be written has at most one more
+
 
 class History:
-    """Distinct tokens of one text, and how often each was generated.
+    """Distinct tokens of one text, how often each was generated, and the last that were.
 
     Args:
         prompt: the prompt's token ids.
@@ -21,6 +24,7 @@ class History:
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
         self.n_output = 0  # tokens
+        self.recent: deque[int] = deque(maxlen=MOST_RECENT)  # the last tokens of the output
         unique = dict.fromkeys(int(token) for token in prompt)
         self._known = set(unique)
         self._seen = TokenBuffer(list(unique))  # distinct ids of prompt and output
@@ -33,6 +37,7 @@ class History:
     def add(self, token: int) -> None:
         """One more output token."""
         self.n_output += 1
+        self.recent.append(token)
         place = self._places.get(token)
         if place is None:
             place = self._places[token] = len(self._drawn)
@@ -48,6 +53,7 @@ class History:
         """The same, to be changed apart."""
         made = History(self.seen.tolist())
         made.n_output, made._drawn = self.n_output, TokenBuffer(self.drawn.tolist())
+        made.recent = self.recent.copy()
         made._places, made._times = dict(self._places), self._times.copy()
         return made
 

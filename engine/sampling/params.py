@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.grammar.grammar import Grammar
 from engine.tree import FloatArray
 
 LEAST_TEMPERATURE = 1e-5  # logits divided by less need not be finite; the draw would be the argmax anyway
@@ -30,12 +31,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    allowed_ids: tuple[int, ...] = ()  # only these can be drawn; (): all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of ids that the output never has
     seed: int = 0  # 64 bits, unsigned
     choice: int = 0  # index among n answers to one request: part of the noise key
     stop_ids: tuple[int, ...] = ()  # end the text; includes EOS unless the request ignores it
     stop: tuple[str, ...] = ()  # strings that end the text, not returned
     logprobs: int | None = None  # None: none; k: the drawn token's and the k best
     verification: str = "coupled"  # or "rejection"
+    grammar: Grammar | None = None  # what the output has to be; needs EOS among ``stop_ids``
 
     def __post_init__(self) -> None:
         """Make the temperatures that no division survives those of greedy decoding."""
@@ -55,5 +59,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def has_penalties(self) -> bool:
-        """Whether processing needs to know the tokens before a position."""
+        """Whether processing needs to know which tokens are before a position."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @cached_property
+    def without_minimum(self) -> SamplingParams:
+        """The same without ``min_tokens``, made once."""
+        return msgspec.structs.replace(self, min_tokens=0) if self.min_tokens else self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether processing needs a `History`: a draw depends on earlier tokens."""
+        return self.has_penalties or self.min_tokens > 0 or any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether a draw depends on more than the logits: on earlier tokens, remembered or parsed."""
+        return self.remembers or self.grammar is not None

@@ -15,7 +15,8 @@ from torch import Tensor
 from engine.device import is_host
 from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
-from engine.sampling.shift import ShiftedRow, is_shifted, operations
+from engine.sampling.shift import is_shifted, operations
+from engine.sampling.shifted_row import ShiftedRow
 from engine.sampling.truncation import DeviceTruncation, truncate, truncates
 from engine.upload import Upload
 

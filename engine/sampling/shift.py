@@ -1,4 +1,4 @@
-"""What changes logits before temperature: bias, penalties, stop mask. Planned on the host, applied to all rows at once.
+"""What changes logits before temperature: bias, penalties, masks. Planned on the host, applied to all rows at once.
 
 Rows of one sequence share its bias and its history, which are sent to the device once; a row of a tree differs from
 them by the tokens of its own path, a few cells that are corrected one by one. Every cell is computed by the same
@@ -18,20 +18,11 @@ from torch import Tensor
 from engine.device import Array
 from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
+from engine.sampling.shifted_row import ShiftedRow
 from engine.upload import Upload, Uploaded
 
 _NEG_INF = float("-inf")
 _Planned = tuple[Callable[..., None], tuple[Array, ...]]  # a change, and the arrays it takes
-
-
-@dataclass(slots=True, frozen=True)
-class ShiftedRow:
-    """One row that is to be changed."""
-
-    row: int
-    params: SamplingParams
-    history: History | None  # of its sequence, up to the root
-    path: Sequence[int]  # tokens between the history and the row
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +52,11 @@ def masks_stops(params: SamplingParams, history: History | None, path: Sequence[
 
 def is_shifted(params: SamplingParams, history: History | None, path: Sequence[int] = ()) -> bool:
     """Whether logits change before temperature; without that a greedy row's raw argmax decides."""
-    return bool(params.logit_bias) or params.has_penalties or masks_stops(params, history, path)
+    return (
+        bool(params.logit_bias or params.allowed_ids or params.bad_words)
+        or params.has_penalties
+        or masks_stops(params, history, path)
+    )
 
 
 def operations(rows: Sequence[ShiftedRow], vocab: int, upload: Upload) -> list[Operation]:
@@ -71,13 +66,15 @@ def operations(rows: Sequence[ShiftedRow], vocab: int, upload: Upload) -> list[O
         ValueError: a row needs a history and has none.
     """
     penalised = [row for row in rows if row.params.has_penalties]
-    if any(row.history is None for row in penalised):
-        raise ValueError("penalties need a History")
+    if any(row.history is None and row.params.remembers for row in rows):
+        raise ValueError("penalties, min_tokens and bad words of several tokens need a History")
     planned = [
         *_bias([row for row in rows if row.params.logit_bias]),
         *_repetition([row for row in penalised if row.params.repetition_penalty != 1.0]),
         *_counted([row for row in penalised if row.params.presence_penalty or row.params.frequency_penalty]),
         *_stops([row for row in rows if masks_stops(row.params, row.history, row.path)], vocab),
+        *_bad_words([row for row in rows if row.params.bad_words], vocab),
+        *_allowed([row for row in rows if row.params.allowed_ids]),
     ]
     return [Operation(change, tuple(upload.add(array, array.dtype) for array in arrays)) for change, arrays in planned]
 
@@ -208,6 +205,29 @@ def _stops(rows: Sequence[ShiftedRow], vocab: int) -> list[_Planned]:
 
 def _forbid(scores: Tensor, rows: Tensor, ids: Tensor) -> None:
     scores.index_put_((rows, ids), scores.new_full((), _NEG_INF))
+
+
+# -- words that must not be written, and ids that alone may be -------------------------------------------------------
+
+
+def _bad_words(rows: Sequence[ShiftedRow], vocab: int) -> list[_Planned]:
+    cells = [(row, token) for row in rows for token in row.last_of_words() if token < vocab]
+    return [(_forbid, _indices(cells))] if cells else []
+
+
+def _allowed(rows: Sequence[ShiftedRow]) -> list[_Planned]:
+    if not rows:
+        return []
+    numbers, owners, samples = _places(rows)
+    ids = _table([np.array(sample.params.allowed_ids, np.int64) for sample in samples], np.int64)
+    return [(_keep_only, (numbers, owners, ids))]
+
+
+def _keep_only(scores: Tensor, rows: Tensor, owners: Tensor, ids: Tensor) -> None:
+    at = rows, _of_rows(ids, owners)
+    kept = scores[at]
+    scores.index_fill_(0, rows[:, 0], _NEG_INF)
+    scores[at] = kept
 
 
 def _indices(cells: Sequence[tuple[ShiftedRow, int]]) -> tuple[Array, Array]:

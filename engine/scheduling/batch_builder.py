@@ -161,7 +161,7 @@ class BatchBuilder:
         if sequence.stats.n_preempted == 0:
             sequence.stats.n_cached = min(found.n, sequence.n_prompt)
         params = sequence.request.params
-        text = sequence.tokens[: found.n] if params.has_penalties or params.min_tokens else []
+        text = sequence.tokens[: found.n] if params.needs_text else []
         request_id = sequence.request.request_id
         return SequenceStart(
             sequence.seq, params, sequence.n_prompt, sequence.needs, found.n, found.blocks, text, request_id

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.events import LENGTH, STOP, SourceCounts, StepEvent
+from engine.events import ABORT, LENGTH, STOP, SourceCounts, StepEvent
 from engine.protocol import Artefacts, Outcome, StepTime
 from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult, Work, WorkResult
@@ -82,14 +82,15 @@ def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
 def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
     last = answer.tokens[-1]
     stopped = last in sequence.request.params.stop_ids
-    reason = STOP if stopped else LENGTH if sequence.max_new <= 0 else None
+    reason = ABORT if answer.error else STOP if stopped else LENGTH if sequence.max_new <= 0 else None
     return StepEvent(
         token_ids=answer.tokens,
         finish_reason=reason,
-        stop_reason=last if stopped else None,
+        stop_reason=last if reason == STOP else None,
         logprobs=answer.logprobs,
         drafts=drafts,
         stats=sequence.stats.freeze() if reason is not None else None,
+        error=answer.error,
     )
 
 

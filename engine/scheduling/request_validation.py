@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.errors import ConfigError, PromptTooLongError, RequestError
 from engine.model.spec import ModelSpec
 from engine.protocol import Needs
+from engine.sampling.params import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.simulated.profile import SIMULATED
 from engine.target.info import TargetInfo
@@ -21,7 +22,7 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
     Raises:
         PromptTooLongError: prompt and wanted tokens exceed the context.
         RequestError: the prompt is empty, holds ids outside the vocabulary, no token is wanted, or the method wants
-            states that the target does not have.
+            states that the target does not have, or a grammar is given that cannot be kept to.
     """
     if missing := _missing(sequence.needs, info.spec):
         raise RequestError(f"method {sequence.request.method!r}: {missing}", "method")
@@ -37,10 +38,20 @@ def check_prompt(sequence: Sequence, info: TargetInfo) -> None:
         raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1", "max_tokens")
     if sequence.max_new < 1:
         raise RequestError(f"all of max_tokens {max_tokens} is written already", "max_tokens")
+    _check_grammar(sequence.request.params, info)
     size = info.spec.vocab_size
     if min(sequence.tokens) < 0 or max(sequence.tokens) >= size:
         wrong = next(token for token in sequence.tokens if not 0 <= token < size)
         raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
+
+
+def _check_grammar(params: SamplingParams, info: TargetInfo) -> None:
+    if params.grammar is None:
+        return
+    if info.spec.family == SIMULATED:
+        raise RequestError("a simulated target writes recorded answers, whatever grammar is asked for", "grammar")
+    if not set(info.spec.eos_ids) & set(params.stop_ids):
+        raise RequestError("a grammar is given, and no token that ends the text is among stop_ids", "grammar")
 
 
 def check_needs(needs: Needs, spec: ModelSpec) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.device import fetch
+from engine.grammar.compiler import Grammars
+from engine.grammar.state import GrammarState
 from engine.sampling.history import History
 from engine.stage.artefacts import StatesReadBack
 from engine.stage.base import Activations
@@ -27,19 +29,27 @@ class StageSequence:
     """What a stage remembers of a sequence."""
 
     start: SequenceStart
-    text: list[int]  # copied tokens and chunks so far, kept only until ``history`` is made of them
+    text: list[int]  # copied tokens and chunks so far, kept only until the first draw
     history: History | None = None  # last stage only, and only if penalties or a minimum length need it
+    grammar: GrammarState | None = None  # last stage only, and only of a request with a grammar
+    draws: bool = False  # the first token was drawn: histories and grammars follow the walks from there
 
-    def remember(self, work: Work) -> None:
-        """Keep the text that penalties and a minimum length look at; the walk itself adds the tokens it commits."""
+    def remember(self, work: Work, grammars: Grammars | None) -> None:
+        """Keep the text that penalties, a minimum length and a grammar look at; the walk itself adds what it commits.
+
+        ``grammars`` compiles the grammar, unless it has been compiled since ``Stage.admit``.
+        """
         params = self.start.params
-        if self.history is not None or not (params.has_penalties or params.min_tokens):
+        if self.draws or not params.needs_text:
             return
         self.text += work.tokens
         if work.draw:
-            n = self.start.n_prompt
-            self.history = History(self.text[:n], self.text[n:])
-            self.text = []
+            prompt, output = self.text[: self.start.n_prompt], self.text[self.start.n_prompt :]
+            self.history = History(prompt, output) if params.remembers else None
+            if params.grammar is not None:
+                assert grammars is not None, "requests with a grammar are refused where the target has no tokenizer"
+                self.grammar = grammars.state(params.grammar, output)
+            self.draws, self.text = True, []
 
     def walk_item(self, work: Work, rows: LogitRows, first: int) -> WalkItem:
         """What is to be walked; the work's rows begin at ``first``."""
@@ -47,7 +57,7 @@ class StageSequence:
             first, context, tree = first + len(rows.rows) - 1, work.n_cached + len(work.tokens), EMPTY_TREE
         else:
             context, tree = work.n_cached + 1, work.tree
-        return WalkItem(tree, first, self.start.params, self.history, context, work.max_new)
+        return WalkItem(tree, first, self.start.params, self.history, context, work.max_new, self.grammar)
 
 
 class StepAnswer:
@@ -59,6 +69,7 @@ class StepAnswer:
         sequences: of every work; they remember its text.
         vocab: width of the logits.
         upload: takes what has to be on the device, to be sent before ``results``.
+        grammars: of the model; None: no sequence may have one.
     """
 
     def __init__(
@@ -68,6 +79,7 @@ class StepAnswer:
         sequences: Sequence[StageSequence],
         vocab: int,
         upload: Upload,
+        grammars: Grammars | None = None,
     ) -> None:
         self._works = works
         needs = [sequence.start.needs for sequence in sequences]
@@ -78,7 +90,7 @@ class StepAnswer:
         for work, span, rows, sequence in zip(works, spans, needed, sequences, strict=True):
             firsts.append(len(picked))
             picked.extend(span.first + row for row in rows.rows)
-            sequence.remember(work)
+            sequence.remember(work, grammars)
             if work.draw:
                 items.append(sequence.walk_item(work, rows, firsts[-1]))
         is_all = len(picked) == sum(span.n for span in spans)
@@ -107,6 +119,7 @@ class StepAnswer:
                 top.prompt_ids,
                 its_states,
                 prompt_top_logprobs=top.prompt_logprobs,
+                error=walk.error,
             )
             for work, walk, top, its_states in zip(self._works, walks, tops, states, strict=True)
         ]

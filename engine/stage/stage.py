@@ -13,6 +13,7 @@ import torch
 
 from engine.attention.packing import Attends
 from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.grammar.compiler import Grammars
 from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
 from engine.stage.answer import StageSequence, StepAnswer
@@ -44,6 +45,7 @@ class Stage:
         block_size: tokens per block.
         reference: use the slow oracle attention.
         drafter: this stage's part of a trained drafter.
+        grammars: compiles those of requests, on the last stage.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Stage:
         block_size: int,
         reference: bool = False,
         drafter: DrafterPart = NO_DRAFTER,
+        grammars: Grammars | None = None,
     ) -> None:
         self._shard = shard
+        self._grammars = grammars if shard.range.is_last else None
         self._spec = shard.spec
         self._attends: Attends = "one by one" if shard.device.type == "cpu" else "together"
         if reference:
@@ -104,7 +108,7 @@ class Stage:
         answer = None
         if self._shard.range.is_last:
             sequences = [self._sequences[work.seq] for work in works]
-            answer = StepAnswer(works, packed.spans, sequences, self._spec.vocab_size, upload)
+            answer = StepAnswer(works, packed.spans, sequences, self._spec.vocab_size, upload, self._grammars)
         upload.send()
         self._copy_rows(moves)
         if incoming is None:
@@ -192,6 +196,8 @@ class Stage:
         for start in step.starts:
             table = self._tables[start.seq] = BlockTable(self._arena.block_size)
             self._sequences[start.seq] = StageSequence(start, [*start.text])
+            if self._grammars is not None and start.params.grammar is not None:
+                self._grammars.prepare(start.params.grammar)  # while the prompt is read
             if self._drafts is not None and start.needs.drafter:
                 self._drafts.runtime.start(start.seq, table, start.n_copied)
         for work in step.work:

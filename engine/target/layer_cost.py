@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.hook import PackedStep
-from engine.json_file import keep_json
+from engine.kept_files import keep_json
 from engine.model.meta_model import empty_model
 from engine.model.partition import ModelParts
 from engine.model.quantization import check_quantization

@@ -15,6 +15,7 @@ import torch
 from engine.drafter.part import DrafterPart
 from engine.drafter.settings import DrafterInfo
 from engine.errors import ConfigError
+from engine.grammar.compiler import Grammars
 from engine.kv.arena import KVArena
 from engine.model.identity import ModelIdentity, model_hash, tokenizer_hash_if_any
 from engine.model.loader import load_config, load_shard, load_spec
@@ -23,6 +24,7 @@ from engine.model.resolve import revision_of
 from engine.model.shard import ModelShard
 from engine.model.sizes import StageMemory, stage_memory, weight_bytes
 from engine.model.spec import ModelSpec
+from engine.model.weights.meter import Meter
 from engine.simulated.answers import Answers
 from engine.simulated.profile import SIMULATED
 from engine.simulated.stage import SimulatedStage
@@ -162,11 +164,16 @@ def kv_per_layer(info: TargetInfo, dtype: torch.dtype) -> int:
 
 
 def load_layers(
-    options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo, embeds: bool = False
+    options: TargetOptions,
+    path: Path,
+    layers: LayerRange,
+    info: TargetInfo,
+    embeds: bool = False,
+    meter: Meter | None = None,
 ) -> ModelShard:
     """A stage's layers of a checkpoint, in the dtype, on the device and with the quantization of the options.
 
-    ``embeds`` says whether the stage embeds tokens though it is not the first.
+    ``embeds`` says whether the stage embeds tokens though it is not the first; ``meter`` counts what is read.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -180,13 +187,14 @@ def load_layers(
         n_positions=positions(info),
         quantization=options.quantization,
         embeds=embeds,
+        meter=meter,
     )
 
 
 def load_parts(
-    options: TargetOptions, path: Path, ranges: Sequence[LayerRange], info: TargetInfo
+    options: TargetOptions, path: Path, ranges: Sequence[LayerRange], info: TargetInfo, meter: Meter | None = None
 ) -> list[tuple[ModelShard, DrafterPart]]:
-    """Layers of some stages, and their parts of the drafter.
+    """Layers of some stages, which ``meter`` counts, and their parts of the drafter.
 
     Raises:
         UnsupportedModelError: a checkpoint cannot be run.
@@ -196,13 +204,15 @@ def load_parts(
     embeds = drafter is not None and embeds_with_target(drafter.spec)
     parts = []
     for layers in ranges:
-        shard = load_layers(options, path, layers, info, embeds and layers.is_last)
+        shard = load_layers(options, path, layers, info, embeds and layers.is_last, meter)
         parts.append((shard, drafter_part(drafter, options.drafter, shard, info, options.reference)))
     return parts
 
 
-def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo) -> StageLike:
-    """One stage of a pipeline, real or simulated, ready for its first step.
+def load_stage(
+    options: TargetOptions, path: Path, layers: LayerRange, info: TargetInfo, meter: Meter | None = None
+) -> StageLike:
+    """One stage of a pipeline, real or simulated, ready for its first step; ``meter`` counts the weights it reads.
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
@@ -212,8 +222,14 @@ def load_stage(options: TargetOptions, path: Path, layers: LayerRange, info: Tar
         recordings = options.simulation.recordings
         answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
         return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
-    [(shard, drafter)] = load_parts(options, path, [layers], info)
-    return Stage(shard, info.n_blocks, info.block_size, options.reference, drafter)
+    [(shard, drafter)] = load_parts(options, path, [layers], info, meter)
+    return Stage(shard, info.n_blocks, info.block_size, options.reference, drafter, grammars_of(path, info.spec))
+
+
+def grammars_of(path: Path, spec: ModelSpec) -> Grammars:
+    """Compiles grammars for the tokenizer in a checkpoint directory, which is read with the first of them."""
+    file = path / "tokenizer.json"
+    return Grammars(lambda: file.read_text(encoding="utf-8"), spec.eos_ids, spec.vocab_size)
 
 
 def whole_range(spec: ModelSpec) -> LayerRange:

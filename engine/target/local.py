@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.grammar.compiler import Grammars
 from engine.model.shard import ModelShard
 from engine.stage.artefacts import AttentionRows, attach_attention
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, StepResult
 from engine.target.info import TargetInfo
-from engine.target.loading import describe_target, load_parts, stage_ranges
+from engine.target.loading import describe_target, grammars_of, load_parts, stage_ranges
 from engine.target.options import TargetOptions
 
 
@@ -29,11 +30,12 @@ class LocalTarget:
         shards: Sequence[ModelShard],
         reference: bool = False,
         drafter: Sequence[DrafterPart] = (),
+        grammars: Grammars | None = None,
     ) -> None:
         self.info = info
         parts = drafter or [NO_DRAFTER] * len(shards)
         self._stages = [
-            Stage(shard, info.n_blocks, info.block_size, reference, part)
+            Stage(shard, info.n_blocks, info.block_size, reference, part, grammars)
             for shard, part in zip(shards, parts, strict=True)
         ]
 
@@ -47,7 +49,7 @@ class LocalTarget:
         """
         info = describe_target(options, path)
         shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
-        return cls(info, shards, options.reference, drafter)
+        return cls(info, shards, options.reference, drafter, grammars_of(path, info.spec))
 
     @property
     def n_sequences(self) -> int:

@@ -31,7 +31,7 @@ class TargetOptions:
     quantization: str | None = None  # "int8": the decoder layers' matrices, by bitsandbytes
     split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
     stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
-    cost_folder: str = ""  # where split "measured" keeps what it measured; "": nowhere
+    cost_folder: str = ""  # in the cache, where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
     drafter: DrafterSettings | None = None  # trained for the model; on the last stage
     revision: str | None = None  # branch, tag or commit of ``model`` on the hub; None: the main branch

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine.kept_files import in_cache
 from engine.model.loader import load_config
 from engine.model.partition import ModelParts, check_ranges, partition
 from engine.model.ranges import LayerRange, split_layers
@@ -60,7 +61,8 @@ def choose_ranges(
     if options.split in (AUTO, MEASURED):
         work = costs = _work(config, spec)
         if options.split == MEASURED and options.n_stages > 1:
-            costs = layer_costs(config, spec, dtype, device, options.quantization, options.cost_folder)
+            kept = str(in_cache(options.cost_folder)) if options.cost_folder else ""
+            costs = layer_costs(config, spec, dtype, device, options.quantization, kept)
         costs = replace(costs, head=costs.head * (1 + drafter.work / work.head))
         return partition(costs, memory, options.n_stages, limits)
     ranges = _given(options.split, spec.n_layers, options.n_stages)

@@ -21,6 +21,7 @@ from engine.sampling.logprobs import as_logprobs, logprob_tensors
 from engine.sampling.processors import Processing
 from engine.tree import ROOT
 from engine.upload import Upload
+from engine.verify.masks import TreeMasks, drawn_params
 from engine.verify.walk import Pair, WalkItem, follow
 
 CELLS = 1 << 25  # logits that are drawn from together; sorting and summing them takes up to 49 bytes each, 1.6 GB
@@ -42,15 +43,18 @@ class _Piece:
     """Rows that are drawn together."""
 
     def __init__(self, rows: Sequence[_Row], vocab: int, upload: Upload) -> None:
-        self._rows = upload.add([row.number for row in rows])
-        params, histories = [row.item.params for row in rows], [row.item.history for row in rows]
+        self._numbers = [row.number for row in rows]
+        self._rows = upload.add(self._numbers)
+        params, histories = [drawn_params(row.item) for row in rows], [row.item.history for row in rows]
         self._processing = Processing(params, histories, vocab, upload, [row.path for row in rows])
         self._draw = DeviceDraw([row.key for row in rows], upload)
 
-    def draw(self, logits: Tensor, tokens: Tensor) -> None:
+    def draw(self, logits: Tensor, tokens: Tensor, masks: TreeMasks) -> None:
         """Put the tokens of the rows in their places."""
         rows = self._rows.tensor
-        scores = self._processing.apply(logits.index_select(0, rows).float(), owned=True)
+        own = logits.index_select(0, rows).float()
+        masks.apply(own, self._numbers)
+        scores = self._processing.apply(own, owned=True)
         tokens.index_copy_(0, rows, self._draw.apply(scores))
 
 
@@ -78,8 +82,9 @@ class DrawnAtOnce:
             tokens = logits.argmax(dim=-1).int()
         else:
             tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+        self._masks = TreeMasks(self._pairs)  # now: the device is busy with the layers
         for piece in self._drawn:
-            piece.draw(logits, tokens)
+            piece.draw(logits, tokens, self._masks)
         if not self._told:
             return [tokens]
         most = max(item.params.logprobs or 0 for item, _ in self._pairs)
@@ -92,6 +97,7 @@ class DrawnAtOnce:
         tokens = next(arrays).tolist()
         for item, walk in self._pairs:
             follow(item, walk, tokens.__getitem__)
+            self._masks.note_errors(item, walk)
         if not self._told:
             return
         places = {row: place for place, row in enumerate(self._told)}
@@ -113,11 +119,10 @@ def _rows(item: WalkItem) -> list[_Row]:
     """Every row that a walk could pass."""
     tree, params = item.tree, item.params
     keys = [item.noise_key(depth) for depth in range(1 + max(tree.depths, default=0))]
-    remembers = params.has_penalties or params.min_tokens > 0
     rows = [_Row(item, item.first_row, keys[0], [])]
     paths: list[list[int]] = []
     for node, (token, parent, depth) in enumerate(zip(tree.tokens, tree.parents, tree.depths, strict=True)):
-        path = [*(paths[parent] if parent != ROOT else ()), token] if remembers else []
+        path = [*(paths[parent] if parent != ROOT else ()), token] if params.remembers else []
         paths.append(path)
         if not tree.probe[node] and (item.max_new is None or depth < item.max_new):
             rows.append(_Row(item, item.first_row + 1 + node, keys[depth], path))

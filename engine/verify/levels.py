@@ -17,6 +17,7 @@ from engine.sampling.logprobs import logprobs
 from engine.sampling.noise import KeyedRandom
 from engine.sampling.processors import process
 from engine.upload import Upload
+from engine.verify.masks import drawn_params, masked
 from engine.verify.rules import Decision, decide_rejection, match
 from engine.verify.walk import Pair, commit, follow
 
@@ -51,8 +52,8 @@ def _argmax_of(logits: Tensor) -> Callable[[int], int]:
 
 def _scores(logits: Tensor, active: Sequence[Pair]) -> Tensor:
     """What the tokens behind the current nodes are drawn from, ``[len(active), vocab]`` fp32."""
-    rows = _gather(logits, [item.first_row + 1 + walk.node for item, walk in active])
-    return process(rows, [item.params for item, _ in active], [item.history for item, _ in active])
+    rows = masked(_gather(logits, [item.first_row + 1 + walk.node for item, walk in active]), active)
+    return process(rows, [drawn_params(item) for item, _ in active], [item.history for item, _ in active])
 
 
 def _gather(logits: Tensor, rows: list[int]) -> Tensor:

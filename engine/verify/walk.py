@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.events import TokenLogprob
+from engine.grammar.state import GrammarState
 from engine.sampling.history import History
 from engine.sampling.keys import NoiseKey
 from engine.sampling.params import SamplingParams
@@ -24,11 +25,12 @@ class WalkItem:
     history: History | None  # needed if params have penalties or min_tokens; updated by the walk
     n_context: int  # committed tokens; the token drawn at the root gets this position
     max_new: int | None = None  # draw at most so many tokens
+    grammar: GrammarState | None = None  # needed if params have a grammar; updated by the walk
 
     @property
     def is_plain(self) -> bool:
         """Whether the argmax of raw logits decides at every node."""
-        return self.params.is_greedy and not is_shifted(self.params, self.history)
+        return self.params.is_greedy and self.grammar is None and not is_shifted(self.params, self.history)
 
     @property
     def rejects(self) -> bool:
@@ -51,6 +53,7 @@ class Walk:
     accepted: list[int] = field(default_factory=list)  # nodes of the accepted path, root first
     tokens: list[int] = field(default_factory=list)  # the accepted nodes' tokens, then the bonus token if any
     logprobs: list[TokenLogprob] | None = None  # one per token, if the request asks for them
+    error: str = ""  # why the text cannot go on, where its grammar says so
 
     @property
     def node(self) -> int:
@@ -70,6 +73,8 @@ def commit(item: WalkItem, walk: Walk, child: int | None, token: int) -> bool:
     walk.tokens.append(token)
     if item.history is not None:
         item.history.add(token)
+    if item.grammar is not None:
+        item.grammar.advance(token)
     if child is None:
         return True
     walk.accepted.append(child)

@@ -38,6 +38,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     category: str = ""
     id: int | str = ""
     size: int = 0  # bytes of the file that it takes
+    prediction: str = ""  # a text that its answers were expected to be much like
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -49,6 +50,7 @@ class _Line(msgspec.Struct, frozen=True):
     source: str = ""
     category: str = ""
     question_id: int | str = ""
+    prediction: str = ""
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -113,6 +115,7 @@ def _document(raw: bytes, origin: str) -> Document:
         category=line.category,
         id=line.question_id,
         size=len(raw),
+        prediction=line.prediction,
     )
 
 

@@ -23,7 +23,9 @@ class Sources:
     A source drafts *from text* if it does well without the target's answers behind nodes: because it needs none, or
     because it catches up; drafters with weights (``BatchSpeculator``) do not count, they take more than microseconds.
     Where some of these need nothing at all (pld), they alone are the text tier: the others take several times as long.
-    And the tier of all sources does without them if one of its sources counts the text itself (``from_text``).
+    And the tier of all sources does without them if one of its sources counts the text itself (``from_text``). What
+    drafts beside the others (``drafts_beside``: from a request's prediction or grammar) is in both tiers, and does not
+    count when these are made: most requests bring neither.
     """
 
     def __init__(self, parts: Sequence[Speculator]) -> None:
@@ -31,8 +33,10 @@ class Sources:
         self.every = [FaultIsolated(part) for part in parts]
         self.needs = reduce(Needs.merge, (part.needs for part in parts), Needs())
         from_text = [part for part, inner in zip(self.every, parts, strict=True) if _drafts_from_text(inner)]
-        quick = [part for part in from_text if part.needs == Needs()]
-        self.text = quick or from_text
+        beside = [part for part, inner in zip(self.every, parts, strict=True) if getattr(inner, "drafts_beside", False)]
+        quick = [part for part in from_text if part.needs == Needs() and part not in beside]
+        rest = [part for part in from_text if part not in beside]
+        self.text = [*(quick or rest), *beside] if rest else []
         counts_text = any(part.needs != Needs() and getattr(part, "from_text", ()) for part in parts)
         self.later = [part for part in self.every if part.catches_up and part not in self.text]
         self.at_once = [part for part in self.every if part not in self.later]  # begin with a request

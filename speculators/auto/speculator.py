@@ -79,18 +79,22 @@ class Auto:
             return self.needs
         if self._tiers.begin_with_text(self._step_share):
             return replace(self.needs, prompt_top_k=0)
-        scope = self._scopes.of(request.scope, ScopeState)
+        scope = self._scope(request)
         saved = self._step_share * scope.expected_gain(request.params.max_tokens)
         pays = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
         return self.needs if scope.reads_prompt(pays) else replace(self.needs, prompt_top_k=0)
 
     def begin(self, view: RequestView) -> None:
         """The sources begin: all of them, or only those that will be asked first, where the others are dear."""
-        shared = self._scopes.of(view.request.scope, ScopeState)
+        shared = self._scope(view.request)
         first = self._sources.at_once if self._tiers.begin_with_text(self._step_share) else self._sources.every
         self._requests[view.request_id] = RequestState(shared, first, heard=len(view.context))
         for part in first:
             part.begin(view)
+
+    def _scope(self, request: Request) -> ScopeState:
+        """What requests like it have shown: those with a prediction gain by it, which says nothing of the others."""
+        return self._scopes.of(f"{request.scope} predicted" if request.prediction else request.scope, ScopeState)
 
     def _begin_others(self, view: RequestView, state: RequestState) -> None:
         """Those sources begin that have not yet: there is something for them to hear, or they are asked."""

@@ -105,7 +105,7 @@ class DraftModel:
         from engine.model.loader import load_spec
         from engine.model.resolve import resolve
 
-        load_spec(resolve(path))
+        load_spec(resolve(path, weights=()))
 
     @property
     def drafter(self) -> Drafter:
@@ -226,7 +226,7 @@ class DraftModel:
         from engine.sampling.history import History
 
         params = view.request.params
-        if not (params.has_penalties or params.min_tokens):
+        if not params.remembers:
             return None
         tokens = view.context.view.tolist()
         return History(tokens[: view.n_prompt], tokens[view.n_prompt :])

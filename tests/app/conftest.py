@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -176,6 +177,13 @@ async def client(app: object) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def server(app: object) -> Iterator[str]:
     """A real uvicorn on a free port; yields its base address."""
+    with listening(app) as url:
+        yield url
+
+
+@contextmanager
+def listening(app: object) -> Iterator[str]:
+    """The application behind a real uvicorn on a free port; yields its base address."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none")

@@ -36,7 +36,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.stage.stage import Stage
 from engine.target.info import TargetInfo, positions
-from engine.target.loading import plan_cache
+from engine.target.loading import grammars_of, plan_cache
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
@@ -53,7 +53,7 @@ class Stages:
         path: checkpoint.
         info: of the target.
         n: stages.
-        kinds: class of each stage; tests bring failing ones.
+        kinds: class of each stage, or a function that makes it; tests bring failing ones.
         transport: links between them.
     """
 
@@ -64,7 +64,9 @@ class Stages:
         self.workers = []
         for i, layers in enumerate(split_layers(info.spec.n_layers, n)):
             shard = load_shard(path, layers, dtype=torch.float32, device=CPU, n_positions=positions(info))
-            stage = kinds[i](shard, info.n_blocks, info.block_size)
+            kind = kinds[i]
+            more = {"grammars": grammars_of(path, info.spec)} if isinstance(kind, type) else {}  # functions know theirs
+            stage = kind(shard, info.n_blocks, info.block_size, **more)
             self.workers.append(StageWorker(stage, CPU, f"unix:{self._folder.name}/{i}", SECRET, transport))
         addresses = [worker.address for worker in self.workers]
         for worker, following in zip(self.workers, [*addresses[1:], None], strict=True):

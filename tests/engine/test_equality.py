@@ -32,6 +32,7 @@ METHODS = (
     "spectra",
     "suffix",
     "token-recycling",
+    "prediction",
     "goose",
     "adapld",
     "stand",

@@ -8,13 +8,20 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-NAME = re.compile(r"`((?:vllm|spectra):\w+)`")
+OF_RETRIEVAL = PAGE.with_name("retrieval-service.md")
+NAME = re.compile(r"`((?:vllm|spectra):\w+)(?:\{\w+\})?`")
 
 
-def documented() -> set[str]:
-    """Names in the first column of the page's tables."""
-    rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    return {name for cell in rows for name in NAME.findall(cell)}
+def documented(page: Path = PAGE, kind: str = "") -> set[str]:
+    """Names in the first column of the page's tables; with ``kind``, of those whose unit says so."""
+    rows = [line.split("|")[1:] for line in page.read_text().splitlines() if line.startswith("| `")]
+    return {name for row in rows if kind in row[2] for name in NAME.findall(row[0])}
+
+
+def documented_series() -> set[str]:
+    """Names by which series of all documented metrics are asked for, those of retrieval among them."""
+    parts = {f"{name}_{part}" for name in documented(kind="histogram") for part in ("bucket", "sum", "count")}
+    return documented() | documented(OF_RETRIEVAL) | parts
 
 
 def exposed(text: str) -> set[str]:

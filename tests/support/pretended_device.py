@@ -11,13 +11,13 @@ from engine import device
 from engine.drafter.trees import choice
 from engine.sampling import noise, processors
 from engine.stage import artefacts, logit_readback
-from engine.verify import batch
+from engine.verify import batch, masks
 
 
 @contextmanager
 def pretended_device() -> Iterator[None]:
     """Inside, everything is drawn, read back and fetched as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (device, noise, processors, choice, batch, artefacts, logit_readback):
+        for module in (device, noise, processors, choice, batch, masks, artefacts, logit_readback):
             patch.setattr(module, "is_host", lambda _: False)
         yield

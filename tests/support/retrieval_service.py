@@ -55,12 +55,12 @@ def follows(indexes: Sequence[Index], context: Text) -> list[int]:
     return []
 
 
-def eventually(condition: Callable[[], object], within: float = 20.0) -> None:
+def eventually(condition: Callable[[], object], within: float = 20.0, pause: float = 0.005) -> None:
     """Wait until ``condition`` holds; fails when it does not ``within`` so many seconds."""
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
+        time.sleep(pause)
 
 
 @dataclass

@@ -66,8 +66,13 @@ class FakeLane:
         self.target = FakeTarget(name)
         self.sequences = list(sequences)
         self.is_up = is_up
+        self.is_wanted = True
         self.n_dispatched = 0
         self.poison_requests = FakePoison(self)
+
+    @property
+    def takes(self) -> bool:
+        return self.is_up and self.is_wanted
 
     @property
     def load(self) -> float:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import trustme
 from app.serving.environment import free_port
 
 READY_S = 180  # seconds; generous, for machines that do other things as well
+JOIN_S = 240  # for a stream to end, with what a test does to it
 STOP_S = 25  # less than Serve waits for a controller that is not there, and many times what a stop takes
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
 
@@ -136,6 +138,7 @@ class Stream:
         self._server = server
         self._fields = {"model": "tiny", "prompt": "Snow falls", "stream": True, "return_token_ids": True, **fields}
         self.token_ids: list[int] = []
+        self.times: list[float] = []  # when tokens came, seconds
         self.errors: list[Any] = []
         self.ended_with = ""
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -149,6 +152,7 @@ class Stream:
                     chunk = json.loads(line[6:])
                     self.errors += [chunk["error"]] if "error" in chunk else []
                     self.token_ids += chunk["choices"][0]["token_ids"] if chunk.get("choices") else []
+                    self.times.append(time.monotonic())
 
     def until(self, n_tokens: int) -> None:
         deadline = time.monotonic() + 60
@@ -156,8 +160,18 @@ class Stream:
             assert time.monotonic() < deadline, f"only {len(self.token_ids)} tokens came"
             time.sleep(0.005)
 
+    @property
+    def longest_pause(self) -> float:
+        """Seconds between two chunks."""
+        return max(later - earlier for earlier, later in pairwise(self.times))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
     def join(self) -> None:
-        self._thread.join(120)
+        self._thread.join(JOIN_S)
         assert not self._thread.is_alive(), "the stream hangs"
 
     def all_ids(self) -> list[int]:

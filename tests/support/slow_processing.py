@@ -1,4 +1,4 @@
-"""Bias, penalties and stop mask one row and one token at a time, from the whole text: the oracle of batched ones."""
+"""Bias, penalties and masks one row and one token at a time, from the whole text: the oracle of batched ones."""
 
 from __future__ import annotations
 
@@ -29,4 +29,11 @@ def shifted_row(
         for token in params.stop_ids:
             if token < len(row):
                 row[token] = float("-inf")
+    for word in params.bad_words:
+        text = [*output, word[-1]]
+        if tuple(text[-len(word) :]) == word and word[-1] < len(row):
+            row[word[-1]] = float("-inf")
+    if params.allowed_ids:
+        for token in set(range(len(row))) - {*params.allowed_ids}:
+            row[token] = float("-inf")
     return row

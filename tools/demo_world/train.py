@@ -6,18 +6,21 @@
 The target comes first: its run also learns the tokenizer, and the drafter is distilled from it. The budget is counted
 in tokens, so a run may be paused, and killed and taken up with --resume; another --tokens then moves the end. When they
 are used up, a complete Hugging Face folder (bf16) lies under --out. Afterwards `tools.demo_world.exact`
-evaluates it and `tools.demo_world.card` writes its card. --snapshot writes the folder of a checkpoint as it is.
+evaluates it and `tools.demo_world.card` writes its card. --snapshot writes the folder of a checkpoint as it is. --start
+begins with the weights and the tokenizer of a finished folder, such as the one that ships, on a budget of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from itertools import islice
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from tools.demo_model.architecture import Shape, build, load, save
 from tools.demo_model.loop import Run
@@ -48,19 +51,36 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="parent of the model folders target and drafter")
     parser.add_argument("--tokens", type=float, required=True, help="budget; drives the schedule")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work")
+    parser.add_argument("--start", type=Path, help="folder of a model to begin with, where there is no checkpoint yet")
     parser.add_argument("--snapshot", action="store_true", help="write the checkpoint's folder and do not train")
     parser.add_argument("--device", default="cpu", help="where to train (default: cpu)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and conversations (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of weights and conversations (default: 0); with --start another than before",
+    )
     return parser.parse_args(argv)
 
 
-def tokenizer_in(work: Path, seed: int) -> Tokenizer:
-    """The one of an earlier run, or a new one."""
+def tokenizer_in(work: Path, seed: int, start: Path | None = None) -> Tokenizer:
+    """The one of an earlier run, or of the model to begin with, or a new one."""
     path = work / "tokenizer.json"
-    if not path.exists():
+    if not path.exists() and start is not None:
+        shutil.copyfile(start / "tokenizer.json", path)
+    elif not path.exists():
         train_tokenizer(plain_text(e) for e in islice(conversations(seed), TOKENIZER_FROM)).save(str(path))
     return Tokenizer.from_file(str(path))
+
+
+def model_to_train(shape: Shape, start: Path | None = None) -> LlamaForCausalLM:
+    """A new model with the copying circuit, which does not train, or the one of a finished folder."""
+    model = build(shape)
+    lay_out_copying(model)
+    if start is not None:
+        model.load_state_dict(load(start).state_dict())
+    return model
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -69,10 +89,8 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     args.work.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer_in(args.work, args.seed)
-    model = build(SHAPES[args.role])
-    lay_out_copying(model)
-    model = model.to(args.device)
+    tokenizer = tokenizer_in(args.work, args.seed, args.start)
+    model = model_to_train(SHAPES[args.role], args.start).to(args.device)
     if args.device == "cpu":
         model.set_attn_implementation("eager")  # compiled, 1.25 times a CPU's flash attention in whole steps
     if args.role == "target" or args.snapshot:

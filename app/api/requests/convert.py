@@ -7,23 +7,31 @@ from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
-import jinja2
 import msgspec
 
 from app.access.caller import Caller
+from app.api.requests.conversation import ChatTemplate, Extras
 from app.api.requests.grants import granted
+from app.api.requests.parsing import shorten
 from app.api.requests.parts import Message
+from app.api.requests.predictions import prediction_ids
 from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
 from app.api.requests.tokenizing import TextEncoder
 from app.api.service import Settings
+from app.api.tools.answer import Reading
+from app.api.tools.reasoning import OPEN
 from app.telemetry.exchange import current
 from deployments.submission.messages import ModelCard
 from engine.errors import PromptTooLongError, RequestError
 from engine.request import Request
+from engine.sampling.history import MOST_RECENT
 from engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+PROMPT_END = 8  # tokens that spell a mark and the spaces behind it
 
 
 class Converter:
@@ -32,6 +40,7 @@ class Converter:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, card: ModelCard, settings: Settings) -> None:
         self._tokenizer = tokenizer
         self._encoder = TextEncoder(tokenizer)
+        self._template = ChatTemplate(tokenizer, settings.tool_parser, settings.reasoning_parser)
         self.card = card
         self._settings = settings
 
@@ -54,21 +63,30 @@ class Converter:
         """
         common = granted(body, caller, self._settings)
         if isinstance(body, ChatCompletionRequest):
-            prompts = [self.encode_chat(body.messages)]
+            extras = Extras(body.offered, body.template_variables)
+            prompts = [self.encode_chat(body.messages, extras)]
         else:
             self._check_choices(len(body.prompt) * body.n)
             prompts = [self._prompt_ids(p) for p in body.prompt]
+        prompts = [self._cut(body, prompt) for prompt in prompts]
         self.check_ids(body.stop_token_ids, "stop_token_ids")
         self.check_ids(body.logit_bias, "logit_bias")
+        self.check_ids(body.allowed_token_ids or (), "allowed_token_ids")
+        bad_words = tuple(word for text in body.bad_words for word in self._bad_word(text))
         # A drawn seed has 53 bits, so that a client whose numbers are doubles can send it back.
         seed = secrets.randbits(53) if body.seed is None else body.seed
         requests: list[Request] = []
         exchange, model = current(), self.card.identity.digest
+        method = body.speculative.method if body.speculative.enabled else None
+        predicted = prediction_ids(body.prediction, method, self._encoder, self.card.max_model_len)
         common = msgspec.structs.replace(
-            common, model=model, request_id=exchange.request_id, traceparent=exchange.traceparent
+            common, prediction=predicted, model=model, request_id=exchange.request_id, traceparent=exchange.traceparent
         )
         for prompt in prompts:
-            params = self._params(body, self._token_limit(body, len(prompt)), seed)
+            params = self._params(body, self._token_limit(body, len(prompt)), seed, bad_words)
+            if isinstance(body, ChatCompletionRequest) and body.forced:
+                calls = self._template.call_grammar(body, self._is_open(prompt))
+                params = msgspec.structs.replace(params, grammar=calls)
             for choice in range(body.n):
                 own = params if choice == 0 else msgspec.structs.replace(params, choice=choice)
                 choice_id = f"{response_id}-{len(requests)}"
@@ -76,26 +94,59 @@ class Converter:
         return requests, seed
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, add_special_tokens: bool = False
+        self,
+        messages: Sequence[Message],
+        extras: Extras | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """Ids of a conversation under the model's chat template, which writes all special tokens itself.
 
         Raises:
-            RequestError: the model has no template, or it refuses the messages.
+            RequestError: the model has no template, or it refuses the messages or knows nothing of what ``extras`` has.
             PromptTooLongError: the text cannot fit into the context.
         """
-        if not self._tokenizer.chat_template:
-            raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except jinja2.TemplateError as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
-        return self._encoder.encode(
-            str(text), "messages", self.card.max_model_len, add_special_tokens=add_special_tokens
+        text = self._template.render(messages, extras or Extras(), add_generation_prompt=add_generation_prompt)
+        return self._encoder.encode(text, "messages", self.card.max_model_len, add_special_tokens=add_special_tokens)
+
+    def reading(self, body: ChatCompletionRequest | CompletionRequest, prompt: list[int]) -> Reading | None:
+        """What the answer to a prompt may hold besides content; None: nothing, its text is content as it is."""
+        if not isinstance(body, ChatCompletionRequest):
+            return None
+        template, offered = self._template, body.offered
+        if not offered and not template.has_reasoning:
+            return None
+        return Reading(
+            template.family if offered else None,
+            frozenset(tool.function.name for tool in offered),
+            None if body.parallel_tool_calls else 1,
+            template.has_reasoning,
+            self._is_open(prompt),
         )
+
+    def _is_open(self, prompt: list[int]) -> bool:
+        """Whether the answer begins inside the model's reasoning."""
+        end = self._encoder.decode(prompt[-PROMPT_END:]) if self._template.has_reasoning else ""
+        return end.rstrip().endswith(OPEN)
+
+    def echo(self, body: ChatCompletionRequest | CompletionRequest, request: Request, number: int) -> str:
+        """What the text of a choice begins with: its prompt as it was sent, where it was a text and is whole.
+
+        Args:
+            body: of the response.
+            request: of the choice.
+            number: of the choice in the response.
+        """
+        if not isinstance(body, CompletionRequest) or not body.echo:
+            return ""
+        sent = body.prompt[number // body.n]
+        if isinstance(sent, str) and body.truncate_prompt_tokens is None:
+            return sent
+        text: str = self._tokenizer.backend_tokenizer.decode(
+            request.prompt, skip_special_tokens=body.skip_special_tokens
+        )
+        return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of a prompt; raises PromptTooLongError if it cannot fit into the context."""
@@ -127,9 +178,20 @@ class Converter:
             wrong = next(i for i in ids if not 0 <= i < size)
             raise RequestError(f"{param} holds the token id {wrong}; ids must be 0 to {size - 1}", param)
 
-    def _params(self, body: GenerationRequest, limit: int, seed: int) -> SamplingParams:
+    def _params(
+        self, body: GenerationRequest, limit: int, seed: int, bad_words: tuple[tuple[int, ...], ...]
+    ) -> SamplingParams:
         stop_ids = body.stop_token_ids if body.ignore_eos else [*body.stop_token_ids, *self.card.eos_ids]
+        allowed = tuple(dict.fromkeys(body.allowed_token_ids or ()))
+        never = {word[-1] for word in bad_words} | ({*stop_ids} if body.min_tokens else set())
+        if not ({*allowed} - never if allowed else len(never) < self.card.vocab_size):
+            raise RequestError(
+                "allowed_token_ids, bad_words and min_tokens leave no token; allow one that ends no word and no text",
+                "allowed_token_ids" if allowed else "bad_words",
+            )
         return SamplingParams(
+            allowed_ids=allowed,
+            bad_words=bad_words,
             max_tokens=limit,
             min_tokens=body.min_tokens,
             temperature=body.temperature,
@@ -145,6 +207,7 @@ class Converter:
             stop=tuple(body.stop),
             logprobs=body.logprob_count,
             verification=body.verification,
+            grammar=body.grammar,
         )
 
     def _token_limit(self, body: GenerationRequest, n_prompt: int) -> int:
@@ -161,6 +224,21 @@ class Converter:
                 "messages" if isinstance(body, ChatCompletionRequest) else "prompt",
             )
         return wanted or max(body.min_tokens, min(room, self._settings.default_max_tokens))
+
+    def _bad_word(self, text: str) -> list[tuple[int, ...]]:
+        found = self._encoder.word(text)
+        if not all(0 < len(ids) <= MOST_RECENT + 1 for ids in found):
+            raise RequestError(
+                f"bad_words has {shorten(text)}; a word must have 1 to {MOST_RECENT + 1} tokens", "bad_words"
+            )
+        return found
+
+    def _cut(self, body: GenerationRequest, prompt: list[int]) -> list[int]:
+        """The end of a prompt that the request wants to keep."""
+        most = body.truncate_prompt_tokens
+        if most == -1:
+            most = max(1, self.card.max_model_len - max(body.token_limit or 1, body.min_tokens))
+        return prompt if most is None else prompt[-most:]
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):

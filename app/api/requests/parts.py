@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse
+from app.api.requests.tool_fields import MAX_CALLS, ToolCall
 from retrieval_store.service.manifest_feed import is_namespace
 
 MAX_MESSAGES = 4096
@@ -21,8 +22,12 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 class Message(Strict):
     """One turn of a conversation; content may come as a list of text parts, which newlines join."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str  # "" beside calls where it was null
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] = Field(default_factory=list)
+    tool_call_id: Name | None = None  # of the call that a tool's message answers
+    reasoning_content: str | None = None  # of an earlier answer
 
     @model_validator(mode="before")
     @classmethod
@@ -30,7 +35,18 @@ class Message(Strict):
         """Drop empty optional keys: clients send the answers of this server back as they came."""
         if not isinstance(value, dict):
             return value
-        return {k: v for k, v in value.items() if k in cls.model_fields or not (v is None or v == [])}
+        given = {k: v for k, v in value.items() if not (v is None or (v == [] and k != "content"))}
+        if given.get("role") == "assistant" and ("tool_calls" in given or "reasoning_content" in given):
+            given.setdefault("content", "")
+        return given
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if (self.tool_calls or self.reasoning_content) and self.role != "assistant":
+            raise refuse(f"has tool_calls or reasoning_content, and its role is {self.role}; they are the assistant's")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise refuse("must have a tool_call_id if its role is tool, and only then")
+        return self
 
     @field_validator("content", mode="before")
     @classmethod
@@ -46,13 +62,19 @@ class Message(Strict):
             texts.append(part["text"])
         return "\n".join(texts)
 
+    @property
+    def n_characters(self) -> int:
+        """Of all its texts."""
+        calls = sum(len(call.function.arguments) + MESSAGE_COST for call in self.tool_calls)
+        return len(self.content) + len(self.reasoning_content or "") + calls
+
 
 Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def weight_of(messages: list[Message]) -> int:
     """Work of rendering and tokenising a conversation, in bytes whose parsing takes as long."""
-    return sum(4 * (len(message.content) + MESSAGE_COST) for message in messages)
+    return sum(4 * (message.n_characters + MESSAGE_COST) for message in messages)
 
 
 class SpeculativeOptions(Strict):
@@ -77,4 +99,6 @@ class SpeculativeOptions(Strict):
 class StreamOptions(Strict):
     """Extra content of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool = False  # a last chunk with usage
+    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
+    include_obfuscation: bool = False  # OpenAI's: chunks are padded to sizes that say less of their text

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.api.requests.parsing import Strict, refuse, shorten
+from app.api.requests.parsing import refuse, shorten
 from app.api.requests.parts import (
     Finite,
     Int32,
@@ -28,6 +28,10 @@ from app.api.requests.parts import (
     TokenId,
     weight_of,
 )
+from app.api.requests.predictions import PredictedOutput, weight_of_prediction
+from app.api.requests.structured import StructuredFields
+from app.api.requests.text_fields import TextFields
+from app.api.requests.tool_fields import ToolFields, size_of
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -36,7 +40,7 @@ MAX_CHOICES = 64  # prompts times n
 MAX_SALT_CHARS = 256
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(StructuredFields, TextFields):
     """Fields of both chat and text completions."""
 
     model: Name
@@ -64,6 +68,7 @@ class GenerationRequest(Strict):
     verification: Literal["coupled", "rejection"] = "coupled"
     speculative: SpeculativeOptions = SpeculativeOptions()
     return_token_ids: bool = False
+    prediction: PredictedOutput | None = None  # a text that the answer is expected to be much like
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -112,6 +117,9 @@ class GenerationRequest(Strict):
         limit = self.token_limit
         if limit is not None and self.min_tokens > limit:
             raise refuse(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, which is {limit}")
+        field = next(iter(self.forms), None)
+        if field is not None and (self.allowed_token_ids or self.bad_words):
+            raise refuse(f"{field} goes without allowed_token_ids and bad_words: together they may leave no token")
         return self
 
     @property
@@ -129,31 +137,18 @@ class GenerationRequest(Strict):
     def weight(self) -> int:
         """Work of making requests of it, in bytes whose parsing takes as long; tokenising a character takes four."""
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
-
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(ToolFields, GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),  # says nothing without tools
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
-        "prediction": (),
-        "reasoning_effort": (),
         "verbosity": (),
+        "prompt_logprobs": (),
         "web_search_options": (),
-        "store": (False,),
-        "metadata": ({},),
-        "service_tier": ("auto", "default"),
     }
 
     messages: Annotated[Messages, Field(min_length=1)]
@@ -168,6 +163,12 @@ class ChatCompletionRequest(GenerationRequest):
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise refuse("max_tokens and max_completion_tokens differ; give only one of them")
+        if self.forms and self.offered:
+            raise refuse(
+                f"{next(iter(self.forms))} goes without tools: a text of that form calls none; give one of them"
+            )
+        if self.forced and (self.ignore_eos or self.allowed_token_ids or self.bad_words):
+            raise refuse("tool_choice forces a call, which goes without ignore_eos, allowed_token_ids and bad_words")
         return self
 
     @property
@@ -183,16 +184,24 @@ class ChatCompletionRequest(GenerationRequest):
     @property
     def weight(self) -> int:
         """Work of making requests of it, in bytes whose parsing takes as long."""
-        return weight_of(self.messages)
+        tools = sum(size_of(tool.for_template) for tool in self.offered)
+        return weight_of(self.messages) + 4 * tools + weight_of_prediction(self.prediction)
 
 
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"echo": (False,), "suffix": ("",), "best_of": (1,)}
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,), "prompt_logprobs": ()}
 
     prompt: list[str | list[int]]  # after validation: one entry per prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = False  # the text begins with the prompt
+
+    @model_validator(mode="after")
+    def _echoes_text_alone(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise refuse("echo goes without logprobs: this server has no log-probabilities of prompts")
+        return self
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -213,7 +222,8 @@ class CompletionRequest(GenerationRequest):
     @property
     def weight(self) -> int:
         """Work of making requests of it, in bytes whose parsing takes as long."""
-        return sum(4 * len(p) if isinstance(p, str) else len(p) for p in self.prompt)
+        prompts = sum(4 * len(p) if isinstance(p, str) else len(p) for p in self.prompt)
+        return prompts + weight_of_prediction(self.prediction)
 
 
 def _is_ids(value: Any) -> bool:

@@ -99,6 +99,13 @@ class TextEncoder:
         ids: list[int] = encoding.ids
         return ids
 
+    def word(self, text: str) -> list[tuple[int, ...]]:
+        """Ids of a word, alone and behind a space, as vLLM forbids it: behind a space only if it has as many tokens."""
+        alone, spaced = (
+            tuple(self._backend.encode(before + text.lstrip(), add_special_tokens=False).ids) for before in ("", " ")
+        )
+        return [alone, spaced] if spaced[:1] != alone[:1] and len(spaced) == len(alone) else [alone]
+
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""
         text: str

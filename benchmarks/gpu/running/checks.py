@@ -52,6 +52,7 @@ CHECKS: dict[str, Check] = {
         Check("step", 5),
         Check("texts", 6),
         Check("seventy", 4),
+        Check("load", 3),
         Check("train", 8),
     )
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model.tensor_file import TensorFile
+from engine.model.weights.tensors import read_file
 
 CPU = torch.device("cpu")
 
@@ -63,11 +62,6 @@ def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern))
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    with closing(TensorFile(path)) as file:
-        return {name: file.read(name, CPU) for name in file.names}
-
-
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
         stored = torch.load(path, map_location=CPU, weights_only=True)
@@ -79,7 +73,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 _KINDS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
-    "*.safetensors": _read_safetensors,
+    "*.safetensors": read_file,
     "pytorch_model*.bin": _read_pickle,
     "*_lm_head.pt": _read_pickle,
 }

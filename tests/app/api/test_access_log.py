@@ -40,6 +40,10 @@ class Kept(logging.Handler):
         self.records.append(record)
 
 
+USER = {"role": "user", "content": "x"}
+CANARY_TOOL = {"type": "function", "function": {"name": "CANARY"}}
+
+
 @pytest.fixture
 def lines() -> Iterator[list[logging.LogRecord]]:
     logger, kept = logging.getLogger("spectra.access"), Kept()
@@ -105,7 +109,16 @@ async def test_a_public_client_that_is_refused_is_told_why_in_the_log_too_and_ca
         ("/v1/completions", {"prompt": "x", "suffix": "CANARY"}),
         ("/v1/completions", {"prompt": "x", "stop": {"a": "CANARY"}}),
         ("/v1/completions", {"prompt": "x", "user": ["CANARY"]}),
-        ("/v1/completions", {"prompt": "x", "metadata": {"a": "CANARY"}}),
+        ("/v1/completions", {"prompt": "x", "metadata": {"a": ["CANARY"]}}),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "tools": [{"type": "function", "function": {"name": "CANARY !"}}]},
+        ),
+        ("/v1/chat/completions", {"messages": [USER], "tool_choice": "CANARY"}),
+        ("/v1/chat/completions", {"messages": [USER], "tools": [CANARY_TOOL, CANARY_TOOL]}),
+        ("/v1/chat/completions", {"messages": [USER], "tools": [CANARY_TOOL]}),
+        ("/v1/chat/completions", {"messages": [USER], "chat_template_kwargs": {"CANARY": 1}}),
+        ("/v1/chat/completions", {"messages": [USER], "chat_template_kwargs": {"a": {"b": "CANARY"}}}),
         ("/v1/completions", {"prompt": "x", "input": "CANARY"}),
         ("/tokenize", {"prompt": ["CANARY"]}),
     ],

@@ -7,6 +7,9 @@ import json
 
 import pytest
 
+from app.api.streaming import EventStream
+from engine.errors import OverloadedError
+
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 
 
@@ -146,3 +149,77 @@ async def test_held_back_text_is_sent_when_it_turns_out_harmless(app, backend) -
     chunks = [json.loads(e.removeprefix(b"data: ")) for e in client.events[:-1]]
     assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == backend.answer
     assert chunks[-1]["choices"][0]["stop_reason"] is None
+
+
+def queued(ready: asyncio.Event, error: Exception | None = None) -> tuple[asyncio.Task, list[dict], asyncio.Event]:
+    """A stream whose first event comes when ``ready`` is set; what it sends, and that it has sent something."""
+    sent: list[dict] = []
+    arrived = asyncio.Event()
+
+    async def events():
+        await ready.wait()
+        if error is not None:
+            raise error
+        yield b"data: 1\n\n"
+        yield b"data: 2\n\n"
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+        arrived.set()
+
+    async def receive() -> dict:
+        await asyncio.Event().wait()
+        return {}
+
+    stream = EventStream(events(), headers_after=0.01, keep_alive=0.01)
+    return asyncio.create_task(stream({"type": "http"}, receive, send)), sent, arrived
+
+
+async def until_comments(sent: list[dict], arrived: asyncio.Event, n: int) -> None:
+    while len(sent) < 1 + n:
+        arrived.clear()
+        await asyncio.wait_for(arrived.wait(), 5)
+
+
+async def test_a_request_that_waits_gets_headers_and_comments_before_its_first_event() -> None:
+    ready = asyncio.Event()
+    task, sent, arrived = queued(ready)
+    await until_comments(sent, arrived, 3)
+    assert (sent[0]["type"], sent[0]["status"]) == ("http.response.start", 200)
+    assert {message["body"] for message in sent[1:]} == {b": keep-alive\n\n"}
+    ready.set()
+    await task
+    bodies = [message["body"] for message in sent[1:] if message["body"] != b": keep-alive\n\n"]
+    assert bodies == [b"data: 1\n\n", b"data: 2\n\n", b""]
+    assert sent[-1]["more_body"] is False
+
+
+async def test_an_error_after_the_headers_is_an_event() -> None:
+    ready = asyncio.Event()
+    task, sent, arrived = queued(ready, OverloadedError("the wait would be too long", 3.0))
+    await until_comments(sent, arrived, 1)
+    ready.set()
+    await task
+    assert sent[0]["status"] == 200
+    assert json.loads(sent[-1]["body"].removeprefix(b"data: "))["error"]["code"] == "overloaded"
+
+
+async def test_an_error_before_them_has_its_status() -> None:
+    ready = asyncio.Event()
+    ready.set()
+    task, sent, _ = queued(ready, OverloadedError("the queue is full", 3.0))
+    await task
+    assert sent[0]["status"] == 429
+
+
+async def test_a_client_that_stops_waiting_closes_the_events() -> None:
+    ready = asyncio.Event()
+    task, sent, arrived = queued(ready)
+    await until_comments(sent, arrived, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    n_sent = len(sent)
+    ready.set()
+    await asyncio.sleep(0.05)
+    assert len(sent) == n_sent

@@ -46,6 +46,21 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": st.lists(IDS, max_size=64),
     "n": st.integers(1, 16),
     "stream": st.just(True),
+    "tools": st.just([]),
+    "tool_choice": st.sampled_from(["auto", "none"]),
+    "chat_template_kwargs": st.just({}),
+    "reasoning_effort": st.none(),
+    "tool_calls": st.just([]),
+    "tool_call_id": st.none(),
+    "reasoning_content": st.none(),
+    "role": st.sampled_from(["system", "developer", "user", "assistant"]),
+    "allowed_token_ids": st.none() | st.lists(IDS, min_size=1, max_size=9),
+    "bad_words": st.lists(st.text("ab c", min_size=1, max_size=5), max_size=3),
+    "metadata": st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3),
+    "response_format": st.sampled_from([None, {"type": "text"}, {"type": "json_object"}]),
+    "structured_outputs": st.sampled_from([None, {"regex": "a+"}, {"json": {"type": "integer"}}]),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), st.none()),
+    "truncate_prompt_tokens": st.none() | st.sampled_from([-1, 1, 200, 2**31 - 1]),
 }
 ANY_BIAS = {"logit_bias": st.dictionaries(st.integers(0, 2**31 - 1).map(str), st.floats(allow_nan=False), max_size=4)}
 QUIET = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -78,7 +93,7 @@ def test_a_text_is_refused_or_becomes_ids_and_text_again(backend, schema) -> Non
     converter = Converter(backend.tokenizer, backend.model_card, Settings())
 
     @QUIET
-    @given(values_of(schema.model_json_schema()))
+    @given(values_of(schema.model_json_schema(), SPECIAL))
     def check(fields: dict[str, Any]) -> None:
         with contextlib.suppress(RequestError):
             wanted = parse(schema, json.dumps(fields).encode(), 10**6)

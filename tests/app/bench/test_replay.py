@@ -150,6 +150,14 @@ def test_every_form_of_a_line_and_every_turn_is_replayed(
     assert categories["chat"]["tokens_per_forward"] > 2  # the second turn repeats the first
 
 
+def test_a_line_may_have_a_prediction_of_its_answer(replay: Callable[..., CliRun], write: Callable[..., Path]) -> None:
+    asked = {"prompt": "Sing.", "answer": POEM}
+    with_one = replay(write({**asked, "prediction": POEM}), "--methods", "prediction")
+    without = replay(write(asked), "--methods", "prediction")
+    assert with_one.tau("prediction") > 10
+    assert without.tau("prediction") == 1.0
+
+
 def test_the_history_is_the_corpus_and_what_warm_methods_have_seen(
     replay: Callable[..., CliRun], write: Callable[..., Path]
 ) -> None:

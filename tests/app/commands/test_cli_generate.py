@@ -120,6 +120,40 @@ def test_a_line_has_every_key_and_its_figures_agree(method: str, spectra: Callab
     assert line["seconds"] > 0
 
 
+@pytest.mark.parametrize("method", ["auto", "prediction", "prediction+suffix"])
+def test_a_predicted_text_is_written_in_fewer_forwards(
+    method: str, spectra: Callable[..., Lines], tmp_path: Path
+) -> None:
+    flags = ("--prompt", PROMPTS[0], "--raw", "--max-new-tokens", 60)
+    [plain] = spectra(*flags, "--method", "autoregressive")
+    file = tmp_path / "predicted.txt"
+    file.write_text(plain["text"])
+    [line] = spectra(*flags, "--method", method, "--prediction", file)
+    assert line["token_ids"] == plain["token_ids"]
+    assert line["target_forwards"] < plain["target_forwards"] / 2
+    assert line["by_source"]["prediction"]["proposed_accepted"] > 0
+
+
+def test_every_line_of_a_file_may_have_a_prediction(spectra: Callable[..., Lines], tmp_path: Path) -> None:
+    [plain] = spectra("--prompt", PROMPTS[1], "--max-new-tokens", 40, "--method", "autoregressive")
+    asked = [{"prompt": PROMPTS[1], "prediction": plain["text"]}, {"prompt": PROMPTS[1]}]
+    file = tmp_path / "asked.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in asked))
+    lines = spectra("--prompts", file, "--max-new-tokens", 40, "--method", "prediction")
+    assert [line["token_ids"] for line in lines] == [plain["token_ids"]] * 2
+    assert lines[0]["target_forwards"] < lines[1]["target_forwards"] == plain["target_forwards"]
+    assert lines[1]["by_source"] == {}
+
+
+def test_a_prediction_that_cannot_be_used_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xfd")
+    asked = ("--prompt", "a", "--prediction")
+    assert "prediction+pld" in refused(*asked, tmp_path / "text", "--method", "pld")
+    assert "No such file" in refused(*asked, tmp_path / "none")
+    assert "not UTF-8" in refused(*asked, tmp_path / "bytes")
+
+
 def test_an_end_of_text_counts_as_a_token_and_is_no_text(
     spectra: Callable[..., Lines], questions: Any, tiny_checkpoint: Path
 ) -> None:

@@ -47,6 +47,8 @@ def run(*flags: str, cwd: Path | None = None) -> tuple[int, list[str], str]:
         "corpus list",
         "keys new",
         "check",
+        "env",
+        "k8s render",
     ],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:

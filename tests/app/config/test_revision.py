@@ -79,6 +79,11 @@ def test_a_directory_has_no_revisions(model: str, tiny_checkpoint: Path) -> None
         resolve(str(tiny_checkpoint), "v1")
 
 
+def test_the_target_names_its_revision_by_its_own_field_alone() -> None:
+    with pytest.raises(ConfigError, match=r"model is 'acme/tiny@v1'; revision \(--revision\) names a revision"):
+        checked(ServeConfig(model="acme/tiny@v1"))
+
+
 @pytest.mark.parametrize("revision", ["", "-x", "a b", "../up", "x" * 129])
 def test_what_can_be_no_revision_is_refused_at_once(revision: str) -> None:
     with pytest.raises(ValidationError, match="revision"):

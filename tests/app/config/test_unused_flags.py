@@ -54,3 +54,24 @@ def test_what_cannot_act_is_refused_by_flag_and_by_key(given: dict[str, Any], sa
 )
 def test_what_acts_or_asks_for_nothing_is_taken(given: dict[str, Any]) -> None:
     assert ServeConfig(**given).model_fields_set == set(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"replicas": "2", "max_replicas": "3"}, "replicas is 2, but max_replicas is 3"),
+        ({"min_replicas": "4", "max_replicas": "3"}, "min_replicas is 4; it must be at most max_replicas"),
+        ({"min_replicas": "2"}, "min_replicas is 2, but has no effect: max_replicas is not given"),
+        ({"scale_down_delay": "9"}, "scale_down_delay is 9.0, but has no effect: max_replicas is not given"),
+        ({"max_replicas": "1", "affinity": "prefix"}, "affinity is prefix, but has no effect: max_replicas is 1"),
+    ],
+)
+def test_a_number_of_pipelines_and_bounds_of_it_exclude_each_other(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ServeConfig(**given)
+
+
+def test_bounds_are_those_of_a_fixed_number_unless_it_may_change() -> None:
+    fixed, elastic = ServeConfig(replicas=3), ServeConfig(min_replicas=2, max_replicas=5, affinity="prefix")
+    assert (fixed.least_pipelines, fixed.most_pipelines) == (3, 3)
+    assert (elastic.least_pipelines, elastic.most_pipelines) == (2, 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.commands.load import KEY_VARIABLES
+from app.commands.measuring.load import KEY_VARIABLES
 from tests.app.conftest import ScriptedBackend
 from tests.app.load.conftest import TEXT, Script, answer
 from tests.support.cli_run import CliRun, run_cli

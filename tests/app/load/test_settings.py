@@ -95,6 +95,10 @@ def test_urls_are_taken_with_and_without_v1() -> None:
     }
     with pytest.raises(ConfigError, match="--url 'a:1' must begin"):
         base_of("a:1")
+    assert base_of("http://[::1]:8000") == "http://[::1]:8000/v1"
+    for wrong in ("http://::1:8000", "http://[::1:8000", "http://:8000", "http://a:99999", "http://a:0"):
+        with pytest.raises(ConfigError, match="names no host and port"):
+            base_of(wrong)
 
 
 def test_how_many_questions_repeat() -> None:

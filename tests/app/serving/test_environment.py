@@ -17,7 +17,6 @@ from app.serving.environment import (
     check_port,
     claim_ports,
     folder_for_sockets,
-    free_port,
     local_environment,
     serve_environment,
 )
@@ -58,12 +57,24 @@ def configuration(folder: Path, text: str = CONFIGURATION) -> str:
     return str(path)
 
 
-def completed(folder: Path, text: str, bundle: Path | None) -> tuple[int, str]:
+def completed(folder: Path, text: str, bundle: Path | None, host: str = "0.0.0.0") -> tuple[int, str]:
     """Exit status of the script around a program that ends at once, and the configuration that program would see."""
     path = configuration(folder, text)
-    script = haproxy_script(str(folder), "0.0.0.0", bundle)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    script = haproxy_script(str(folder), host, bundle)["RAY_SERVE_HAPROXY_BINARY_PATH"]
     done = subprocess.run([script, "-db", "-f", path], timeout=60, stderr=subprocess.DEVNULL)
     return done.returncode, Path(path).read_text()
+
+
+@pytest.mark.parametrize(("host", "bound"), [("::1", "[::1]"), ("::", "[::]"), ("fd77::10", "[fd77::10]")])
+def test_an_ipv6_interface_is_bound_in_brackets(
+    host: str, bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "/bin/true")
+    for bundle, ending in ((None, "\n"), (tmp_path / "b.pem", " ssl crt ")):
+        status, text = completed(tmp_path, CONFIGURATION, bundle, host)
+        assert status == 0
+        assert f"    bind {bound}:8000{ending}" in text
+        assert text.count(bound) == 1
 
 
 def test_pages_of_haproxy_are_for_this_machine_and_https_is_added_once(
@@ -116,16 +127,18 @@ def test_haproxy_lives_through_a_term_signal_and_the_script_ends_with_it(haproxy
     assert psutil.wait_procs(watchers, timeout=10)[1] == []
 
 
-def test_a_port_that_can_be_had_is_no_error() -> None:
-    check_port("127.0.0.1", free_port())
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_that_can_be_had_is_no_error_and_one_that_is_taken_is_named(host: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        taken.bind((host, 0))
+        port = taken.getsockname()[1]
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"port {port} on {host} is taken"):
+            check_port(host, port)
+    check_port(host, port)
 
 
 def test_a_port_that_cannot_be_had_is_named_with_the_reason() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(ConfigError, match=r"port \d+ on 127.0.0.1 is taken"):
-            check_port("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="--port is 70000; it must be 1 to 65535"):
         check_port("127.0.0.1", 70000)
     with pytest.raises(ConfigError, match="--port is 0"):

@@ -12,7 +12,7 @@ from app.config.serve import ServeConfig
 from app.inputs import devices
 from app.serving.environment import free_port
 from app.serving.preflight import check_gpus, check_store
-from app.serving.progress import Progress
+from app.serving.progress import Progress, phases_of
 from app.serving.server import Server
 from engine.errors import ConfigError
 
@@ -30,6 +30,18 @@ def test_each_deployment_is_told_as_it_starts_and_as_it_is_up(capsys: pytest.Cap
         "Target-2 is up",
         "Router is up",
     ]
+
+
+def test_what_the_start_of_a_target_took_is_told_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [
+        {"load_seconds": {"import": 4.0, "resolve": 2.0, "read": 9.0, "build": 0.5}, "read_bytes": 3 << 30},
+        {"load_seconds": {"import": 5.0, "check": 0.02, "read": 7.0, "build": 0.6}, "read_bytes": 2 << 30},
+    ]
+    state = {"load_seconds": {"plan": 1.0, "connect": 0.2, "ready": 16.0}, "stages": stages}
+    Progress().follow({"Target": SimpleNamespace(status="HEALTHY")}, lambda name: phases_of(state))
+    told = "import 5.0 s, plan 1.0 s, resolve 2.0 s, read 9.0 s, build 0.6 s, connect 0.2 s, 5.00 GiB of weights"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"Target is up: {told}")
+    assert phases_of({"load_seconds": {}, "stages": [{"load_seconds": {}, "read_bytes": 0}]}) == ""
 
 
 @pytest.fixture
@@ -82,6 +94,8 @@ def test_a_lack_of_gpus_fails_a_ray_of_its_own_and_is_told_of_a_cluster_that_may
     check_gpus(ServeConfig.model_validate(wanted | {"replicas": 1}), say, is_local=True)
     check_gpus(ServeConfig(), say, is_local=True)
     assert capsys.readouterr() == ("", "")
+    with pytest.raises(ConfigError, match=r"the stages and their standbys need 3\.5 GPUs, but Ray has 3"):
+        check_gpus(ServeConfig.model_validate(wanted | {"replicas": 1, "standby_stages": 3}), say, is_local=True)
 
 
 def test_a_program_that_reads_the_log_gets_the_progress_as_log_lines(caplog: pytest.LogCaptureFixture) -> None:

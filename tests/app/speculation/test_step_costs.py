@@ -21,10 +21,10 @@ from app.composition.speculation import speculator_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.speculation import step_costs
-from app.speculation.step_costs import costs_file, offline_costs
+from app.speculation.step_costs import costs_name, offline_costs
 from engine.errors import ConfigError
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.step_cost import StepCosts, read_costs
+from engine.step_cost import StepCosts, costs_file, read_costs
 from engine.target import step_timing
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
@@ -35,6 +35,7 @@ from speculators.ngrams.suffix import SuffixConfig
 from speculators.peers.adapld import AdaPldConfig
 from speculators.peers.goose import GooseConfig
 from speculators.peers.stand import StandConfig
+from speculators.prediction.config import PredictionConfig
 from speculators.successors.config import SuccessorConfig
 from speculators.successors.token_recycling import TokenRecyclingConfig
 
@@ -169,6 +170,11 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
     assert "step times were not kept" in caplog.text
 
 
+def file_of(*way: Any, **more: Any) -> Path:
+    """Where the step times of a way to run a model are kept here."""
+    return costs_file(costs_name(*way, **more))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -183,30 +189,30 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
     ids=str,
 )
 def test_another_way_to_run_has_another_file(change: dict[str, Any], tiny_checkpoint: Path, cache: Path) -> None:
-    plain = costs_file(tiny_checkpoint, **WAY)
-    assert plain == costs_file(tiny_checkpoint, **WAY)
+    plain = file_of(tiny_checkpoint, **WAY)
+    assert plain == file_of(tiny_checkpoint, **WAY)
     assert plain.is_relative_to(cache)
-    assert costs_file(tiny_checkpoint, **(WAY | change)) != plain
+    assert file_of(tiny_checkpoint, **(WAY | change)) != plain
 
 
 def test_another_model_or_machine_has_another_file(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = costs_file(tiny_checkpoint, **WAY)
+    plain = file_of(tiny_checkpoint, **WAY)
     shutil.copytree(tiny_checkpoint, tmp_path / "copy")
-    assert costs_file(tmp_path / "copy", **WAY) == plain  # the same model, wherever it lies
+    assert file_of(tmp_path / "copy", **WAY) == plain  # the same model, wherever it lies
     config = tmp_path / "copy" / "config.json"
     config.write_text(config.read_text().replace("}", " }", 1))
-    assert costs_file(tmp_path / "copy", **WAY) != plain
-    assert costs_file(DEMO_TARGET, **WAY) != plain
+    assert file_of(tmp_path / "copy", **WAY) != plain
+    assert file_of(DEMO_TARGET, **WAY) != plain
     monkeypatch.setattr(platform, "node", lambda: "elsewhere")
-    assert costs_file(tiny_checkpoint, **WAY) != plain
+    assert file_of(tiny_checkpoint, **WAY) != plain
 
 
 def test_a_server_tells_its_router_where_step_times_are_kept(tiny_checkpoint: Path, cache: Path) -> None:
     config = ServeConfig(model=str(tiny_checkpoint), name="tiny", stages=2, max_nodes=9)
     options = router_options(config)
-    assert Path(options.cost_file).is_relative_to(cache / "spectra-serve")
+    assert costs_file(options.cost_file).parent == cache / "spectra-serve" / "step-costs"
     assert (options.model, options.max_nodes, options.scheduler) == (
         "tiny",
         9,
@@ -216,8 +222,8 @@ def test_a_server_tells_its_router_where_step_times_are_kept(tiny_checkpoint: Pa
     for change in ({"stages": 1}, {"kv_gib": 1.0}, {"threads": 2}, {"dtype": "bfloat16"}, {"model": "demo"}):
         files.add(router_options(config.model_copy(update=change)).cost_file)
     assert len(files) == 6
-    offline = costs_file(tiny_checkpoint, None, "cpu", 2, 1, 0.5)
-    assert str(offline) not in files  # without channels the same steps are shorter
+    offline = file_of(tiny_checkpoint, None, "cpu", 2, 1, 0.5)
+    assert offline not in map(costs_file, files)  # without channels the same steps are shorter
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -233,6 +239,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
     ),
     "suffix": ({"mode": "paper", "max_draft": 9}, SuffixConfig(mode="paper", max_draft=9)),
     "adapld": ({"layer": 2, "least": 0.4}, AdaPldConfig(layer=2, least=0.4)),
+    "prediction": ({"least": 0.1, "places": 3}, PredictionConfig(least=0.1, places=3)),
     "goose": ({"ngrams": [4, 2], "ratios": [0, 0.1, 1]}, GooseConfig(ngrams=(4, 2), ratios=(0.0, 0.1, 1.0))),
     "stand": ({"order": 2, "noise": "target"}, StandConfig(order=2, noise="target")),
     "token_recycling": ({"mode": "paper", "depth": 3}, TokenRecyclingConfig(mode="paper", depth=3)),
@@ -252,6 +259,8 @@ WRONG = [
     ("suffix", {"mode": "fast"}, "mode"),
     ("suffix", {"min_probability": 0}, "min_probability"),
     ("adapld", {"branches": -1}, "branches"),
+    ("prediction", {"least": 0}, "least"),
+    ("prediction", {"places": 65}, "places"),
     ("goose", {"ngrams": [2, 4]}, "ngrams"),
     ("stand", {"noise": "white"}, "noise"),
     ("token_recycling", {"depth": 0}, "depth"),

@@ -4,79 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-import yaml
 
 from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
+from tests.support.serve_application import is_running
+from tests.support.serve_site import FILE, Site
 from tests.support.server_process import READY_S, Stream
 
 pytestmark = pytest.mark.cluster
 
-FILE = Path(__file__).parents[3] / "docs" / "serve.yaml"
 ENVIRONMENT = {  # so that HAProxy learns of replicas from Serve and by asking them in vain, not by looking at them
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # that a replica takes requests once it is told to end
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "600",
     "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "600s",
 }
 METHODS = ("autoregressive", "pld", "spectra-core", "auto")
-
-
-class Site:
-    """What ``serve deploy`` makes of a cluster."""
-
-    def __init__(self, head: RayHead) -> None:
-        self.head = head
-        self.http = httpx.Client(base_url=head.url, timeout=60)
-        self.config = yaml.safe_load(FILE.read_text())
-
-    def changed(self, deployments: dict[str, dict[str, Any]], **args: Any) -> dict[str, Any]:
-        """The config of now with other options of deployments, and other args."""
-        config: dict[str, Any] = deepcopy(self.config)
-        application = config["applications"][0]
-        application["args"] |= args
-        options = {one["name"]: one for one in application["deployments"]}
-        for name, given in deployments.items():
-            options[name] = options.get(name, {"name": name}) | given
-        application["deployments"] = [*options.values()]
-        return config
-
-    def application(self) -> dict[str, Any]:
-        """What Serve says of it."""
-        url = f"{self.head.dashboard}/api/serve/applications/"
-        found: dict[str, Any] = httpx.get(url, headers=self.head.headers, timeout=60).json()
-        application: dict[str, Any] = found["applications"]["spectra"]
-        return application
-
-    def replicas(self, *names: str) -> set[str]:
-        """Ids of the replicas of deployments."""
-        deployments = self.application()["deployments"]
-        return {one["replica_id"] for name in names for one in deployments[name]["replicas"]}
-
-    @property
-    def model_hash(self) -> str:
-        """Of the model that is served now; empty while no ingress answers."""
-        answer = self.http.get("/v1/models")
-        return str(answer.json()["data"][0]["model_hash"]) if answer.is_success else ""
-
-    def until(self, condition: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until Serve says of the application what the condition asks for."""
-        deadline = time.monotonic() + READY_S
-        while not condition(found := self.application()):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
-
-
-def is_running(application: dict[str, Any]) -> bool:
-    return bool(application["status"] == "RUNNING")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +40,7 @@ def site() -> Iterator[Site]:
         site = Site(head)
         site.until(is_running)
         yield site
-        site.http.close()
+        site.close()
 
 
 def of_http(processes: list[psutil.Process]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import signal
 import socket
 import ssl
@@ -31,6 +32,9 @@ from tests.support.server_process import (
 
 pytestmark = pytest.mark.cluster
 
+LANES = ("Target", "Target-2")
+OF_ALL = ("plan", "connect", "ready")  # phases
+OF_STAGES = ("import", "resolve", "check", "read", "build")
 MORE = ("--host", "0.0.0.0", "--replicas", "2", "--speculator-actors", "2", "--draft-timeout", "0.5")
 
 
@@ -230,6 +234,24 @@ def test_metrics_sum_over_lanes_and_name_every_stage(server: Server) -> None:
     assert {'lane="Target"', 'lane="Target-2"'} == {
         f'lane="{line.split("lane=")[1].split(chr(34))[1]}"' for line in busy
     }
+
+
+def test_what_the_start_took_is_told_by_lane_stage_and_phase(server: Server) -> None:
+    both_up(server)
+    lines = [line for line in server.http.get("/metrics").text.splitlines() if line.startswith("spectra:load_")]
+    found = {labels.group(1): float(line.rpartition(" ")[2]) for line in lines if (labels := re.search("{(.*)}", line))}
+    of_all = {f'lane="{lane}",model_name="tiny",phase="{phase}",stage="all"' for lane in LANES for phase in OF_ALL}
+    of_stages = {f'lane="{lane}",model_name="tiny",phase="{phase}",stage="0"' for lane in LANES for phase in OF_STAGES}
+    sizes = {f'lane="{lane}",model_name="tiny",stage="0"' for lane in LANES}
+    assert set(found) == of_all | of_stages | sizes
+    assert all(found[one] > 0 for one in sizes)
+    assert sum(found[one] for one in of_stages) > 0
+    health = server.health()
+    assert health["load_bytes"] == sum(found[one] for one in sizes)
+    assert health["load_seconds"] > max(found[one] for one in of_stages if '"read"' in one)
+    [told] = [line for line in server.log.read_text().splitlines() if "Target-2 is up" in line]
+    assert "import" in told
+    assert "GiB of weights" in told
 
 
 def test_a_signal_from_a_terminal_lets_the_running_stream_end_and_leaves_nothing(server: Server) -> None:

@@ -99,7 +99,7 @@ def local_actor(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     """A stage actor's plain class in this process, with both kinds of address."""
     here = ProcessIdentity("a", "127.0.0.1", os.getpid(), started_at(psutil.Process()))
     monkeypatch.setattr(ProcessIdentity, "here", classmethod(lambda cls: here))
-    actor = StageActor(TargetOptions(str(tiny_checkpoint)), str(tiny_checkpoint), 0, torch.get_num_threads(), "auto")
+    actor = StageActor(TargetOptions(str(tiny_checkpoint)), torch.get_num_threads(), "auto")
     yield actor
     actor.leave()
 
@@ -107,7 +107,7 @@ def local_actor(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 async def test_a_stage_serves_at_both_its_addresses_and_keeps_its_socket_private(
     local_actor: StageActor, info: TargetInfo
 ) -> None:
-    assert local_actor.load(whole(info)).n_bytes > 0
+    assert local_actor.load(whole(info), 0).n_bytes > 0
     secret = b"s" * 32
     endpoint = local_actor.listen(secret)
     assert endpoint.node == "a"
@@ -129,7 +129,7 @@ async def test_a_stage_serves_at_both_its_addresses_and_keeps_its_socket_private
 
 
 def test_one_kind_of_address_alone_where_the_transport_says_so(local_actor: StageActor, info: TargetInfo) -> None:
-    local_actor.load(whole(info))
+    local_actor.load(whole(info), 0)
     local_actor._transport = "tcp"
     endpoint = local_actor.listen(b"s" * 32)
     assert (endpoint.unix, endpoint.tcp[:4]) == ("", "tcp:")
@@ -140,7 +140,7 @@ def test_one_stage_plans_for_all(tiny_checkpoint: Path) -> None:
 
     def planned(split: str) -> StagePlan:
         options = TargetOptions(path, stages=2, kv_bytes=1 << 22, block_size=16, split=split)
-        return StageActor(options, path, 1, torch.get_num_threads(), "auto").plan()
+        return StageActor(options, torch.get_num_threads(), "auto").plan()
 
     plan = planned("1,3")
     assert plan.ranges == (LayerRange(0, 1, 4), LayerRange(1, 4, 4))
@@ -154,6 +154,6 @@ def test_a_file_cut_short_is_named(tiny_checkpoint: Path, info: TargetInfo, tmp_
     for file in tiny_checkpoint.iterdir():
         content = file.read_bytes()
         (tmp_path / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
-    actor = StageActor(TargetOptions(str(tmp_path)), str(tmp_path), 0, torch.get_num_threads(), "auto")
+    actor = StageActor(TargetOptions(str(tmp_path)), torch.get_num_threads(), "auto")
     with pytest.raises(UnsupportedModelError, match=f"{re.escape(str(tmp_path))} cannot be loaded"):
-        actor.load(whole(info))
+        actor.load(whole(info), 0)

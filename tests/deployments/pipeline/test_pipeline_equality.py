@@ -23,6 +23,7 @@ from engine.target.info import TargetInfo
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.draft_model.speculator import DraftModelConfig
+from speculators.grammar import GrammarConfig
 from speculators.methods import AVAILABLE, TRAINED
 from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
@@ -30,7 +31,7 @@ from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
 METHODS = (*(name for name in AVAILABLE if name not in TRAINED), "suffix+token-recycling", "pld-plus-a+pld-plus-h")
-DRAFTS_LITTLE = {"autoregressive"}  # nothing, here
+DRAFTS_LITTLE = {"autoregressive", "grammar", "prediction"}  # nothing, here
 EOS = 2
 N_TOKENS = 32
 BATCH = 5
@@ -74,6 +75,7 @@ def draft_client(
         adapld=AdaPldConfig(layer=1, dims=16),
         draft_model=DraftModelConfig(str(tiny_checkpoint), draft_tokens=3, block_size=16, kv_gib=0.01),
         retrieval=lambda: FixedLibrary(MemoryIndex(corpus)),
+        grammar=GrammarConfig(str(tiny_checkpoint), None, (EOS,), info.spec.vocab_size),
         step_costs=COSTS,
     )
     return lambda: InlineDraftClient(SpeculatorPool(options), info.spec.vocab_size)

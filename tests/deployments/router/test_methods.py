@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.options import RouterOptions
+from deployments.router.admission import as_served
 from deployments.router.draft_client import InlineDraftClient
 from deployments.router.speculator_actor import SpeculatorActor
 from engine.errors import UnknownMethodError
@@ -17,7 +18,7 @@ from engine.protocol import Outcome
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE
-from speculators.methods import STANDALONE
+from speculators.methods import STANDALONE, method_names
 from speculators.pool import MOST_METHODS, SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
@@ -103,3 +104,22 @@ async def test_a_method_has_a_length_and_joins_few_names(serving: Any, make_job:
         with pytest.raises(UnknownMethodError) as caught:
             await served.answer(make_job(1, method))
         assert len(str(caught.value)) < 100
+
+
+@pytest.mark.parametrize(
+    ("default", "named", "drafts"),
+    [
+        ("auto", "", "auto"),
+        ("suffix+token-recycling", "", "prediction+suffix+token-recycling"),
+        ("pld+prediction", "", "pld+prediction"),
+        ("autoregressive", "", "autoregressive"),
+        ("pld+anpd+suffix+goose+stand+lookahead", "", "pld+anpd+suffix+goose+stand+lookahead"),
+        ("pld", "prediction + suffix", "prediction+suffix"),
+    ],
+)
+def test_a_prediction_joins_the_default_method(default: str, named: str, drafts: str) -> None:
+    request = Request([5], SamplingParams(), named, prediction=[6, 7])
+    served = as_served(request, RouterOptions(method=default))
+    assert served.method == drafts
+    assert method_names(served.method)
+    assert as_served(Request([5], SamplingParams()), RouterOptions(method=default)).method == default

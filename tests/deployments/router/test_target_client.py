@@ -14,6 +14,7 @@ import ray
 
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.leadership import INCARNATION
+from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from engine.errors import ConfigError, TargetLostError
 from engine.model.identity import ModelIdentity
 from engine.target.info import TargetInfo
@@ -54,7 +55,7 @@ def at(first: str, info: TargetInfo = INFO) -> Endpoints:
 
 
 def target_of(handle: Handle) -> ServeTarget:
-    return ServeTarget(handle)  # type: ignore[arg-type]
+    return ServeTarget(handle, ReplacementSeconds("m"))  # type: ignore[arg-type]
 
 
 async def test_a_transport_without_a_way_fails_a_router_that_starts() -> None:
@@ -96,7 +97,7 @@ async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_ne
 
 
 async def test_a_router_that_starts_does_not_say_that_it_is_ready() -> None:
-    handle = Handle("endpoints")
+    handle = Handle(at("first"))
     await first_endpoints([target_of(handle)])
     assert handle.asked == [("n", INCARNATION, False)]
 

@@ -22,29 +22,29 @@ def copy(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def stage(path: Path) -> StageActor:
-    return StageActor(TargetOptions(str(path), kv_bytes=4 << 20, block_size=16), str(path), 0, 1, "unix")
+    return StageActor(TargetOptions(str(path), kv_bytes=4 << 20, block_size=16), 1, "unix")
 
 
 def test_a_stage_refuses_weights_or_a_configuration_that_changed_since_the_plan(copy: Path) -> None:
     plan = stage(copy).plan()
-    stage(copy).load(plan)
+    stage(copy).load(plan, 0)
     tensors = load_file(copy / SINGLE)
     name = "model.layers.1.self_attn.q_proj.weight"
     save_file(tensors | {name: -tensors[name]}, copy / SINGLE, {"format": "pt"})
     with pytest.raises(ConfigError, match=rf"{SINGLE} is not the file .* with which the pipeline began"):
-        stage(copy).load(plan)
+        stage(copy).load(plan, 0)
     save_file(tensors, copy / SINGLE, {"format": "pt"})
-    stage(copy).load(replace(plan, files=stage(copy).plan().files))
+    stage(copy).load(replace(plan, files=stage(copy).plan().files), 0)
     (copy / "config.json").write_text((copy / "config.json").read_text() + "\n")
     with pytest.raises(ConfigError, match=r"config\.json is not the file"):
-        stage(copy).load(plan)
+        stage(copy).load(plan, 0)
 
 
 def test_files_that_only_one_node_has_prove_nothing(copy: Path) -> None:
     plan = stage(copy).plan()
     (copy / "other.safetensors").write_bytes((copy / SINGLE).read_bytes())
     assert "other.safetensors" in stage(copy).plan().files
-    stage(copy).load(plan)
+    stage(copy).load(plan, 0)
 
 
 def test_two_pipelines_of_different_files_describe_different_targets(copy: Path) -> None:

@@ -20,7 +20,7 @@ from deployments.pipeline.endpoints import StageEndpoint
 from deployments.pipeline.plan import StagePlan
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
-from deployments.target.supervisor import StageSupervisor
+from deployments.target.supervisor import supervised as supervised_by
 from engine.errors import ConfigError, TargetLostError
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
@@ -54,11 +54,53 @@ class Here:
     started: int = 0
 
 
+@dataclass(eq=False)
+class LocalBundle:
+    """A bundle, for a stage in this process."""
+
+    node: str
+    is_own: bool = False
+
+
+class LocalBundles:
+    """What ``Bundles`` offers: each own bundle is on a node of its own, and so is each that is reserved."""
+
+    def __init__(self, n: int) -> None:
+        self.here = "n0"
+        self.own = [LocalBundle(f"n{i}", is_own=True) for i in range(n)]
+        self.reserved: list[LocalBundle] = []
+        self.released: list[LocalBundle] = []
+        self.drained: set[str] = set()
+        self.has_room = True  # for a bundle that is reserved
+        self.is_away = False  # the GCS
+        self.away_from: set[str] = set()  # the nodes that the newest was to keep away from
+
+    async def draining(self) -> frozenset[str]:
+        if self.is_away:
+            raise ConnectionError("no answer")
+        return frozenset(self.drained)
+
+    async def nodes(self, bundles: list[LocalBundle]) -> dict[LocalBundle, str]:
+        return {bundle: bundle.node for bundle in bundles}
+
+    async def reserve(self, away_from: set[str]) -> LocalBundle:
+        self.away_from = away_from
+        self.reserved.append(LocalBundle(f"r{len(self.reserved)}" if self.has_room else ""))
+        return self.reserved[-1]
+
+    async def release(self, bundle: LocalBundle) -> None:
+        assert not bundle.is_own
+        self.released.append(bundle)
+
+
 class ThreadStage:
     """What ``StageHandle`` offers, for a stage in this process."""
 
-    def __init__(self, number: int, folder: Path, plan: StagePlan, load: Callable[[int], Stage]) -> None:
-        self.name = f"stage {number}"
+    def __init__(self, bundle: LocalBundle, folder: Path, plan: StagePlan, pipeline: Supervised) -> None:
+        self.name = "a stage's process"
+        self.bundle = bundle
+        self.seen = time.monotonic()
+        self.number: int | None = None
         self.identity: Any = None
         self.endpoint: StageEndpoint | None = None
         self.worker: StageWorker | None = None
@@ -66,27 +108,36 @@ class ThreadStage:
         self.transport = "auto"
         self.refusal = ""  # why there is no plan
         self.is_dead = False
-        self._number, self._folder, self._plan, self._load = number, folder, plan, load
+        self._folder, self._plan, self._pipeline = folder, plan, pipeline
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def arrive(self) -> None:
-        self.identity = Here(id(self))
+        while not self.bundle.node:  # until there is room
+            await asyncio.sleep(0.01)
+        if self._pipeline.cannot_start > 0:
+            self._pipeline.cannot_start -= 1
+            raise TargetLostError("its process ended at once")
+        self.identity = Here(id(self), self.bundle.node)
+
+    async def prepare(self) -> None:
+        pass
 
     async def plan(self) -> StagePlan:
         if self.refusal:
             raise ConfigError(self.refusal)
         return self._plan
 
-    async def come_up(self, secret: bytes, plan: StagePlan) -> Loaded:
+    async def come_up(self, number: int, secret: bytes, plan: StagePlan) -> Loaded:
         assert plan is self._plan
+        self.number, self.name = number, f"stage {number}"
+        self.transport = self._pipeline.begins(number, self)
         try:
-            stage = await asyncio.to_thread(self._load, self._number)
+            stage = await asyncio.to_thread(self._pipeline.load, number)
         except OSError as error:
             raise TargetLostError(str(error)) from error
         folder = tempfile.mkdtemp(dir=self._folder)
         self.worker = StageWorker(stage, CPU, f"unix:{folder}/s", secret, self.transport)
         self.endpoint = StageEndpoint("n", self.worker.address)
-        await self.arrive()
         return Loaded(0.0, 0)
 
     async def serve(self, next_address: str | None, rows_address: str) -> None:
@@ -118,6 +169,9 @@ class ThreadStage:
     async def end(self) -> None:
         self.kill()
 
+    async def retire(self) -> None:
+        await self.end()
+
     def kill(self) -> None:
         self.is_dead = True
         if self.worker is not None:
@@ -127,30 +181,39 @@ class ThreadStage:
 class Supervised:
     """A group of stages in threads; ``kinds`` says of which class the stage that starts next is, if not ``Stage``."""
 
-    def __init__(self, path: Path, info: TargetInfo, n: int, folder: Path, limit: float) -> None:
+    def __init__(self, path: Path, info: TargetInfo, n: int, folder: Path, limit: float, standbys: int = 0) -> None:
         self.kinds: dict[int, list[type[Stage]]] = {}
         self.broken: set[int] = set()  # stages that cannot load
         self.may_load = threading.Event()  # while it is cleared, stages wait before they load
         self.may_load.set()
         self.transports: dict[int, str] = {}  # of the stage that starts next
+        self.cannot_start = 0  # processes that end at once
         self.started: list[int] = []
         self.stages: dict[int, ThreadStage] = {}  # the newest of each number
+        self.launched: list[ThreadStage] = []
+        self.bundles = LocalBundles(n)
         self._path, self._info, self._folder = path, info, folder
         self._plan = StagePlan(info, tuple(split_layers(info.spec.n_layers, n)))
-        self.supervisor = StageSupervisor(self._launch, n, limit)  # type: ignore[arg-type]
+        self.supervisor = supervised_by(self._launch, self.bundles, standbys, limit)  # type: ignore[arg-type]
 
-    def _launch(self, number: int) -> Any:
+    def _launch(self, bundle: LocalBundle) -> Any:
+        self.launched.append(ThreadStage(bundle, self._folder, self._plan, self))
+        if bundle.is_own:
+            self.stages.setdefault(self.bundles.own.index(bundle), self.launched[-1])
+        return self.launched[-1]
+
+    def begins(self, number: int, stage: ThreadStage) -> str:
+        """A process becomes a stage; returns the transport that it allows."""
         self.started.append(number)
-        self.stages[number] = ThreadStage(number, self._folder, self._plan, self._load)
-        self.stages[number].transport = self.transports.get(number, "auto")
-        return self.stages[number]
+        self.stages[number] = stage
+        return self.transports.get(number, stage.transport)
 
     async def lose(self, number: int) -> None:
         """End a stage, and have it found."""
         await self.stages[number].end()
         self.stages[number].mark_dead("killed")
 
-    def _load(self, number: int) -> Stage:
+    def load(self, number: int) -> Stage:
         self.may_load.wait(30)
         if number in self.broken:
             raise OSError("model.safetensors is gone")
@@ -185,19 +248,21 @@ Supervise = Callable[..., Any]
 @pytest.fixture
 def supervised(tiny_checkpoint: Path, info: TargetInfo) -> Supervise:
     @asynccontextmanager
-    async def supervise(n: int = 3, limit: float = 60.0, **kinds: type[Stage]) -> AsyncIterator[Supervised]:
+    async def supervise(
+        n: int = 3, limit: float = 60.0, standbys: int = 0, **kinds: type[Stage]
+    ) -> AsyncIterator[Supervised]:
         Held.released.clear()
         with tempfile.TemporaryDirectory(prefix="st-") as folder:
-            them = Supervised(tiny_checkpoint, info, n, Path(folder), limit)
-            them.kinds = {int(name[1:]): [kind] for name, kind in kinds.items()}
-            await them.supervisor.start()
+            pipeline = Supervised(tiny_checkpoint, info, n, Path(folder), limit, standbys)
+            pipeline.kinds = {int(name[1:]): [kind] for name, kind in kinds.items()}
+            await pipeline.supervisor.start()
             try:
-                yield them
+                yield pipeline
             finally:
                 Held.released.set()
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
-                for stage in them.stages.values():
+                for stage in pipeline.launched:
                     await stage.end()
 
     return supervise

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from deployments.transport.addresses import tcp
 from tests.support.listeners import Listener
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["unix", "tcp", "tcp6"])
 def listener(request: pytest.FixtureRequest) -> Iterator[Listener]:
     with tempfile.TemporaryDirectory(prefix="ch-") as folder:
-        made = Listener(f"unix:{folder}/s" if request.param == "unix" else "tcp:127.0.0.1:0")
+        made = Listener({"unix": f"unix:{folder}/s", "tcp": tcp("127.0.0.1"), "tcp6": tcp("::1")}[request.param])
         yield made
         made.close()

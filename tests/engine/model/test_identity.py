@@ -82,7 +82,7 @@ def test_a_target_says_in_which_numbers_it_runs_and_which_commit_it_is(tiny_chec
     options = TargetOptions(str(snapshot), dtype="bfloat16", quantization="int8", kv_bytes=4 << 20)
     identity = describe_target(options, snapshot).identity
     assert (identity.revision, identity.numbers) == (commit, "bfloat16+int8")
-    assert identity.weights == model_hash(tiny_checkpoint)
+    assert identity.weights == model_hash(snapshot) != model_hash(tiny_checkpoint)
     assert identity.tokenizer == tokenizer_hash_if_any(tiny_checkpoint)
     plain = describe_target(TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20), tiny_checkpoint).identity
     assert (plain.revision, plain.numbers) == ("", str(torch.float32).removeprefix("torch."))
@@ -95,3 +95,16 @@ def test_identities_tell_how_they_differ() -> None:
     assert (
         ours.difference(theirs) == "tokenizer cccccccccccc instead of bbbbbbbbbbbb, numbers float16 instead of unknown"
     )
+
+
+def test_a_snapshot_of_the_hub_is_known_by_its_commit_however_much_of_it_is_here(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    one, other = (tmp_path / "snapshots" / (digit * 40) for digit in ("a", "b"))
+    for snapshot in (one, other):
+        shutil.copytree(tiny_checkpoint, snapshot)
+    whole = model_hash(one)
+    assert whole != model_hash(other)
+    for weights in one.glob("*.safetensors"):
+        weights.unlink()
+    assert model_hash(one) == whole

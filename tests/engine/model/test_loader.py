@@ -20,6 +20,7 @@ from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import LayerRange, split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
+from engine.model.weights.tensors import INDEX, SINGLE
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.info import TargetInfo
@@ -69,7 +70,7 @@ def test_a_checkpoint_in_any_number_of_files_and_stages_gives_the_same_text(
     tmp_path: Path,
 ) -> None:
     tiny_model(family).save_pretrained(tmp_path, max_shard_size=size)
-    assert (tmp_path / loader.INDEX).exists() == (size == "20KB")
+    assert (tmp_path / INDEX).exists() == (size == "20KB")
     texts = random_prompts(2)
     done = complete_all(make_engine(load(tmp_path, stages)), jobs(texts))
     wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
@@ -83,9 +84,9 @@ def test_a_stage_needs_only_the_files_of_its_layers(
 ) -> None:
     whole = tmp_path / "whole"
     tiny_model(family).save_pretrained(whole)
-    weights = load_file(whole / loader.SINGLE)
-    (whole / loader.SINGLE).unlink()
-    (whole / loader.INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in weights}}))
+    weights = load_file(whole / SINGLE)
+    (whole / SINGLE).unlink()
+    (whole / INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in weights}}))
     shards: list[ModelShard] = []
     for layers in split_layers(4, 3):
         part = tmp_path / f"part{layers.first}"
@@ -181,21 +182,21 @@ def test_what_an_architecture_has_that_we_lack_is_named(
 
 def test_other_formats_and_holes_are_named(editable: Callable[..., Path], tmp_path: Path) -> None:
     path = editable("llama")
-    weights = load_file(path / loader.SINGLE)
+    weights = load_file(path / SINGLE)
     del weights["model.layers.2.mlp.up_proj.weight"]
-    save_file(weights, path / loader.SINGLE)
+    save_file(weights, path / SINGLE)
     whole: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "n_positions": 8}
     with pytest.raises(UnsupportedModelError, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
         load_shard(path, LayerRange(0, 4, 4), **whole)
     load_shard(path, LayerRange(0, 2, 4), **whole)  # what is missing belongs to another stage
-    (path / loader.SINGLE).rename(path / "pytorch_model.bin")
+    (path / SINGLE).rename(path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="safetensors"):
         load_spec(path)
     (path / "config.json").unlink()
     with pytest.raises(UnsupportedModelError, match="config"):
         load_spec(path)
     tiny_model("llama").save_pretrained(tmp_path / "parts", max_shard_size="20KB")
-    lost = json.loads((tmp_path / "parts" / loader.INDEX).read_text())["weight_map"]["model.norm.weight"]
+    lost = json.loads((tmp_path / "parts" / INDEX).read_text())["weight_map"]["model.norm.weight"]
     (tmp_path / "parts" / lost).unlink()
     with pytest.raises(UnsupportedModelError, match=lost):
         load_shard(tmp_path / "parts", LayerRange(0, 4, 4), **whole)

@@ -1,4 +1,4 @@
-"""Bias, penalties and stop masks of whole trees at once: bitwise what they are for one row after the other."""
+"""Bias, penalties and masks of whole trees at once: bitwise what they are for one row after the other."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ def texts(draw: st.DrawFn) -> Text:
         logit_bias=rng.choice([{}, {token: rng.uniform(-9, 9) for token in tokens(30)}]),
         min_tokens=rng.choice([0, 3, 9]),
         stop_ids=tuple(rng.choice([(), (2, 7, VOCAB + 5)])),
+        allowed_ids=rng.choice([(), tuple({1, *tokens(30)})]),
+        bad_words=rng.choice([(), ((3,), (VOCAB + 5,), *((i, (i + 1) % VOCAB) for i in tokens(30)), (4, 5, 6))]),
     )
     return Text(
         params, tokens(30) if rng.random() < 0.9 else [], tokens(20), [tokens(9) for _ in range(rng.randrange(7))]

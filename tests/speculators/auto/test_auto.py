@@ -200,12 +200,12 @@ def test_settings_out_of_range_are_refused(wrong, says):
         AutoConfig(**wrong)
 
 
-def test_sources_are_the_named_ones():
+def test_sources_are_the_named_ones_and_what_a_request_predicts():
     options = SpeculatorOptions(auto=AutoConfig(sources=("pld", "spectra-core")))
     auto = create("auto", options)
-    assert [part.name for part in auto._sources.every] == ["pld", "spectra-core"]
+    assert [part.name for part in auto._sources.every] == ["pld", "spectra-core", "prediction"]
     assert auto.needs == Needs(probe_top_k=32)
-    assert [part.name for part in create("auto")._sources.every] == ["suffix+token-recycling", "pld"]
+    assert [part.name for part in create("auto")._sources.every] == ["suffix+token-recycling", "pld", "prediction"]
     with pytest.raises(UnknownMethodError, match="magic"):
         create("auto", SpeculatorOptions(auto=AutoConfig(sources=("magic",))))
 
@@ -218,9 +218,14 @@ def test_what_was_given_its_input_becomes_a_source():
     assert [part.name for part in create("auto", options)._sources.every] == [
         "suffix+token-recycling+spectra-retrieval",
         "pld",
+        "prediction",
     ]
     without = replace(options, auto=AutoConfig(retrieval=False))
-    assert [part.name for part in create("auto", without)._sources.every] == ["suffix+token-recycling", "pld"]
+    assert [part.name for part in create("auto", without)._sources.every] == [
+        "suffix+token-recycling",
+        "pld",
+        "prediction",
+    ]
 
 
 @pytest.mark.parametrize("per_row", [None, 0.0, 0.1, 0.4])

@@ -16,10 +16,19 @@ from tests.support.auto_sources import Decoding, Quick, Told, decided, make_requ
 @pytest.mark.parametrize(
     ("sources", "text", "every"),
     [
-        ((), ["pld"], ["suffix+token-recycling"]),
-        (("pld", "spectra-core"), ["pld"], ["pld", "spectra-core"]),
-        (("suffix", "token-recycling"), ["suffix+token-recycling"], ["suffix+token-recycling"]),
-        (("token-recycling", "anpd", "pld"), ["anpd", "pld"], ["token-recycling", "anpd", "pld"]),
+        ((), ["pld", "prediction"], ["suffix+token-recycling", "prediction"]),
+        (("pld", "spectra-core"), ["pld", "prediction"], ["pld", "spectra-core", "prediction"]),
+        (
+            ("suffix", "token-recycling"),
+            ["suffix+token-recycling", "prediction"],
+            ["suffix+token-recycling", "prediction"],
+        ),
+        (("prediction", "token-recycling"), ["token-recycling", "prediction"], ["prediction", "token-recycling"]),
+        (
+            ("token-recycling", "anpd", "pld"),
+            ["anpd", "pld", "prediction"],
+            ["token-recycling", "anpd", "pld", "prediction"],
+        ),
     ],
 )
 def test_the_text_tier_asks_what_needs_nothing_and_the_mixed_model_does_without_it(sources, text, every):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from tools.demo_model.architecture import Shape, build
+from tools.demo_model.architecture import Shape, build, save
 from tools.demo_model.loop import Run
 from tools.demo_model.losses import next_token_loss, weights_of
 from tools.demo_model.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, VOCABULARY
@@ -18,6 +18,7 @@ from tools.demo_world.example import call_text
 from tools.demo_world.mix import conversation, conversations
 from tools.demo_world.stream import WorldStream, prompt_of, text_of
 from tools.demo_world.tokenizer import plain_text, save_tokenizer, train_tokenizer, with_template
+from tools.demo_world.train import model_to_train, tokenizer_in
 
 ROW = 2048
 
@@ -121,3 +122,21 @@ def test_a_resumed_run_is_the_run(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     resumed.train(tokens=4 * ROW)
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_training_begins_with_a_finished_model_and_its_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    shape = Shape(layers=3, hidden=64, heads=2, ffn=16, kv_heads=2, head_dim=16)
+    torch.manual_seed(0)
+    finished = model_to_train(shape)
+    save(finished, tmp_path / "finished")
+    save_tokenizer(tokenizer.backend_tokenizer, tmp_path / "finished")
+    begun = model_to_train(shape, tmp_path / "finished")
+    for (name, one), other in zip(begun.named_parameters(), finished.parameters(), strict=True):
+        assert torch.equal(one, other.bfloat16().float()), name
+        assert one.requires_grad is other.requires_grad
+    (tmp_path / "work").mkdir()
+    learnt = tokenizer_in(tmp_path / "work", 0, tmp_path / "finished")
+    assert learnt.get_vocab() == tokenizer.get_vocab()
+    assert tokenizer_in(tmp_path / "work", 0).get_vocab() == tokenizer.get_vocab()

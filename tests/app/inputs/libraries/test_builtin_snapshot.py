@@ -18,12 +18,12 @@ from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.inputs import builtin_corpus
 from app.inputs.builtin_corpus import builtin_snapshot
-from app.inputs.cache import cache_folder
 from app.inputs.current_snapshot import snapshot_folder
 from app.inputs.libraries import LibraryAt, prepare
 from app.inputs.tokenizers import load_tokenizer
 from app.serving.preflight import check_model
 from engine.errors import ConfigError, UnsupportedModelError
+from engine.kept_files import cache_folder
 from engine.model.identity import tokenizer_hash
 from retrieval_store.index.index import Limits
 from retrieval_store.snapshots.snapshot import read_manifest

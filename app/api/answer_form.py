@@ -1,0 +1,55 @@
+"""How the text of a choice is written: which special tokens it has, how it ends, what it is read into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.api.requests.schemas import GenerationRequest
+from app.api.tools.answer import AnswerReader, Reading
+from engine.text import Detokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class AnswerForm(msgspec.Struct, frozen=True):
+    """The form of one choice's text."""
+
+    skip_special_tokens: bool = True
+    includes_stop: bool = False  # the stop string, or a stop id's text, ends the text
+    shown: frozenset[int] = frozenset()  # special tokens that have text nevertheless: marks that are read
+    echo: str = ""  # the text begins with it
+    reading: Reading | None = None  # None: the text is content as it is
+
+    @staticmethod
+    def of(body: GenerationRequest, reading: Reading | None, tokenizer: PreTrainedTokenizerFast) -> AnswerForm:
+        """The form that a body asks for."""
+        family = None if reading is None else reading.family
+        marks = () if family is None else family.marks
+        if reading is not None and reading.has_reasoning:
+            marks = (*marks, "<think>", "</think>")
+        vocabulary = tokenizer.backend_tokenizer
+        ids = (vocabulary.token_to_id(mark) for mark in marks)
+        return AnswerForm(
+            body.skip_special_tokens,
+            body.include_stop_str_in_output,
+            frozenset(found for found in ids if found is not None),
+            reading=reading,
+        )
+
+    def beginning_with(self, echo: str) -> AnswerForm:
+        """The same of a text that begins with ``echo``."""
+        return msgspec.structs.replace(self, echo=echo) if echo else self
+
+    def detokenizer(self, tokenizer: PreTrainedTokenizerFast) -> Detokenizer:
+        """Makes the text."""
+        return Detokenizer(tokenizer, self.skip_special_tokens, self.shown)
+
+    def reader(self) -> AnswerReader | None:
+        """Reads the text into parts; None: it has only content."""
+        return None if self.reading is None else AnswerReader(self.reading)
+
+
+PLAIN = AnswerForm()

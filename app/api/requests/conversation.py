@@ -1,0 +1,166 @@
+"""The prompt of a conversation: what the model's own chat template makes of messages, tools and variables."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import msgspec
+from jinja2.defaults import DEFAULT_NAMESPACE
+
+from app.api.requests.parts import Message
+from app.api.requests.tool_fields import FunctionTool, ToolCall, ToolFields
+from app.api.tools.families import FAMILIES, Family, family_of
+from app.api.tools.grammar import call_grammar
+from app.api.tools.reasoning import CLOSE
+from engine.errors import RequestError
+from engine.grammar.grammar import MOST_CHARS, Grammar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# What a template may raise because of what a client sent.
+FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+GLOBALS = {*DEFAULT_NAMESPACE, "messages", "tools", "documents", "raise_exception", "strftime_now", "loop"}
+AUTO, NONE = "auto", "none"
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """What a template is told besides the messages."""
+
+    tools: Sequence[FunctionTool] = ()
+    variables: Mapping[str, Any] = {}
+
+
+class ChatTemplate:
+    """A model's chat template.
+
+    Args:
+        tokenizer: of the model.
+        tool_parser: name of the family whose calls the model writes, ``auto``: as its template shows, ``none``.
+        reasoning_parser: ``think``: the model may reason before it answers, ``auto``: as its template shows, ``none``.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._source = _source(tokenizer, None)
+        self._with_tools = _source(tokenizer, [{}])
+        named = FAMILIES.get(tool_parser)
+        self.family: Family | None = family_of(self._with_tools) if tool_parser == AUTO else named
+        has_think = reasoning_parser == AUTO and CLOSE in self._source + self._with_tools
+        self.has_reasoning = has_think or reasoning_parser == "think"
+        arguments = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = {*arguments, *tokenizer.special_tokens_map, *GLOBALS}
+
+    def render(self, messages: Sequence[Message], extras: Extras, *, add_generation_prompt: bool) -> str:
+        """The text of a prompt.
+
+        Raises:
+            RequestError: the model has no template, or one that refuses the messages or knows nothing of what they or
+                ``extras`` hold.
+        """
+        if not self._source:
+            raise RequestError("this model has no chat template; use /v1/completions", "messages")
+        source = self._with_tools if extras.tools else self._source
+        self._check(messages, extras, source)
+        turns = [self._turn(i, message, source) for i, message in enumerate(messages)]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                turns,
+                tools=[tool.for_template for tool in extras.tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **extras.variables,
+            )
+        except FAILURES as error:
+            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
+        return str(text)
+
+    def call_grammar(self, fields: ToolFields, is_open: bool) -> Grammar:
+        """What an answer is that has to call one of the forced tools. ``is_open``: it begins inside the reasoning.
+
+        Raises:
+            RequestError: the grammar is too large.
+        """
+        assert self.family is not None, "checked when the prompt was rendered"
+        from llguidance import LLMatcher  # with the first request that needs it
+
+        vocabulary = self._tokenizer.backend_tokenizer
+        added = vocabulary.get_added_tokens_decoder()
+        special = {token.content: i for i, token in added.items() if token.special}
+        functions = [(tool.function.name, tool.function.parameters) for tool in fields.forced]
+        lark = call_grammar(
+            self.family, functions, is_parallel=fields.may_repeat, special=special, close=CLOSE if is_open else ""
+        )
+        source = LLMatcher.grammar_from_lark(lark)
+        if len(source) > MOST_CHARS:
+            raise RequestError(f"tools make a grammar of {len(source)} characters; at most {MOST_CHARS} go", "tools")
+        return Grammar(source)
+
+    def _check(self, messages: Sequence[Message], extras: Extras, source: str) -> None:
+        """Refuse what the template would pass over in silence."""
+        if extras.tools:
+            if not _mentions(source, "tools"):
+                raise RequestError("tools: this model's chat template takes none; leave them out", "tools")
+            if self.family is None:
+                raise RequestError(
+                    "tools: the server does not know how this model writes calls; leave them out, or start it with "
+                    f"--tool-parser {', '.join(FAMILIES)}",
+                    "tools",
+                )
+        for name in extras.variables:
+            if name in self._reserved or not _mentions(source, name):
+                param = name if name == "reasoning_effort" else "chat_template_kwargs"
+                raise RequestError(f"{param}: this model's chat template takes no {name}; leave it out", param)
+        for i, message in enumerate(messages):
+            if (message.tool_calls and not _mentions(source, "tool_calls")) or (
+                message.role == "tool" and not re.search("tool|ipython", source)
+            ):
+                raise RequestError(f"messages[{i}]: this model's chat template takes no tools", f"messages[{i}]")
+
+    def _turn(self, number: int, message: Message, source: str) -> dict[str, Any]:
+        role = message.role
+        if role == "developer" and "developer" not in source:
+            role = "system"  # its older name
+        turn: dict[str, Any] = {"role": role, "content": message.content}
+        given = {"name": message.name, "tool_call_id": message.tool_call_id}
+        turn |= {key: value for key, value in given.items() if value is not None}
+        if message.reasoning_content:
+            turn["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            turn["tool_calls"] = [
+                _call(call, f"messages[{number}].tool_calls[{i}].function.arguments")
+                for i, call in enumerate(message.tool_calls)
+            ]
+        return turn
+
+
+def _source(tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]] | None) -> str:
+    """The template that is used with or without tools; "" if there is none."""
+    if not tokenizer.chat_template:
+        return ""
+    try:
+        return str(tokenizer.get_chat_template(None, tools))
+    except ValueError:  # several, and none for this
+        return ""
+
+
+def _mentions(source: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", source) is not None
+
+
+def _call(call: ToolCall, param: str) -> dict[str, Any]:
+    """A call as templates expect it: arguments as an object, which they write in their own way."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{param} must be a text that holds a JSON object", param)
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,84 @@
+"""The predicted output of a request: its field, its token ids, and what the answer says became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from app.api.requests.parsing import Strict, refuse, shorten
+from app.api.requests.tokenizing import TextEncoder
+from engine.errors import PromptTooLongError, RequestError
+from engine.events import RequestStats, SourceCounts
+from speculators.methods import reads_prediction
+
+SOURCE = "prediction"  # of drafts
+NONE = SourceCounts(0, 0)
+
+
+class PredictedOutput(Strict):
+    """A text that the answer is expected to be much like, as OpenAI takes it; text parts are joined as they are."""
+
+    type: Literal["content"]
+    content: str
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        for part in value:
+            if not (isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"):
+                raise refuse('must be a string or a list of {"type": "text", "text": ...} parts')
+            if not isinstance(part["text"], str):
+                raise refuse("holds a text part whose text is no string; it must be a string")
+        return "".join(part["text"] for part in value)
+
+
+def weight_of_prediction(prediction: PredictedOutput | None) -> int:
+    """Work of tokenising it, in bytes whose parsing takes as long."""
+    return 0 if prediction is None else 4 * len(prediction.content)
+
+
+def prediction_ids(
+    prediction: PredictedOutput | None, method: str | None, encoder: TextEncoder, max_model_len: int
+) -> list[int]:
+    """The ids of a body's prediction; none without one.
+
+    Args:
+        prediction: of the body.
+        method: that the body names and that drafts; None: the server's default, or none drafts.
+        encoder: of the model.
+        max_model_len: tokens of the model's context.
+
+    Raises:
+        RequestError: the method drafts from no prediction.
+        PromptTooLongError: the prediction cannot fit into the context.
+    """
+    if prediction is None or not prediction.content:
+        return []
+    if method and not reads_prediction(method) and method.strip() != "autoregressive":
+        raise RequestError(
+            f"speculative.method is {shorten(method)}, which drafts from no prediction; with one it must be auto or "
+            "have prediction among the methods that it joins, such as prediction+suffix",
+            "speculative.method",
+        )
+    ids = encoder.encode(prediction.content, "prediction", max_model_len, add_special_tokens=False)
+    if len(ids) > max_model_len:
+        raise PromptTooLongError(
+            f"prediction has {len(ids)} tokens; it must have at most {max_model_len}, this model's context",
+            "prediction",
+        )
+    return ids
+
+
+def prediction_usage(every: Sequence[RequestStats | None]) -> dict[str, Any]:
+    """``completion_tokens_details`` of answers to a request with a prediction: tokens of it that were drafted and
+    accepted, and drafted and not accepted, over all choices."""
+    counts = [stats.by_source.get(SOURCE, NONE) for stats in every if stats is not None]
+    accepted = sum(one.proposed_accepted for one in counts)
+    return {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": sum(one.proposed for one in counts) - accepted,
+    }

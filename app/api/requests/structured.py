@@ -1,0 +1,199 @@
+"""Fields that say what an answer has to be, in OpenAI's and in vLLM's spelling, and the grammar that they come to."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from app.api.requests.parsing import Strict, refuse
+from engine.grammar.grammar import MOST_CHARS, Grammar
+
+MOST_DEPTH = 32  # arrays and objects within each other in a schema, brackets within each other in a grammar
+MOST_RULES = 500  # lines of a grammar
+MOST_REGEX = 4096  # characters
+MOST_CHOICES, MOST_CHOICE = 512, 256  # choices, and characters of one
+MOST_PATTERN = 128  # characters of a whitespace pattern
+# Between two tokens of JSON. A small model writes white space for ever where it may.
+WHITESPACE = r" ?|\n( {0,24}|\t{0,8})"
+
+Source = Annotated[str, Field(min_length=1, max_length=MOST_CHARS)]
+Regex = Annotated[str, Field(min_length=1, max_length=MOST_REGEX)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MOST_CHOICE)]], Field(min_length=1, max_length=MOST_CHOICES)
+]
+Schema = dict[str, Any] | bool
+
+
+def _schema_of(value: Any) -> Any:
+    """A schema that was given as text is read; one that is nested too deeply is refused."""
+    if isinstance(value, str):
+        if len(value) > MOST_CHARS:
+            raise refuse(f"has {len(value)} characters; it must have at most {MOST_CHARS}")
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise refuse(f"must be a JSON schema, or one as text; this text is not JSON: {error}") from None
+    if not isinstance(value, dict | bool | None):
+        raise refuse("must be a JSON schema: an object, or true or false")
+    level: list[Any] = [value]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise refuse(f"is nested more than {MOST_DEPTH} deep")
+        level = [below for each in level for below in _inner(each) if isinstance(below, dict | list)]
+    return value
+
+
+def _inner(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _brackets(value: str | None) -> str | None:
+    """A pattern or grammar, refused if its brackets may be nested too deeply: parsers recurse."""
+    depth = deepest = 0
+    for char in value or "":
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MOST_DEPTH:
+        raise refuse(f"has brackets nested more than {MOST_DEPTH} deep")
+    if value is not None and value.count("\n") > MOST_RULES:
+        raise refuse(f"has more than {MOST_RULES} lines")
+    return value
+
+
+class JsonSchema(Strict):
+    """``response_format.json_schema``. The schema is kept to whether or not it is ``strict``."""
+
+    name: Annotated[str, Field(max_length=256)] = ""
+    description: Annotated[str, Field(max_length=4096)] = ""
+    wanted: Schema = Field(alias="schema")
+    strict: bool = False
+
+    _read = field_validator("wanted", mode="before")(_schema_of)
+
+
+class ResponseFormat(Strict):
+    """OpenAI's ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise refuse("must have json_schema if, and only if, its type is json_schema")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's ``structured_outputs``: exactly one of the first five."""
+
+    wanted: Schema | None = Field(default=None, alias="json")
+    regex: Regex | None = None
+    choice: Choices | None = None
+    grammar: Source | None = None
+    json_object: bool = False
+    disable_any_whitespace: bool = False
+    whitespace_pattern: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN)] | None = None
+
+    _read = field_validator("wanted", mode="before")(_schema_of)
+    _nested = field_validator("regex", "grammar", "whitespace_pattern")(_brackets)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [self.wanted is not None, bool(self.regex), bool(self.choice), bool(self.grammar), self.json_object]
+        if sum(given) != 1:
+            raise refuse("must have exactly one of json, regex, choice, grammar and json_object")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise refuse("has both disable_any_whitespace and whitespace_pattern; give only one of them")
+        return self
+
+
+class StructuredFields(Strict):
+    """What a body may say about the form of its answers."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Source | None = None
+
+    _read = field_validator("guided_json", mode="before")(_schema_of)
+    _nested = field_validator("guided_regex", "guided_grammar")(_brackets)
+
+    @cached_property
+    def forms(self) -> dict[str, StructuredOutputs]:
+        """What the answer has to be, by the name of the field that says so."""
+        found: dict[str, Any] = {}
+        asked = self.response_format
+        if asked is not None and asked.json_schema is not None:
+            found["response_format"] = {"json": asked.json_schema.wanted}
+        elif asked is not None and asked.type == "json_object":
+            found["response_format"] = {"json_object": True}
+        for name in ("json", "regex", "choice", "grammar"):
+            value = getattr(self, f"guided_{name}")
+            if value is not None:
+                found[f"guided_{name}"] = {name: value}
+        made = {field: StructuredOutputs.model_construct(**_aliased(form)) for field, form in found.items()}
+        return made if self.structured_outputs is None else made | {"structured_outputs": self.structured_outputs}
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """The grammar of the answers; None: they are free."""
+        return next((_grammar_of(form, field) for field, form in self.forms.items()), None)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if len(self.forms) > 1:
+            raise refuse(f"{' and '.join(self.forms)} are given together; give only one of them")
+        made, field = self.grammar, next(iter(self.forms), "")  # now: large schemas are written off the event loop
+        if made is not None and len(made.source) > MOST_CHARS:
+            raise refuse(f"{field} has a grammar of {len(made.source)} characters; it must have at most {MOST_CHARS}")
+        if made is not None and getattr(self, "ignore_eos", False):
+            raise refuse(f"ignore_eos is true, but {field} is given: its text has an end")
+        return self
+
+
+def _aliased(form: dict[str, Any]) -> dict[str, Any]:
+    return {"wanted" if name == "json" else name: value for name, value in form.items()}
+
+
+def _grammar_of(form: StructuredOutputs, field: str) -> Grammar:
+    from llguidance import LLMatcher  # with the first request that needs it
+
+    if form.regex is not None:
+        return Grammar(LLMatcher.grammar_from_regex(form.regex))
+    if form.choice is not None:
+        choices = (json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(form.choice))
+        return Grammar(LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}"))
+    if form.grammar is not None:
+        return Grammar(LLMatcher.grammar_from_lark(_lark_of(form.grammar, field)))
+    schema = {"type": "object"} if form.json_object else form.wanted
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    options: dict[str, Any] = {"whitespace_flexible": False}
+    if not form.disable_any_whitespace:
+        options = {"whitespace_pattern": form.whitespace_pattern or WHITESPACE}
+    try:
+        return Grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast("Any", options)))
+    except ValueError as error:
+        raise refuse(f"{field} has a schema that cannot be read: {error}") from None
+
+
+def _lark_of(grammar: str, field: str) -> str:
+    """A grammar in Lark's form; llama.cpp's, whose rules have ``::=``, is translated."""
+    if grammar.lstrip().startswith("{"):
+        raise refuse(f"{field} is JSON; it must be in Lark's form, or in llama.cpp's")
+    if "::=" not in grammar:
+        return grammar
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(grammar))
+    except Exception as error:
+        raise refuse(f"{field} is no grammar that can be read: {error}") from None

@@ -1,0 +1,192 @@
+"""Fields of a chat that say which tools the model may call, and what its chat template is told besides the messages."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from app.api.requests.parsing import Strict, refuse, shorten
+
+MAX_TOOLS = 128
+MAX_CALLS = 128  # of one message
+MAX_KWARGS = 16
+NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+MAX_VALUE = 1024  # characters of a text, and items of a list, that a template is told
+
+
+def checked_name(value: str) -> str:
+    """A tool's name, or an error that says what names are."""
+    if not NAME.fullmatch(value):
+        raise refuse(f"is {shorten(value)}; it must be 1 to 128 letters, digits, '_', '-', '.' and ':'")
+    return value
+
+
+class FunctionDefinition(Strict):
+    """What a model is told of a tool."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments
+    strict: bool | None = None  # arguments must be as the schema has it: kept to where a call is forced
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        return checked_name(value)
+
+
+class FunctionTool(Strict):
+    """A tool that the client runs."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it; fields that were not given are absent."""
+        function = {"name": self.function.name}
+        given = {"description": self.function.description, "parameters": self.function.parameters}
+        return {"type": "function", "function": function | {k: v for k, v in given.items() if v is not None}}
+
+
+class CalledFunction(Strict):
+    """The tool that an earlier answer called, and the JSON object that it was given, as text."""
+
+    name: str
+    arguments: str = ""
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        return checked_name(value)
+
+
+class ToolCall(Strict):
+    """A call in an earlier answer."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Annotated[int, Field(ge=0, lt=2**31)] | None = None  # clients that streamed the answer may send it
+
+
+class FunctionName(Strict):
+    """Which function."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The one tool that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ToolFields(Strict):
+    """Which tools there are, whether they are called, and what the template is told."""
+
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("tools", mode="after")
+    @classmethod
+    def _different_names(cls, value: list[FunctionTool]) -> list[FunctionTool]:
+        names = [tool.function.name for tool in value]
+        if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+            raise refuse(f"has {shorten(twice)} twice; every tool must have a name of its own")
+        return value
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _known_choice(cls, value: Any) -> Any:
+        if value in ("auto", "none", "required") or (isinstance(value, dict) and value.get("type") == "function"):
+            return value
+        raise refuse(
+            f"is {shorten(value)}; it must be 'auto', 'none', 'required', or "
+            '{"type": "function", "function": {"name": ...}}'
+        )
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _plain_values(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or len(value) > MAX_KWARGS:
+            raise refuse(f"must be an object of at most {MAX_KWARGS} entries")
+        for key, given in value.items():
+            if not KEY.fullmatch(key):
+                raise refuse(f"has the key {shorten(key)}; keys must be names of variables, of at most 64 characters")
+            items = given if isinstance(given, list) else [given]
+            if len(items) > MAX_VALUE or not all(map(_is_plain, items)):
+                raise refuse(
+                    f"gives {key} the value {shorten(given)}; values must be texts of at most {MAX_VALUE} characters, "
+                    "32-bit numbers, true, false, or lists of them"
+                )
+        return {key: given for key, given in value.items() if given is not None}
+
+    @model_validator(mode="after")
+    def _tools_fit_together(self) -> Self:
+        if self.reasoning_effort is not None and "reasoning_effort" in self.chat_template_kwargs:
+            raise refuse("reasoning_effort is in chat_template_kwargs too; give only one of them")
+        names = [tool.function.name for tool in self.tools]
+        if self.tool_choice == "required" and not names:
+            raise refuse("tool_choice is 'required', but there are no tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise refuse(f"tool_choice names {shorten(self.tool_choice.function.name)}, which is not among tools")
+        strict = next((i for i, tool in enumerate(self.offered) if tool.function.strict), None)
+        if strict is not None and not self.forced:
+            raise refuse(
+                f"tools[{strict}].function.strict is true; arguments are kept to their schema where tool_choice is "
+                "'required' or names the function: set it so, or leave strict out"
+            )
+        return self
+
+    @property
+    def offered(self) -> list[FunctionTool]:
+        """The tools that the model is told of: none if it must not call any."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced(self) -> list[FunctionTool]:
+        """The tools of which the answer must call one; none: it may be anything."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return self.tools if self.tool_choice == "required" else []
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a forced answer may have several calls."""
+        return self.parallel_tool_calls and self.tool_choice == "required"
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the template is told besides messages and tools."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return self.chat_template_kwargs | effort
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_VALUE
+    return value is None or (isinstance(value, bool | int | float) and abs(value) < 2**31)
+
+
+def size_of(value: Any) -> int:
+    """Characters that a template may write of a JSON value, about; the value may be of any depth."""
+    size, found = 0, [value]
+    while found:
+        inner = found.pop()
+        if isinstance(inner, dict):
+            size += sum(len(key) + 6 for key in inner)
+            found += inner.values()
+        elif isinstance(inner, list):
+            size += 2 * len(inner)
+            found += inner
+        else:
+            size += len(inner) if isinstance(inner, str) else 8
+    return size

@@ -1,0 +1,131 @@
+"""The server-sent events of a response.
+
+The chunk of an ordinary step is joined from prepared bytes, because every stream writes one per step; all other chunks
+are dicts that msgspec encodes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from app.api.generation import Choice
+from app.api.logprobs import TokenTexts
+from app.api.message import deltas, finish_reason
+from app.api.piece import Piece
+from app.api.requests.parts import StreamOptions
+from app.api.responses import Envelope, add_prompt_ids, choice_fields, encode, speculative_metrics, usage
+
+DONE = b"data: [DONE]\n\n"
+PADDING = 64  # bytes of which an obfuscated chunk has a multiple
+NO_OPTIONS = StreamOptions()
+
+
+class StreamWriter:
+    """Writes the server-sent events of one response.
+
+    Args:
+        envelope: of all its chunks.
+        choices: of the response.
+        texts: of single tokens.
+        options: what chunks hold besides.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        choices: Sequence[Choice],
+        texts: TokenTexts,
+        options: StreamOptions | None = None,
+    ) -> None:
+        self._envelope = envelope
+        self._choices = choices
+        self._texts = texts
+        self._options = options = options or NO_OPTIONS
+        self._open = len(choices)
+        self._started: set[int] = set()
+        self._readers = {choice.index: reader for choice in choices if (reader := choice.form.reader()) is not None}
+        self._has_tokens = envelope.return_token_ids or choices[0].request.params.logprobs is not None
+        self._is_plain = not (
+            self._has_tokens or self._readers or options.continuous_usage_stats or options.include_obfuscation
+        )
+        self._head = b"data: " + encode(envelope.fields(chunk=True))[:-1] + b',"choices":[{"index":'
+        self._middle = b',"delta":{"content":' if envelope.is_chat else b',"text":'
+        self._tail = b',"logprobs":null,"finish_reason":null}]'
+        if envelope.is_chat:
+            self._tail = b"}" + self._tail
+        self._tail += b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        """The chunks of one piece; none if its text is held back as the possible start of a stop string or a call."""
+        if self._is_plain and piece.finish_reason is None and choice.index in self._started:
+            if not piece.text:
+                return b""
+            return b"%b%d%b%b%b" % (self._head, choice.index, self._middle, encode(piece.text), self._tail)
+        return self._full_event(choice, piece)
+
+    def end(self) -> bytes:
+        """The end of the stream: the usage chunk if asked for, and ``[DONE]``."""
+        if not self._options.include_usage:
+            return DONE
+        fields = self._envelope.fields(chunk=True)
+        fields |= {"choices": [], "usage": usage(self._choices), "metrics": speculative_metrics(self._choices)}
+        return _sse(fields) + DONE
+
+    def _full_event(self, choice: Choice, piece: Piece) -> bytes:
+        is_first = choice.index not in self._started
+        if not (is_first or self._has_tokens or piece.text or piece.finish_reason):
+            return b""
+        self._started.add(choice.index)
+        self._open -= piece.finish_reason is not None
+        entry = choice_fields(self._envelope, choice, piece, self._texts)
+        if not self._envelope.is_chat:
+            return self._chunk(choice, entry | {"text": piece.text}, is_first)
+        if choice.index in self._readers:
+            return self._read_event(choice, piece, entry, is_first)
+        role = {"role": "assistant"} if is_first else {}
+        return self._chunk(choice, entry | {"delta": role | {"content": piece.text}}, is_first)
+
+    def _read_event(self, choice: Choice, piece: Piece, entry: dict[str, Any], is_first: bool) -> bytes:
+        """A chunk per part that became certain; the first has the piece's ids and log-probabilities, and the finish
+        reason is in one without a part."""
+        reader = self._readers[choice.index]
+        parts = reader.push(piece.text)
+        is_last = piece.finish_reason is not None
+        if is_last:
+            parts += reader.flush()
+        found = [{"role": "assistant", "content": ""}] if is_first else []
+        found += deltas(parts)
+        if is_last or (not found and self._has_tokens):
+            found.append({})
+        reasons = {"finish_reason": finish_reason(piece.finish_reason, reader), "stop_reason": piece.stop_reason}
+        unfinished = {"finish_reason": None, "stop_reason": None}
+        chunks = []
+        for i, delta in enumerate(found):
+            ends = is_last and i == len(found) - 1
+            chunks.append(
+                self._chunk(choice, entry | (reasons if ends else unfinished) | {"delta": delta}, is_first, ends)
+            )
+            entry = {"index": choice.index, "logprobs": None}
+            is_first = False
+        return b"".join(chunks)
+
+    def _chunk(self, choice: Choice, entry: dict[str, Any], is_first: bool, ends: bool = True) -> bytes:
+        fields = self._envelope.fields(chunk=True) | {"choices": [entry]}
+        if self._options.continuous_usage_stats:
+            fields["usage"] = usage(self._choices)
+        elif self._options.include_usage:
+            fields["usage"] = None
+        if not self._options.include_usage and not self._open and ends:
+            fields["metrics"] = speculative_metrics(self._choices)
+        if is_first:
+            add_prompt_ids(fields, self._envelope, choice, [entry])
+        if self._options.include_obfuscation:
+            missing = -len(encode(fields)) % PADDING
+            fields["obfuscation"] = secrets.token_urlsafe(missing + PADDING)[: missing + PADDING]
+        return _sse(fields)
+
+
+def _sse(fields: dict[str, Any]) -> bytes:
+    return b"data: " + encode(fields) + b"\n\n"

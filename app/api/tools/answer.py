@@ -1,0 +1,56 @@
+"""The text of an answer, read into its parts: reasoning first, then content and calls of tools."""
+
+from __future__ import annotations
+
+import msgspec
+
+from app.api.tools.calls import CallParser
+from app.api.tools.families import Family
+from app.api.tools.parts import CallBegin, Part, Text, joined
+from app.api.tools.reasoning import ReasoningReader
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What the text of an answer may hold besides content."""
+
+    family: Family | None = None  # None: no calls
+    offered: frozenset[str] = frozenset()  # names of the tools
+    most_calls: int | None = None  # None: any number
+    has_reasoning: bool = False
+    is_open: bool = False  # the text begins inside the reasoning
+
+
+class AnswerReader:
+    """Reads a growing text; the same parts come of it, however it is cut."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reasoning = ReasoningReader(is_open=reading.is_open) if reading.has_reasoning else None
+        self._calls = None
+        if reading.family is not None:
+            self._calls = CallParser(reading.family, reading.offered, reading.most_calls)
+        self.has_calls = False  # whether any call was read
+
+    def push(self, text: str) -> list[Part]:
+        """More text; returns what became certain."""
+        parts: list[Part] = []
+        if self._reasoning is not None:
+            text = self._reasoning.push(text, parts)
+        return self._noted([*parts, *self._content(text)])
+
+    def flush(self) -> list[Part]:
+        """The text is complete: what was held back."""
+        parts: list[Part] = []
+        if self._reasoning is not None:
+            parts += self._content(self._reasoning.flush(parts))
+        if self._calls is not None:
+            parts += self._calls.flush()
+        return self._noted(parts)
+
+    def _content(self, text: str) -> list[Part]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [Text(text)] if text else []
+
+    def _noted(self, parts: list[Part]) -> list[Part]:
+        self.has_calls = self.has_calls or any(isinstance(part, CallBegin) for part in parts)
+        return joined(parts)

@@ -1,0 +1,71 @@
+"""What a model thinks before it answers, between ``<think>`` and ``</think>``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.api.tools.json_call import SPACES
+from app.api.tools.marks import MAX_SPACES, MarkFinder
+from app.api.tools.parts import Part, Reasoning
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ReasoningReader:
+    """Takes the reasoning off the beginning of a growing text; spaces around it belong to neither side.
+
+    Args:
+        is_open: the prompt ends with ``<think>``: the text begins inside.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._held = ""
+        self._finder = MarkFinder((CLOSE,))
+        self._at_edge = True  # only spaces since the last mark
+        self._state: Callable[[str, list[Part]], str] = self._inside if is_open else self._at_start
+
+    def push(self, text: str, parts: list[Part]) -> str:
+        """More text: appends the reasoning to ``parts``, and returns what is content."""
+        return self._state(text, parts)
+
+    def flush(self, parts: list[Part]) -> str:
+        """The text is complete: as ``push``, of what was held back."""
+        held, self._held = self._held, ""
+        rest = self._finder.flush().rstrip(SPACES)
+        if rest:
+            parts.append(Reasoning(rest))
+        return held
+
+    def _at_start(self, text: str, parts: list[Part]) -> str:
+        """In front of any mark: reasoning comes first or not at all."""
+        self._held += text
+        begun = self._held.lstrip(SPACES)
+        if begun.startswith(OPEN):
+            self._held, self._state = "", self._inside
+            return self._inside(begun[len(OPEN) :], parts)
+        if OPEN.startswith(begun) and len(self._held) - len(begun) <= MAX_SPACES:
+            return ""
+        held, self._held = self._held, ""
+        self._state = self._behind
+        self._at_edge = False
+        return held
+
+    def _inside(self, text: str, parts: list[Part]) -> str:
+        if self._at_edge:
+            text = text.lstrip(SPACES)
+        if not text:
+            return ""
+        self._at_edge = False
+        before, mark, rest = self._finder.push(text)
+        if before:
+            parts.append(Reasoning(before))
+        if mark is None:
+            return ""
+        self._at_edge, self._state = True, self._behind
+        return self._behind(rest, parts)
+
+    def _behind(self, text: str, parts: list[Part]) -> str:
+        if self._at_edge:
+            text = text.lstrip(SPACES)
+            self._at_edge = not text
+        return text

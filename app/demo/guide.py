@@ -1,0 +1,32 @@
+"""What the demo model can do, for somebody who has just started it: three commands worth trying."""
+
+from __future__ import annotations
+
+import json
+
+ABLE = """
+The demo model is small and knows a small world: sums below 100, questions about a text, edits of texts, lists and
+small Python functions, JSON from a text, tables, tool calls, short stories. Of all else it says that it does not know.
+Try:
+"""
+QUESTIONS = (
+    "There are 4 tables with 8 books on each. How many books are there?",
+    "Extract event, day, place as JSON from this text. Our football course is at the theatre on Saturday.",
+    'Add a docstring that says "Sum of prices.".\n```python\ndef total(prices):\n    return sum(prices)\n```',
+)
+
+
+def guide(url: str, model: str) -> str:
+    """The text. ``url`` is the base of the OpenAI API, ``model`` the name that is served."""
+    return "\n".join([ABLE, *(command(url, model, question) for question in QUESTIONS)])
+
+
+def command(url: str, model: str, question: str) -> str:
+    """For a POSIX shell: asks and prints the answer alone."""
+    body = json.dumps({"model": model, "temperature": 0, "messages": [{"role": "user", "content": question}]})
+    quoted = body.replace("'", "'\\''")
+    shown = 'import json, sys; print(json.load(sys.stdin)["choices"][0]["message"]["content"])'
+    return (
+        f"  curl -s {url}/chat/completions -H 'Content-Type: application/json' \\\n    -d '{quoted}' |\n"
+        f"    python3 -c '{shown}'"
+    )

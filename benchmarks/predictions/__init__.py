@@ -1,0 +1,1 @@
+"""What predicted outputs save: answers edited in known ways, as predictions of themselves."""

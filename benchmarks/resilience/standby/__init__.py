@@ -1,0 +1,1 @@
+"""Lost stages with and without processes that wait for them."""

@@ -1,0 +1,124 @@
+"""Compiled grammars of one tokenizer: made in a thread, kept up to a limit, handed out as states of single texts.
+
+llguidance loads with the first grammar, so that a process which never sees one does without it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError
+from engine.grammar.state import GrammarState
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MOST_KEPT = 64  # compiled grammars
+# Of one grammar: symbols; regex work while compiling and per mask (50k and 14k per ms); Earley items per mask (20k per
+# ms) and per byte; lexer states (up to 2 kB each).
+MOST_SYMBOLS, COMPILE_FUEL, MASK_FUEL, MASK_ITEMS, ROW_ITEMS, LEXER_STATES = (
+    100_000,
+    1_000_000,
+    50_000,
+    5_000,
+    500,
+    25_000,
+)
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. May be asked from any thread.
+
+    Args:
+        tokenizer: reads the JSON of a ``tokenizer.json``; called once, with the first grammar.
+        eos_ids: tokens that end a text; a grammar whose text is complete allows them.
+        vocab_size: width of the masks.
+    """
+
+    def __init__(self, tokenizer: Callable[[], str], eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._read = tokenizer
+        self._eos_ids = tuple(eos_ids)
+        self._vocab_size = vocab_size
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
+        """Begin to compile, unless it is compiled or under way; the future raises GrammarError."""
+        key = grammar.digest
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "grammars")
+                kept = self._kept[key] = self._thread.submit(self._compile, grammar)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return kept
+
+    def state(self, grammar: Grammar, tokens: Sequence[int] = ()) -> GrammarState:
+        """The state behind ``tokens`` of a text; waits until the grammar is compiled.
+
+        A grammar that cannot be compiled, or whose text ``tokens`` do not begin, gives a state with ``error``.
+        """
+        try:
+            matcher = self.prepare(grammar).result().deep_copy()
+        except GrammarError as error:
+            return GrammarState(None, self._eos_ids, self._vocab_size, str(error))
+        state = GrammarState(matcher, self._eos_ids, self._vocab_size)
+        for token in tokens:
+            state.advance(token)
+        return state
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        """A matcher at the beginning, with its first mask made: copies of it are warm."""
+        from llguidance import LLMatcher
+
+        if len(grammar.source) > MOST_CHARS:
+            raise GrammarError(f"it has {len(grammar.source)} characters; it must have at most {MOST_CHARS}")
+        tokenizer = self._tokenizer = self._tokenizer or self._load()
+        matcher = LLMatcher(tokenizer, grammar.source, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise GrammarError(_reason(matcher.get_error()))
+        first = GrammarState(matcher, self._eos_ids, self._vocab_size)
+        first.words()
+        if first.error:
+            raise GrammarError(f"no text can begin: {first.error}")
+        return matcher
+
+    def _load(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        if not self._eos_ids:
+            raise GrammarError("the model has no token that ends a text")
+        try:
+            return LLTokenizer(self._read(), eos_token=[*self._eos_ids])
+        except (OSError, ValueError) as error:
+            raise GrammarError(f"the model's tokenizer cannot be used with grammars: {error}") from error
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=ROW_ITEMS,
+        initial_lexer_fuel=COMPILE_FUEL,
+        step_lexer_fuel=MASK_FUEL,
+        step_max_items=MASK_ITEMS,
+        max_lexer_states=LEXER_STATES,
+        max_grammar_size=MOST_SYMBOLS,
+        verbose_errors=False,
+    )
+
+
+def _reason(message: str) -> str:
+    """The first line of a compiler's message, and what the parser of regular expressions says further down."""
+    lines = [line.strip() for line in message.split("\n")]
+    said = [lines[0], *(line for line in lines[1:] if line.startswith("error: "))]
+    return " ".join(filter(None, said)) or "it cannot be compiled"

@@ -1,0 +1,110 @@
+"""Where the bytes of a tensor go once they are read: its own memory, the file's, another dtype or device, int8."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.model.quantized import quantize
+from engine.model.weights.tensor_file import Place
+
+
+class Sink(Protocol):
+    """Takes a tensor's bytes in any order, from any thread, and no byte twice."""
+
+    place: Place
+    unit: int  # bytes that it needs together
+
+    def memory(self, first: int, n_bytes: int) -> memoryview | None:
+        """Memory for bytes of the tensor from byte ``first`` on; None: they are to be ``put``."""
+
+    def put(self, first: int, stored: Tensor) -> None:
+        """Take values ``[n]``, as they are stored, from byte ``first`` of the tensor on; keeps nothing of them."""
+
+
+class Copied:
+    """A tensor with memory of its own.
+
+    Args:
+        place: of the tensor.
+        device: where it goes.
+        dtype: of the result.
+    """
+
+    def __init__(self, place: Place, device: torch.device, dtype: torch.dtype) -> None:
+        self.place = place
+        self.unit = place.dtype.itemsize
+        self.tensor = torch.empty(place.shape, dtype=dtype, device=device)
+        self._flat = self.tensor.view(-1)
+        as_stored = dtype == place.dtype
+        self._is_cast_there = device.type != "cpu" and not as_stored
+        self._bytes: memoryview | None = None
+        if device.type == "cpu" and as_stored:
+            self._bytes = memoryview(self._flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+    def memory(self, first: int, n_bytes: int) -> memoryview | None:
+        """As ``Sink`` says."""
+        return None if self._bytes is None else self._bytes[first : first + n_bytes]
+
+    def put(self, first: int, stored: Tensor) -> None:
+        """As ``Sink`` says; waits until a device has the values."""
+        begin = first // self.unit
+        there = stored.to(self._flat.device) if self._is_cast_there else stored
+        self._flat[begin : begin + len(stored)].copy_(there)
+
+
+class Mapped:
+    """A tensor in the file's own memory: to read it brings its pages into the cache, where the map finds them.
+
+    An error of the disk shows while it is read, and not as a signal in the middle of a step.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.unit = place.dtype.itemsize
+        self.tensor = place.file.mapped(place)
+
+    def memory(self, first: int, n_bytes: int) -> memoryview | None:
+        """As ``Sink`` says."""
+        return None
+
+    def put(self, first: int, stored: Tensor) -> None:
+        """As ``Sink`` says."""
+
+
+class Quantized:
+    """A matrix ``[n_out, n_in]`` that becomes int8, row by row.
+
+    Args:
+        place: of the matrix.
+        device: where its rows are quantised, and stay.
+        one_at_a_time: held while rows are quantised: the kernel takes several times what comes out.
+    """
+
+    def __init__(self, place: Place, device: torch.device, one_at_a_time: threading.Lock) -> None:
+        n_out, self._n_in = place.shape
+        self.place = place
+        self.unit = self._n_in * place.dtype.itemsize
+        self.tensor = torch.empty(place.shape, dtype=torch.int8, device=device)
+        self.scales = torch.empty(n_out, dtype=torch.float32, device=device)
+        self._one_at_a_time = one_at_a_time
+
+    def memory(self, first: int, n_bytes: int) -> memoryview | None:
+        """As ``Sink`` says."""
+        return None
+
+    def put(self, first: int, stored: Tensor) -> None:
+        """As ``Sink`` says."""
+        rows = slice(first // self.unit, first // self.unit + len(stored) // self._n_in)
+        with self._one_at_a_time:
+            self.tensor[rows], self.scales[rows] = quantize(stored.view(-1, self._n_in), self.tensor.device)
+
+
+def plain(place: Place, device: torch.device, dtype: torch.dtype) -> Copied | Mapped:
+    """A tensor in a dtype on a device. What a CPU keeps as it is stored stays in the file's memory, if it can."""
+    as_stored = device.type == "cpu" and dtype == place.dtype
+    is_aligned = place.first % dtype.itemsize == 0
+    return Mapped(place) if as_stored and is_aligned and place.n_bytes else Copied(place, device, dtype)

@@ -1,0 +1,158 @@
+"""Tensors of a safetensors checkpoint. Knows files and names, and nothing of models."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedModelError
+from engine.model.quantization import bitsandbytes
+from engine.model.quantized import SCALES
+from engine.model.weights.meter import Meter
+from engine.model.weights.reader import read
+from engine.model.weights.sinks import Copied, Mapped, Quantized, Sink, plain
+from engine.model.weights.tensor_file import Place, TensorFile
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+Shape = Sequence[int]
+
+
+class CheckpointTensors:
+    """What a checkpoint directory holds. Tensors are asked for first and then read together, and no others: every file
+    is opened once, and read from its beginning to its end.
+
+    Args:
+        path: the directory, with one file or an index of several; files that no tensor is read from need not exist.
+        device: where tensors go.
+    """
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self._path = path
+        self._device = device
+        self._open: dict[Path, TensorFile] = {}
+        self._sinks: list[Sink] = []  # that were asked for and are not read
+        self._quantizing = threading.Lock()
+        check_format(path)
+        self._files = _indexed(path)
+        if not self._files:
+            single = TensorFile(path / SINGLE)
+            self._open[path / SINGLE] = single
+            self._files = dict.fromkeys(single.names, path / SINGLE)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint lists the tensor."""
+        return name in self._files
+
+    def ask(self, name: str, dtype: torch.dtype, shape: Shape) -> Tensor:
+        """A tensor on the device, whose values are there after ``read``. If a CPU has it as it is stored, it is the
+        file's own memory: processes share its pages.
+
+        Raises:
+            UnsupportedModelError: the checkpoint lacks it, or the file that holds it, or that is damaged, or it has
+                another shape.
+        """
+        sink: Copied | Mapped = plain(self._place(name, shape), self._device, dtype)
+        self._sinks.append(sink)
+        return sink.tensor
+
+    def ask_int8(self, name: str, shape: Shape) -> tuple[Tensor, Tensor]:
+        """A matrix as int8 with its scales, likewise: as they are stored, or quantised when it is read.
+
+        Raises:
+            UnsupportedModelError: as ``ask``.
+            ConfigError: bitsandbytes is not installed.
+        """
+        scales = name.removesuffix("weight") + SCALES
+        if scales in self:
+            return self.ask(name, torch.int8, shape), self.ask(scales, torch.float32, shape[:1])
+        bitsandbytes()
+        sink = Quantized(self._place(name, shape), self._device, self._quantizing)
+        self._sinks.append(sink)
+        return sink.tensor, sink.scales
+
+    def read(self, meter: Meter) -> None:
+        """Read all that was asked for.
+
+        Raises:
+            UnsupportedModelError: a file cannot be read, or was cut short meanwhile.
+        """
+        sinks, self._sinks = self._sinks, []
+        read(sinks, meter, self._device)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._open.values():
+            file.close()
+
+    def _place(self, name: str, shape: Shape) -> Place:
+        """Where a tensor is; of the right shape, or its values would go to the wrong places."""
+        place = self._opened(name).place(name)
+        if place.shape != tuple(shape):
+            raise UnsupportedModelError(
+                f"{name!r} in {self._path} has the shape {[*place.shape]}, but the model that config.json describes "
+                f"needs {[*shape]}"
+            )
+        return place
+
+    def _opened(self, name: str) -> TensorFile:
+        if name not in self._files:
+            raise UnsupportedModelError(f"{self._path} lacks the tensor {name!r}")
+        path = self._files[name]
+        if path not in self._open:
+            if not path.exists():
+                raise UnsupportedModelError(f"{self._path} lacks the file {path.name!r}, which holds {name!r}")
+            self._open[path] = TensorFile(path)
+        return self._open[path]
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, on the CPU and as they are stored, in memory of their own.
+
+    Raises:
+        UnsupportedModelError: it is no such file, or is damaged.
+    """
+    file, cpu = TensorFile(path), torch.device("cpu")
+    try:
+        places = {name: file.place(name) for name in file.names}
+        sinks = {name: Copied(place, cpu, place.dtype) for name, place in places.items()}
+        read([*sinks.values()], Meter(str(path)), cpu)
+    finally:
+        file.close()
+    return {name: sink.tensor for name, sink in sinks.items()}
+
+
+def check_format(path: Path) -> None:
+    """Raises UnsupportedModelError if the directory holds no safetensors checkpoint."""
+    if not (path / SINGLE).exists() and not (path / INDEX).exists():
+        raise UnsupportedModelError(f"{path} has neither {SINGLE} nor {INDEX}: only safetensors checkpoints are read")
+
+
+def check_files(path: Path) -> None:
+    """Whether every file that the checkpoint's index names is there.
+
+    Raises:
+        UnsupportedModelError: names the first that is not, or says that there is no safetensors checkpoint.
+    """
+    check_format(path)
+    missing = sorted({file.name for file in _indexed(path).values() if not file.exists()})
+    if missing:
+        raise UnsupportedModelError(f"{path} lacks the file {missing[0]!r}, which its index names")
+
+
+def _indexed(path: Path) -> dict[str, Path]:
+    return {name: path / file for name, file in files_of_tensors(path).items()}
+
+
+def files_of_tensors(path: Path) -> dict[str, str]:
+    """Tensor name -> name of the file that holds it; empty for a checkpoint of one file."""
+    index = path / INDEX
+    if not index.exists():
+        return {}
+    weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    return weight_map

@@ -1,0 +1,100 @@
+"""Pods that do not fit what they serve are refused, with the field and what would be right."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.manifests import OVERLAYS, ray_service
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing Serve warns
+    from app.serving.kubernetes.render import wrong_in
+
+
+def served(**arguments: Any) -> Callable[[Any], None]:
+    def spoil(service: Any) -> None:
+        config = yaml.safe_load(service["spec"]["serveConfigV2"])
+        config["applications"][0]["args"] |= arguments
+        service["spec"]["serveConfigV2"] = yaml.safe_dump(config)
+
+    return spoil
+
+
+def group(number: int, place: str, value: Any) -> Callable[[Any], None]:
+    def spoil(service: Any) -> None:
+        *path, last = place.split(".")
+        at = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][number]
+        for part in path:
+            at = at[int(part)] if part.isdigit() else at[part]
+        at[int(last) if last.isdigit() else last] = value
+
+    return spoil
+
+
+CONTAINER = "template.spec.containers.0"
+EDGE, STAGE = 0, 1
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_our_overlays_agree_with_what_they_serve(overlay: str) -> None:
+    assert wrong_in(ray_service(overlay)) == []
+
+
+@pytest.mark.parametrize(
+    ("overlay", "spoil", "says"),
+    [
+        ("cpu-demo", served(grace=900), "it must be above grace, drain and 5 s, 905"),
+        ("cpu-demo", served(drain=895), "it must be above grace, drain and 5 s, 900"),
+        ("cpu-demo", group(STAGE, "template.spec.terminationGracePeriodSeconds", 910), "sleep of preStop and"),
+        ("cpu-demo", lambda s: s["spec"].update(rayClusterDeletionDelaySeconds=900), "DeletionDelaySeconds is 900"),
+        ("cpu-demo", group(STAGE, f"{CONTAINER}.lifecycle.preStop.exec.command", ["ray", "stop"]), "inf"),
+        (
+            "cpu-demo",
+            group(EDGE, f"{CONTAINER}.env.0", {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "0"}),
+            "group edge: RAY_SERVE_ENABLE_HA_PROXY is '0'; it must be '1'",
+        ),
+        ("cpu-demo", group(STAGE, f"{CONTAINER}.ports.0.name", "serve"), "group stage has a port called serve"),
+        ("cpu-demo", group(EDGE, f"{CONTAINER}.ports.0.name", "http"), "group edge has no port called serve"),
+        ("cpu-demo", lambda s: s["spec"].pop("serveService"), "serveService must have one port with targetPort serve"),
+        ("cpu-demo", group(STAGE, f"{CONTAINER}.readinessProbe", {}), "group stage has a readinessProbe"),
+        ("cpu-demo", served(edge_resources={"door": 0.01}), "no group has the resources of edge_resources, door"),
+        (
+            "cpu-demo",
+            lambda s: s["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"].pop("num-cpus"),
+            'num-cpus "0"',
+        ),
+        ("cpu-demo", served(stages=3), "there is room for 2 stages; replicas and stages are 1 x 3"),
+        ("h100-4stage", served(replicas=2), "there is room for 4 stages; replicas and stages are 2 x 4"),
+        ("cpu-demo", served(min_replicas=1, max_replicas=9), "room for 4 stages; replicas and stages are 9 x 2"),
+        (
+            "h100-4stage",
+            served(standby_stages=1),
+            "there is room for 4 processes; replicas, and stages with their standbys, are 1 x 5 (standby_stages is 1)",
+        ),
+        ("h100-4stage", served(stage_cpus=9), "there is room for 0 stages"),
+        ("h100-4stage", served(model="/model/llama"), "model is /model/llama, where group head has no volume"),
+        ("multi-tenant", served(api_keys="/keys.jsonl"), "api_keys is /keys.jsonl, where group head has no volume"),
+    ],
+)
+def test_what_does_not_fit_is_named(overlay: str, spoil: Callable[[Any], None], says: str) -> None:
+    service = ray_service(overlay)
+    spoil(service)
+    assert any(says in sentence for sentence in wrong_in(service)), wrong_in(service)
+
+
+def test_a_pod_more_is_room_for_a_standby() -> None:
+    service = ray_service("h100-4stage")
+    served(standby_stages=1)(service)
+    group(STAGE, "maxReplicas", 2)(service)
+    assert wrong_in(service) == []
+
+
+def test_nothing_pinned_to_the_edge_is_named() -> None:
+    service = ray_service("cpu-demo")
+    served(edge_resources={})(service)
+    assert "edge_resources is empty: router and HTTP processes would run beside stages" in wrong_in(service)

@@ -1,0 +1,126 @@
+"""Each of KubeRay's rules refuses a RayService that breaks it, and no other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.serving.kubernetes.operator_rules import refused_by_operator
+from tests.support.manifests import OVERLAYS, ray_service
+
+SCALED: dict[str, Any] = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"version": "v2"}}
+STEPS = {"stepSizePercent": 50, "maxSurgePercent": 50, "intervalSeconds": 5, "gatewayClassName": "istio"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_our_overlays_are_taken(overlay: str) -> None:
+    assert list(refused_by_operator(ray_service(overlay))) == []
+
+
+def variable(name: str, value: str = "1") -> Callable[[Any], None]:
+    def spoil(service: Any) -> None:
+        head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+        head["containers"][0]["env"].append({"name": name, "value": value})
+
+    return spoil
+
+
+def cluster(**fields: Any) -> Callable[[Any], None]:
+    return lambda service: service["spec"]["rayClusterConfig"].update(copy.deepcopy(fields))
+
+
+def head(**fields: Any) -> Callable[[Any], None]:
+    return lambda service: service["spec"]["rayClusterConfig"]["headGroupSpec"].update(fields)
+
+
+def edge(**fields: Any) -> Callable[[Any], None]:
+    return lambda service: service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0].update(fields)
+
+
+def without_edge(field: str) -> Callable[[Any], None]:
+    return lambda service: service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0].pop(field)
+
+
+def annotated(name: str, value: str) -> Callable[[Any], None]:
+    return lambda service: service["metadata"]["annotations"].update({name: value})
+
+
+def strategy(**options: Any) -> Callable[[Any], None]:
+    chosen = {"type": "NewClusterWithIncrementalUpgrade", "clusterUpgradeOptions": STEPS | options}
+    return lambda service: service["spec"].update(upgradeStrategy=chosen)
+
+
+def both(*spoils: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda service: [spoil(service) for spoil in spoils] and None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda service: service["metadata"].update(name="spectra" * 7), "metadata.name is"),
+        (lambda service: service["metadata"].update(name="2spectra"), "metadata.name is"),
+        (annotated("ray.io/initializing-timeout", "soon"), "initializing-timeout is 'soon'"),
+        (annotated("ray.io/initializing-timeout", "0m"), "initializing-timeout is '0m'"),
+        (lambda service: service["spec"].update(managedBy="us"), "spec.managedBy is 'us'"),
+        (edge(rayStartParams={"num-cpus": "4"}), "group edge has resources, and num-cpus in rayStartParams"),
+        (edge(rayStartParams={"labels": "a=b"}), "group edge has labels in rayStartParams"),
+        (edge(template={"spec": {"containers": []}}), "group edge has no container"),
+        (without_edge("minReplicas"), "group edge needs minReplicas"),
+        (edge(minReplicas=3), "group edge has minReplicas 3 and maxReplicas 2"),
+        (edge(minReplicas=-1), "group edge has minReplicas -1"),
+        (both(cluster(**SCALED), edge(suspend=True)), "group edge is suspended"),
+        (cluster(authOptions={"enableK8sTokenAuth": True}), "enableK8sTokenAuth is for RayClusters"),
+        (cluster(rayVersion="2.51.0"), "rayVersion is '2.51.0'; authOptions need 2.52.0"),
+        (cluster(rayVersion=""), "rayVersion is ''"),
+        (both(cluster(tlsOptions={"enabled": True}), variable("RAY_USE_TLS")), "group head sets RAY_USE_TLS"),
+        (variable("REDIS_USERNAME"), "gcsFaultToleranceOptions.redisUsername"),
+        (variable("REDIS_PASSWORD"), "gcsFaultToleranceOptions.redisPassword"),
+        (variable("RAY_REDIS_ADDRESS"), "redisAddress sets"),
+        (head(rayStartParams={"redis-password": "x"}), "gcsFaultToleranceOptions.redisPassword"),
+        (annotated("ray.io/ft-enabled", "true"), "exclude each other"),
+        (cluster(gcsFaultToleranceOptions={"storage": {}}), "storage is not for backend redis"),
+        (
+            cluster(gcsFaultToleranceOptions={"backend": "rocksdb", "redisAddress": "a"}),
+            "redisAddress is not for backend rocksdb",
+        ),
+        (variable("RAY_enable_autoscaler_v2"), "enableInTreeAutoscaling is not true"),
+        (both(cluster(**SCALED), variable("RAY_enable_autoscaler_v2")), "exclude each other"),
+        (
+            cluster(enableInTreeAutoscaling=True, autoscalerOptions={"idleTimeoutSeconds": -1}),
+            "idleTimeoutSeconds is -1",
+        ),
+        (edge(idleTimeoutSeconds=5), "group edge has idleTimeoutSeconds, for which"),
+        (edge(priority=5), "group edge has priority, for which"),
+        (
+            both(
+                cluster(**SCALED),
+                lambda s: s["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"].update(
+                    restartPolicy="Always"
+                ),
+            ),
+            "group edge has restartPolicy Always",
+        ),
+        (
+            lambda service: service["spec"].update(upgradeStrategy={"type": "Rolling"}),
+            "upgradeStrategy.type is 'Rolling'",
+        ),
+        (head(headService={"metadata": {"name": "mine"}}), "headService has a name"),
+        (strategy(), "an incremental upgrade needs enableInTreeAutoscaling"),
+        (both(cluster(**SCALED), strategy(stepSizePercent=60)), "stepSizePercent <= maxSurgePercent"),
+        (both(cluster(**SCALED), strategy(intervalSeconds=0)), "intervalSeconds must be above 0"),
+    ],
+)
+def test_each_mistake_is_named_alone(spoil: Callable[[Any], None], says: str) -> None:
+    service = ray_service("cpu-demo")
+    spoil(service)
+    (sentence,) = refused_by_operator(service)
+    assert says in sentence
+
+
+def test_an_autoscaled_cluster_with_everything_right_is_taken() -> None:
+    service = ray_service("cpu-demo")
+    both(cluster(**SCALED), strategy(), edge(idleTimeoutSeconds=5, priority=1))(service)
+    assert list(refused_by_operator(service)) == []

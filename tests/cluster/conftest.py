@@ -1,0 +1,41 @@
+"""Machines of namespaces, which need root and a few commands; in CI they are there, or the tests fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines.namespaces import lacking, require
+from tests.support.machines.net import Net
+from tests.support.machines.recovery_table import PROPERTY
+from tests.support.machines.redis_machine import RedisMachine, binary
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Net]:
+    """A network without machines."""
+    require()
+    with Net() as net:
+        yield net
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for what programs on machines say."""
+    return tmp_path_factory.mktemp("machines")
+
+
+@pytest.fixture(scope="module")
+def redis(net: Net, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> RedisMachine:
+    """The manifests' Redis, on a machine with a volume; the network ends it."""
+    if not binary():
+        lacking("redis-server with TLS (redis-server)")
+    return RedisMachine(net, logs, tmp_path_factory.mktemp("volume"))
+
+
+@pytest.fixture
+def recovered(record_property: Callable[[str, object], None]) -> Callable[[str, float], None]:
+    """``recovered(fault, seconds)`` puts a line into the table at the end of pytest's report."""
+    return lambda fault, seconds: record_property(PROPERTY, (fault, seconds))

@@ -1,0 +1,94 @@
+"""The application on a head, an edge and machines for stages: what clients of the edge notice of faults elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.machines.net import Net
+from tests.support.machines.ray_machines import DASHBOARD
+from tests.support.machines.redis_machine import RedisMachine
+from tests.support.machines.spectra_machines import SpectraMachines, serve_config
+from tests.support.serve_application import APPLICATIONS, is_running
+
+pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
+
+JOBS, N_TOKENS = range(4), 600
+INTERRUPTION_S = 3.0
+HEADLESS_S = 8.0
+
+
+@pytest.fixture(scope="module")
+def site(net: Net, logs: Path, redis: RedisMachine) -> Iterator[SpectraMachines]:
+    with SpectraMachines(net, logs, redis) as site:
+        site.start(("stage-1", "stage-2", "spare"))
+        site.deploy()
+        yield site
+
+
+@pytest.fixture(scope="module")
+def wanted(site: SpectraMachines) -> list[list[int]]:
+    """Undisturbed answers to the jobs."""
+    return site.texts(JOBS, N_TOKENS)
+
+
+def test_an_operator_with_the_token_alone_deploys(site: SpectraMachines, wanted: list[list[int]]) -> None:
+    places = {site.machine_of(name).name for name in ("Router", "Ingress")}
+    assert places == {"edge"}
+    assert site.machine_of("Target").name != "edge"
+    assert [len(ids) for ids in wanted] == [N_TOKENS] * len(JOBS)
+    for shown in ({}, {"Authorization": f"Bearer {'0' * 64}"}):
+        stranger = site.client(site.head, DASHBOARD, headers=shown)
+        for answer in (stranger.get(APPLICATIONS), stranger.put(APPLICATIONS, json=serve_config(model="other"))):
+            assert answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+    assert is_running(site.application.application())
+
+
+def test_a_cut_link_delays_streams_and_costs_nothing(
+    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
+) -> None:
+    before = site.application.replicas("Target", "Router", "Ingress")
+    streams = site.streams(JOBS, N_TOKENS, until=50)
+    machine = site.machine_of("Target")
+    machine.cut()
+    time.sleep(INTERRUPTION_S)
+    machine.heal()
+    assert [stream.all_ids() for stream in streams] == wanted
+    assert min(stream.longest_pause for stream in streams) > INTERRUPTION_S / 2
+    assert site.application.replicas("Target", "Router", "Ingress") == before
+    recovered(f"link of a stage's machine cut for {INTERRUPTION_S:g} s", max(s.longest_pause for s in streams))
+
+
+def test_streams_outlive_the_machine_of_target_and_first_stage(
+    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
+) -> None:
+    streams = site.streams(JOBS, N_TOKENS, until=50)
+    lost = site.machine_of("Target")
+    lost.kill()
+    assert [stream.all_ids() for stream in streams] == wanted
+    assert site.machine_of("Target") != lost
+    recovered("machine with Target and a stage killed", max(stream.longest_pause for stream in streams))
+    site.application.until(is_running)
+    site.start_worker(lost.name)
+    site.until_nodes(5)
+
+
+def test_without_a_head_streams_go_on_and_its_successor_finds_all_as_it_was(
+    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
+) -> None:
+    before = site.application.replicas("Target", "Router", "Ingress")
+    streams = site.streams(JOBS, N_TOKENS, until=50)
+    site.head.kill()
+    assert [stream.all_ids() for stream in streams] == wanted
+    recovered("head killed", max(stream.longest_pause for stream in streams))
+    time.sleep(HEADLESS_S)
+    assert site.texts(JOBS, 100) == [ids[:100] for ids in wanted]
+    site.start_head()
+    site.until_nodes(5)
+    site.application.until(is_running)
+    assert site.application.replicas("Target", "Router", "Ingress") == before
+    assert site.texts(JOBS, 100) == [ids[:100] for ids in wanted]

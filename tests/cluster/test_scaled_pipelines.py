@@ -1,0 +1,58 @@
+"""Pipelines that come on other machines with the load, and go with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.machines.net import Net
+from tests.support.machines.spectra_machines import UP_S, SpectraMachines
+
+pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
+
+JOBS, N_TOKENS = range(32), 200
+STAGES = ("stage-1", "stage-2", "stage-3")  # a pipeline of one stage each
+BOUNDS = {"min_replicas": 1, "max_replicas": 3, "scale_up_delay": 1, "scale_down_delay": 4}
+ROOM = {"max_sequences": 4, "max_wait": 600}  # of a pipeline; seconds that the busiest machine may let a request wait
+
+
+@pytest.fixture(scope="module")
+def site(net: Net, logs: Path) -> Iterator[SpectraMachines]:
+    with SpectraMachines(net, logs) as site:
+        site.start(STAGES)
+        site.deploy(stages=1, grace=1, **BOUNDS, **ROOM)
+        yield site
+
+
+def health(site: SpectraMachines) -> dict[str, Any]:
+    found: dict[str, Any] = site.http.get("/health").json()
+    return found
+
+
+def test_pipelines_follow_the_load_from_one_machine_to_three_and_back(
+    site: SpectraMachines, recovered: Callable[[str, float], None]
+) -> None:
+    first, router = site.application.replicas("Target"), health(site)["router_pid"]
+    rounds = [site.streams(JOBS, N_TOKENS)]
+    places = set[str]()
+    deadline = time.monotonic() + UP_S
+    while health(site).get("lanes_up") != len(STAGES):
+        assert time.monotonic() < deadline, health(site)
+        if not any(stream.is_running for stream in rounds[-1]):
+            rounds.append(site.streams(JOBS, N_TOKENS))
+        time.sleep(0.1)
+    names = ("Target", "Target-2", "Target-3")
+    places |= {site.machine_of(name).name for name in names}
+    assert places == set(STAGES)
+    texts = [[stream.all_ids() for stream in streams] for streams in rounds]
+    recovered("1 to 3 pipelines by load, 32 streams", max(s.longest_pause for streams in rounds for s in streams))
+    while health(site).get("lanes_up") != 1 or site.application.replicas(*names) != first:
+        assert time.monotonic() < deadline + UP_S, (health(site), site.application.replicas(*names))
+        time.sleep(0.1)
+    assert health(site)["router_pid"] == router
+    alone = site.texts(JOBS, N_TOKENS)
+    assert texts == [alone] * len(rounds)

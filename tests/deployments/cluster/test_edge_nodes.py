@@ -1,0 +1,61 @@
+"""A cluster as in Kubernetes: a head without work, nodes for stages, and an edge node that comes last."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ray_scripts import run_script
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
+
+SCRIPT = """
+import json, sys
+from ray import serve
+from ray.serve.context import _get_global_client
+from tests.support.ray_nodes import Nodes, wait
+
+model, folder = sys.argv[1:]
+nodes = Nodes(folder, head_cpus=0)
+stages = nodes.add(4)
+nodes.deploy(model, live="default", edge_resources={"edge": 0.01}, retrieval_cache=folder + "/cache")
+
+
+def deployments():
+    return serve.status().applications["spectra"].deployments
+
+
+wait("the target", lambda: "Target" in deployments() and deployments()["Target"].status == "HEALTHY")
+said = {"up_without_edge": [name for name, one in deployments().items() if one.status == "HEALTHY"]}
+edge = nodes.add(1, edge=1)
+nodes.until_running()
+names = {node.node_id: name for name, node in (("head", nodes.cluster.head_node), ("stages", stages), ("edge", edge))}
+replicas = _get_global_client().get_serve_details()["applications"]["spectra"]["deployments"]
+said["nodes"] = {name: [names[one["node_id"]] for one in found["replicas"]] for name, found in replicas.items()}
+said["stages"] = [names[stage["node"]] for stage in nodes.state()["stages"]]
+answer = nodes.handle.generate.remote({"prompt": "Snow falls", "max_tokens": 20})
+said["tokens"] = answer.result()["usage"]["completion_tokens"]
+nodes.close()
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tiny_checkpoint: Path) -> dict[str, Any]:
+    return run_script(SCRIPT, tiny_checkpoint, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+
+
+def test_what_clients_are_connected_to_waits_for_an_edge_node_although_others_have_room(said: dict[str, Any]) -> None:
+    assert said["up_without_edge"] == ["Target"]
+    assert {name: said["nodes"][name] for name in ("Router", "Ingress", "Retrieval")} == {
+        name: ["edge"] for name in ("Router", "Ingress", "Retrieval")
+    }
+
+
+def test_the_target_and_its_stages_run_elsewhere_and_nothing_of_ours_on_the_head(said: dict[str, Any]) -> None:
+    assert said["nodes"]["Target"] == ["stages"]
+    assert said["stages"] == ["stages", "stages"]
+    assert said["tokens"] == 20

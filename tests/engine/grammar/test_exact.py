@@ -1,0 +1,128 @@
+"""The rules draw from the masked distribution and nothing else: every outcome of three tokens is enumerated.
+
+A token that the grammar does not allow has no probability, whatever is drafted, and drafts change no probability.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.composer import compose
+from engine.grammar.compiler import Grammars
+from engine.grammar.state import forbidden
+from engine.sampling.params import SamplingParams
+from engine.sampling.processors import process
+from engine.tree import ROOT, TokenTree
+from engine.verify.batch import WalkItem, verify
+from tests.support.enumeration import (
+    EXACT,
+    LENGTH,
+    SETTINGS,
+    VOCAB,
+    Context,
+    Drafter,
+    Target,
+    _logits,
+    sampled_chain,
+    sampled_tree,
+    worst_error,
+)
+from tests.support.grammars import letters, of_lark, of_regex
+
+END = 2
+GRAMMARS = {
+    "one or two letters": of_regex("a|b|ab|bb"),
+    "alternating": of_regex("(ab)*a?"),
+    "forced": of_regex("ab"),
+    "recursive": of_lark('start: "a" start "b" | "ab"'),
+}
+TREES = {
+    "nothing": TokenTree((), ()),
+    "a chain that is allowed": TokenTree([0, 1, END], [ROOT, 0, 1]),
+    "a chain that is not": TokenTree([1, 0, 0], [ROOT, 0, 1]),
+    "an end, and tokens behind it": TokenTree([END, 0, 1], [ROOT, 0, 1]),
+    "all of two levels": TokenTree([0, 1, END, 0, 1, END, 0, 1], [ROOT, ROOT, ROOT, 0, 0, 0, 1, 1]),
+    "one token twice": TokenTree([0, 0, 1, 1], [ROOT, ROOT, 0, 1]),
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    made = letters(tmp_path_factory.mktemp("letters"), VOCAB - 1)
+    assert not any(made.state(grammar).error for grammar in GRAMMARS.values())
+    return made
+
+
+class MaskedTarget(Target):
+    """A target of three tokens under a grammar."""
+
+    def __init__(self, grammars: Grammars, name: str, params: SamplingParams) -> None:
+        super().__init__(params)
+        self._of = grammars, GRAMMARS[name]
+
+    def scores(self, context: Context) -> torch.Tensor:
+        grammars, grammar = self._of
+        logits = torch.tensor([_logits(context, self.seed, 1.5)])
+        logits[0, torch.from_numpy(forbidden(grammars.state(grammar, context).words(), VOCAB))] = -torch.inf
+        return process(logits, [self.params], [None])
+
+    def p(self, context: Context) -> np.ndarray:
+        return torch.softmax(self.scores(context)[0].double(), -1).numpy()
+
+
+DRAFTERS: dict[str, Drafter] = {name: lambda _, tree=tree: tree for name, tree in TREES.items()} | {
+    "a chain drawn from a drafter": lambda random: compose([sampled_chain(random, 2, "drafter")], 8),
+    "a tree drawn from a drafter": lambda random: compose([sampled_tree(random, 2, replace=True)], 8),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_rejection_draws_from_the_masked_distribution(grammars: Grammars, name: str, drafter: str) -> None:
+    for params in SETTINGS[:4]:
+        assert worst_error(MaskedTarget(grammars, name, params), DRAFTERS[drafter]) < EXACT
+
+
+def texts(target: MaskedTarget, grammars: Grammars, name: str, tree: TokenTree, params: SamplingParams) -> list[int]:
+    """A text in steps that all draft one tree, until its end or ``LENGTH``."""
+    state, tokens = grammars.state(GRAMMARS[name]), [*()]
+    while len(tokens) < LENGTH and END not in tokens:
+        paths = [(), *(tuple(tree.tokens[n] for n in tree.path(i)) for i in range(len(tree)))]
+        rows = torch.tensor([_logits((*tokens, *path), target.seed, 1.5) for path in paths])
+        item = WalkItem(tree, 0, params, None, len(tokens), LENGTH - len(tokens), state)
+        (walk,) = verify(rows, [item])
+        assert not walk.error
+        tokens += walk.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_greedy_and_coupled_texts_are_those_of_masked_decoding(grammars: Grammars, name: str) -> None:
+    for seed in range(40):
+        for heat in (0.0, 1.0):
+            params = SamplingParams(temperature=heat, seed=seed, stop_ids=(END,))
+            target = MaskedTarget(grammars, name, params)
+            target.seed = seed
+            plain = texts(target, grammars, name, TREES["nothing"], params)
+            for tree in TREES.values():
+                assert texts(target, grammars, name, tree, params) == plain
+            for i, token in enumerate(plain):
+                assert target.scores(tuple(plain[:i]))[0, token] > -torch.inf
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_rejection_texts_occur_as_often_as_masked_decoding_has_them(grammars: Grammars, name: str, tree: str) -> None:
+    n, found = 1500, dict[Context, int]()
+    for seed in range(n):
+        params = SamplingParams(temperature=1.0, seed=seed, stop_ids=(END,), verification="rejection")
+        target = MaskedTarget(grammars, name, params)
+        text = tuple(texts(target, grammars, name, TREES[tree], params))
+        padded = (*text, *[END] * (LENGTH - len(text)))
+        found[padded] = found.get(padded, 0) + 1
+    wanted = MaskedTarget(grammars, name, SamplingParams(temperature=1.0)).joint()
+    assert set(found) <= {context for context, weight in wanted.items() if weight > 0.0}
+    for context, weight in wanted.items():
+        assert abs(found.get(context, 0) / n - weight) <= 4.5 * (weight * (1 - weight) / n) ** 0.5 + 1e-9

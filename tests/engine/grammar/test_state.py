@@ -1,0 +1,138 @@
+"""Masks depend on the path alone; states are kept up to a limit; what cannot be done says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.grammar import compiler
+from engine.grammar.grammar import Grammar, GrammarError
+from engine.grammar.state import forbidden, has, words_of
+from engine.tree import ROOT, TokenTree
+from tests.support.grammars import PERSON, letters, of_lark, of_regex, of_schema, tiny_grammars
+from tests.support.tiny_models import tiny_tokenizer
+
+GRAMMARS = tiny_grammars()
+TEXTS = ('{"name":"ab","kind":"town","age":7}', '{ "name": "x", "kind": "lazy dog",\n "age": 99}', '{"age', "{}", "[1]")
+EOS = 2
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    """Trees of pieces of texts, some of which fit, of ends, and of any tokens."""
+    n = draw(st.integers(0, 12))
+    encoded = [tiny_tokenizer().encode(text, add_special_tokens=False) for text in TEXTS]
+    tokens, parents = list[int](), list[int]()
+    for node in range(n):
+        parents.append(draw(st.integers(ROOT, node - 1)))
+        depth, above = 0, parents[-1]
+        while above != ROOT:
+            depth, above = depth + 1, parents[above]
+        text = draw(st.sampled_from(encoded))
+        tokens.append(draw(st.sampled_from([text[min(depth, len(text) - 1)], EOS, 40])))
+    return TokenTree(tokens, parents)
+
+
+@given(trees(), st.sampled_from([of_schema(PERSON), of_regex(r'\{ ?"[a-z]+.*'), of_lark('start: "{" /.*/ "}"?')]))
+@settings(max_examples=150)
+def test_every_node_has_the_mask_of_its_own_path(tree: TokenTree, grammar: Grammar) -> None:
+    state = GRAMMARS.state(grammar)
+    found = state.rows(tree, len(tree))
+    for node in range(len(tree)):
+        path = [tree.tokens[above] for above in tree.path(node)]
+        alone = GRAMMARS.state(grammar, path[:-1])
+        allowed = not alone.error and not alone.is_ended and has(alone.words(), path[-1])
+        assert (node in found) == allowed
+        if allowed:
+            alone.advance(path[-1])
+            assert np.array_equal(found[node][0], alone.words())
+    assert np.array_equal(state.words(), GRAMMARS.state(grammar).words())  # it has come back
+
+
+def test_only_an_end_follows_an_end() -> None:
+    state = GRAMMARS.state(of_regex("a+"), tiny_tokenizer().encode("aa", add_special_tokens=False))
+    assert has(state.words(), EOS)
+    state.advance(EOS)
+    for _ in range(2):
+        assert np.flatnonzero(~forbidden(state.words(), len(tiny_tokenizer()))).tolist() == [EOS]
+        state.advance(40)
+    assert not state.error
+
+
+def test_a_text_outside_its_grammar_is_an_error_and_may_only_end() -> None:
+    state = GRAMMARS.state(of_regex("a+"), [40])
+    assert "cannot follow" in state.error
+    assert np.array_equal(state.words(), words_of([EOS], len(tiny_tokenizer())))
+
+
+def test_forced_tokens_are_the_tokenizers_and_none_where_there_is_a_choice() -> None:
+    state = GRAMMARS.state(of_schema(PERSON, whitespace=False))
+    assert tiny_tokenizer().decode(state.forced()) == '{"name":"'
+    state.advance(state.forced()[0])
+    assert tiny_tokenizer().decode(state.forced()) == '"name":"'
+    for token in state.forced():
+        state.advance(token)
+    assert state.forced() == []
+
+
+REFUSED = [
+    (of_schema({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable"),
+    (of_schema({"allOf": [{"type": "string"}, {"type": "number"}]}), "Unsatisfiable"),
+    (of_schema({"enum": []}), "Unsatisfiable"),
+    (of_schema({"$ref": "#"}), ""),
+    (of_schema({"type": "wrong"}), "Invalid type"),
+    (of_schema({"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(4)]} for i in range(9)]}), "too"),
+    (of_regex("(a"), "regex"),
+    (of_regex("(?=a)b"), "look-around"),
+    (of_lark("start: nothing"), "unknown name"),
+    (of_regex("a" * 70_000), "at most 65536"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "reason"), REFUSED)
+def test_a_grammar_that_nobody_can_keep_to_says_why(grammar: Grammar, reason: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        GRAMMARS.prepare(grammar).result()
+    assert reason in str(caught.value)
+    assert str(caught.value)
+    assert GRAMMARS.state(grammar).error == str(caught.value)
+
+
+def test_work_that_grows_ends_in_an_error_and_not_in_a_standstill() -> None:
+    """It takes ever more items to parse what may be cut in ever more ways."""
+    state = GRAMMARS.state(of_lark('start: start start | "a"'))
+    (letter,) = tiny_tokenizer().encode("a", add_special_tokens=False)
+    for _ in range(4000):
+        if state.error:
+            break
+        state.words()
+        state.advance(letter)
+    assert state.error
+    assert np.array_equal(state.words(), words_of([EOS], len(tiny_tokenizer())))
+
+
+def test_compiled_grammars_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MOST_KEPT", 2)
+    grammars = letters(tmp_path)
+    a, b, c = (of_regex(letter) for letter in "abc")
+    first = grammars.prepare(a)
+    assert grammars.prepare(Grammar(a.source)) is first  # by content
+    grammars.prepare(b)
+    grammars.prepare(a)
+    grammars.prepare(c)  # b was asked for longest ago
+    assert grammars.prepare(a) is first
+    kept = [grammars.prepare(grammar) for grammar in (c, b)]
+    assert all(made.result() for made in kept)
+    assert grammars.prepare(a) is not first
+
+
+def test_a_model_without_an_end_or_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    endless = compiler.Grammars(lambda: json.dumps({}), (), 5)
+    assert "no token that ends" in endless.state(of_regex("a")).error
+    missing = compiler.Grammars((tmp_path / "tokenizer.json").read_text, (1,), 5)
+    assert "tokenizer" in missing.state(of_regex("a")).error

@@ -1,0 +1,78 @@
+"""The HTTP application in front of an engine in this process, on a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+from prometheus_client import CollectorRegistry
+from transformers import PreTrainedTokenizerFast
+
+from app.access.options import AccessOptions
+from app.api.application import create_app
+from app.api.http import Api
+from app.api.service import Settings
+from deployments.submission.messages import Health, ModelCard
+from engine.events import StepEvent
+from engine.loop import Engine
+from engine.request import Request
+from engine.target.local import LocalTarget
+from engine.target.options import TargetOptions
+from tests.support.engines import make_engine
+
+
+class EngineBackend:
+    """An engine on a tiny model, in this process. Implements `app.api.service.Backend`."""
+
+    def __init__(self, engine: Engine, card: ModelCard) -> None:
+        self._engine = engine
+        self.model_card = card
+        self.counted = CollectorRegistry()
+
+    async def submit(self, request: Request) -> AsyncIterator[StepEvent]:
+        return self._events(request.with_defaults("auto", 64))
+
+    async def _events(self, request: Request) -> AsyncIterator[StepEvent]:
+        own = self._engine.submit(request)
+        try:
+            while True:
+                for seq, event in self._engine.step():
+                    assert seq == own
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+                await asyncio.sleep(0)
+        finally:
+            self._engine.cancel(own)
+
+    async def check_ready(self) -> None: ...
+
+    async def health(self) -> Health:
+        return Health(ok=True)
+
+    async def metrics_text(self) -> str:
+        return ""
+
+
+@asynccontextmanager
+async def over_engine(
+    checkpoint: Path, tokenizer: PreTrainedTokenizerFast, context: int = 400
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an edge in front of a real engine, with so many tokens of context."""
+    target = LocalTarget.load(TargetOptions(str(checkpoint), kv_bytes=1 << 22), checkpoint)
+    spec = target.info.spec
+    card = ModelCard(
+        name="tiny",
+        max_model_len=context,
+        vocab_size=spec.vocab_size,
+        method="auto",
+        max_nodes=64,
+        eos_ids=spec.eos_ids,
+    )
+    backend = EngineBackend(make_engine(target), card)
+    app = create_app(Api(backend, tokenizer, Settings()), AccessOptions(trust_clients=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
+        yield client

@@ -1,0 +1,63 @@
+"""Grammars for the tiny checkpoint, and a target that masks by them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import llguidance
+
+from engine.grammar.compiler import Grammars
+from engine.grammar.grammar import Grammar
+from tests.support.tiny_models import tiny_tokenizer
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["quick fox", "lazy dog", "town"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "kind", "age"],
+    "additionalProperties": False,
+}
+
+
+def of_schema(schema: dict[str, Any], whitespace: bool = True) -> Grammar:
+    """JSON that fits a schema."""
+    overrides: Any = {"whitespace_flexible": whitespace}
+    return Grammar(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
+
+
+def of_regex(regex: str) -> Grammar:
+    return Grammar(llguidance.LLMatcher.grammar_from_regex(regex))
+
+
+def of_lark(lark: str) -> Grammar:
+    return Grammar(llguidance.LLMatcher.grammar_from_lark(lark))
+
+
+def tiny_grammars() -> Grammars:
+    """Of the tiny checkpoint's tokenizer."""
+    tokenizer = tiny_tokenizer()
+    return Grammars(lambda: tokenizer.backend_tokenizer.to_str(), (2,), len(tokenizer))
+
+
+def letters(folder: Path, n: int = 3) -> Grammars:
+    """Of a vocabulary of the first ``n`` letters, each a token, and an end behind them."""
+    vocab = {chr(ord("a") + i): i for i in range(n)} | {"<end>": n}
+    file = folder / "tokenizer.json"
+    added = {"id": n, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}
+    file.write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [added | {"normalized": False, "special": True}],
+                "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+                "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+                "model": {"type": "BPE", "vocab": vocab, "merges": []},
+            }
+        )
+    )
+    return Grammars(file.read_text, (n,), n + 1)

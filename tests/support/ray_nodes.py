@@ -1,0 +1,156 @@
+"""An application on several Ray nodes of this machine, for scripts that tests run in a process of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.serve.api import RunTarget, run_many
+
+from app.builder import build_app
+from app.config.serve import ServeConfig
+
+NAME = "spectra"
+FIELDS = {
+    "prompt": "Snow falls on",
+    "max_tokens": 1200,
+    "temperature": 0.8,
+    "seed": 3,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+
+
+class Nodes:
+    """A cluster; all that has no room on its head waits for a node more.
+
+    Args:
+        folder: for Ray's files.
+        head_cpus: of the head; two are room for the first stage and for all that is no stage.
+    """
+
+    def __init__(self, folder: str, head_cpus: int = 2) -> None:
+        head = {"num_cpus": head_cpus, "temp_dir": folder, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(self.cluster.address, log_to_driver=False, configure_logging=False)
+        serve.start(proxy_location="Disabled")
+
+    def add(self, cpus: int = 1, **resources: float) -> Any:
+        """A node, with room for as many stages as CPUs."""
+        return self.cluster.add_node(num_cpus=cpus, resources=resources)
+
+    def deploy_spread(self, model: str, **args: Any) -> None:
+        """Deploy stages on nodes of their own, the first on the head; router and ingress are there when this ends."""
+        spread = {"stage_placement": "strict_spread", "method": "pld", "max_sequences": 8}
+        self.deploy(model, **spread | {"stage_timeout": 3, "router_patience": 120} | args)
+        for name in ("Router", "Ingress"):
+            wait(name, lambda name=name: named(f"ray::ServeReplica:{NAME}:{name}"))
+
+    def deploy(self, model: str, **args: Any) -> None:
+        """Ask for an application of two stages."""
+        usual = {"model": model, "name": "tiny", "stages": 2, "stage_cpus": 1, "kv_gib": 0.02}
+        app = build_app(ServeConfig.model_validate(usual | args))
+        run_many(
+            [RunTarget(app, NAME)], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+
+    def until_running(self) -> None:
+        """Wait for the application."""
+        wait("the application", lambda: serve.status().applications[NAME].status == "RUNNING")
+        self.handle = serve.get_app_handle(NAME)
+        self.target = serve.get_deployment_handle("Target", NAME)
+
+    def state(self) -> dict[str, Any]:
+        """Of the target."""
+        found: dict[str, Any] = self.target.state.remote().result()
+        return found
+
+    def quiet(self) -> list[int]:
+        """The undisturbed text."""
+        ids: list[int] = self.handle.generate.remote(FIELDS).result()["choices"][0]["token_ids"]
+        return ids
+
+    def drain(self, node: Any, seconds: int = 300) -> None:
+        """Tell a node that it is about to end, as Kubernetes and the autoscaler do."""
+        command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", self.cluster.address]
+        command += ["--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        command += ["--reason-message", "test", "--deadline-remaining-seconds", str(seconds)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def is_alive(self, node: Any) -> bool:
+        """Whether the cluster has the node."""
+        return any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node.node_id)
+
+    def disturbed(self, strike: Callable[[], Any], done: Callable[[], Any]) -> dict[str, Any]:
+        """Two clients that ask again and again while something happens, until it is ``done``: their texts, the state,
+        the longest pause within an answer."""
+        clients = [Client(self.handle), Client(self.handle)]
+        for client in clients:
+            wait("tokens", lambda client=client: len(client.answers[-1]) > 50)
+        strike()
+        wait("the end of the replacement", done)
+        for client in clients:
+            client.is_last = True
+            client.join(150)
+        answers = [answer for client in clients for answer in client.answers]
+        return {"answers": answers, "pause": max(one.longest for one in clients), "state": self.state()}
+
+    def close(self) -> None:
+        """End the application and all nodes."""
+        serve.shutdown()
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+class Client(threading.Thread):
+    """Asks for the same seeded text until told that this one is the last, and reads the streams."""
+
+    def __init__(self, handle: Any) -> None:
+        super().__init__(daemon=True)
+        self.answers: list[list[Any]] = [[]]
+        self.is_last = False
+        self.longest = 0.0  # seconds between two chunks of an answer
+        self._handle = handle
+        self.start()
+
+    def run(self) -> None:
+        """Read answers, one after the other."""
+        while True:
+            last = time.monotonic()
+            for chunk in self._handle.options(stream=True).generate_stream.remote(FIELDS):
+                self.longest, last = max(self.longest, time.monotonic() - last), time.monotonic()
+                self.answers[-1] += chunk["choices"][0]["token_ids"] if chunk.get("choices") else [chunk]
+            if self.is_last:
+                return
+            self.answers.append([])
+
+
+def wait(what: str, true: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """Until ``true`` is; returns what it said."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: {serve.status().applications}")
+        time.sleep(0.1)
+    return found
+
+
+def named(title: str) -> list[psutil.Process]:
+    """Processes of this one's cluster whose command line begins so."""
+    return [one for one in psutil.Process().children(recursive=True) if _called(one).startswith(title)]
+
+
+def _called(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # gone, or dead and not yet taken note of
+        return ""

@@ -1,0 +1,108 @@
+"""Answers as models of each family write them, and what they are made of: content, reasoning, calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CITY = '{"city": "Zürich", "unit": "celsius"}'
+NESTED = '{"filter": {"tags": ["a}", "b\\"]"], "limit": 10}, "text": "line\\nbreak \\\\ {not json"}'
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One answer."""
+
+    family: str
+    text: str
+    calls: tuple[tuple[str, str], ...]  # names, arguments
+    content: str = ""
+    reasoning: str = ""
+
+
+def tagged(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+RECORDED = {
+    "hermes, one call": Recorded("hermes", tagged("get_weather", CITY), (("get_weather", CITY),)),
+    "qwen, text and two calls": Recorded(
+        "hermes",
+        f"I'll look both up.\n\n{tagged('get_weather', CITY)}\n{tagged('search', NESTED)}\n",
+        (("get_weather", CITY), ("search", NESTED)),
+        "I'll look both up.",
+    ),
+    "qwen 3, reasoning and a call": Recorded(
+        "hermes",
+        f"<think>\nThe user wants <weather>. I call {{get_weather}}.\n</think>\n\n{tagged('get_weather', CITY)}",
+        (("get_weather", CITY),),
+        reasoning="The user wants <weather>. I call {get_weather}.",
+    ),
+    "qwen 3, reasoning and text": Recorded(
+        "hermes", "<think>\n\n</think>\n\nHello!  \nHow are you?\n", (), "Hello!  \nHow are you?\n"
+    ),
+    "hermes, arguments first": Recorded(
+        "hermes",
+        f'<tool_call>\n{{"arguments": {CITY}, "name": "get_weather"}}\n</tool_call>',
+        (("get_weather", CITY),),
+    ),
+    "hermes, arguments as a text": Recorded(
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
+        (("get_weather", '{"city": "Rome"}'),),
+    ),
+    "qwen, a brace too many, then text": Recorded(
+        "hermes",
+        '<tool_call>\n{"name": "now", "arguments": {}}}\n</tool_call>\nDone.',
+        (("now", "{}"),),
+        "Done.",
+    ),
+    "hermes, a list, and no arguments": Recorded(
+        "hermes",
+        '<tool_call>[{"name": "now"}, {"name": "today", "arguments": null}]</tool_call>',
+        (("now", "{}"), ("today", "{}")),
+    ),
+    "hermes, cut off in the arguments": Recorded(
+        "hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zü', (("get_weather", '{"city": "Zü'),)
+    ),
+    "hermes, cut off in the name": Recorded(
+        "hermes", 'Well.\n<tool_call>\n{"name": "get_wea', (), 'Well.\n<tool_call>\n{"name": "get_wea'
+    ),
+    "hermes, only a mark": Recorded("hermes", "Write <tool_call> and", (), "Write <tool_call> and"),
+    "hermes, no call but tags": Recorded(
+        "hermes", "<tool_call>\nhello\n</tool_call> \n", (), "<tool_call>\nhello\n</tool_call> \n"
+    ),
+    "hermes, half a mark": Recorded("hermes", "1 < 2 <tool\n", (), "1 < 2 <tool\n"),
+    "llama 3.1, one call": Recorded(
+        "llama3", f'{{"name": "get_weather", "parameters": {CITY}}}', (("get_weather", CITY),)
+    ),
+    "llama 3.1, with its tag and type": Recorded(
+        "llama3",
+        f'<|python_tag|>{{"type": "function", "name": "search", "parameters": {NESTED}}}',
+        (("search", NESTED),),
+    ),
+    "llama 3, several": Recorded(
+        "llama3",
+        f'{{"name": "get_weather", "parameters": {CITY}}}; {{"name": "now", "parameters": {{}}}}',
+        (("get_weather", CITY), ("now", "{}")),
+    ),
+    "llama 3, an object that is no call": Recorded(
+        "llama3", '{"name": "Alice", "parameters": {"a": 1}}', (), '{"name": "Alice", "parameters": {"a": 1}}'
+    ),
+    "llama 3, an answer in JSON": Recorded("llama3", '  {"answer": 42}\n', (), '  {"answer": 42}\n'),
+    "llama 3, text": Recorded("llama3", 'Use {"name": "now"}.', (), 'Use {"name": "now"}.'),
+    "mistral nemo, two in a list": Recorded(
+        "mistral",
+        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "search", "arguments": {NESTED}}}]',
+        (("get_weather", CITY), ("search", NESTED)),
+    ),
+    "mistral small 3, a name and arguments": Recorded(
+        "mistral", f"[TOOL_CALLS]get_weather[ARGS]{CITY}", (("get_weather", CITY),)
+    ),
+    "mistral small 3, several, with ids": Recorded(
+        "mistral",
+        f"One moment.[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{CITY}[TOOL_CALLS]search{NESTED}",
+        (("get_weather", CITY), ("search", NESTED)),
+        "One moment.",
+    ),
+    "mistral, a mark and text": Recorded("mistral", "[TOOL_CALLS] none needed", (), "[TOOL_CALLS] none needed"),
+}

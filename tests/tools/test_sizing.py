@@ -1,0 +1,44 @@
+"""The sizing table: its figures follow from shapes that are published."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.model.partition import GIB
+from engine.model.spec import read_spec
+from tools.shapes import SHAPES
+from tools.sizing import HEADINGS, Hardware, kv_bytes, main, row
+
+H100 = Hardware(gpu=80 * GIB, usable=0.9, room=0.2, read=1.5e9, rows=20_000)
+
+
+def cells(name: str, quantization: str | None = None, hardware: Hardware = H100) -> dict[str, str]:
+    return dict(zip(HEADINGS, row(name, quantization, hardware), strict=True))
+
+
+def test_a_70b_has_the_published_sizes() -> None:
+    assert kv_bytes(read_spec(SHAPES["Llama 3.3 70B"]()), torch.bfloat16) == 320 * 1024
+    found = cells("Llama 3.3 70B")
+    assert found["GPUs a replica"] == "4"
+    assert found["a row between stages, KiB"] == "16"
+    held = float(found["KV cache of a replica, GiB (tokens)"].split()[0])
+    assert held == pytest.approx(4 * 72 - 70.6e9 * 2 / GIB, abs=1)
+
+
+def test_larger_gpus_and_int8_need_fewer_of_them() -> None:
+    h200 = Hardware(141 * GIB, 0.9, 0.2, 1.5e9, 20_000)
+    counts = [
+        cells("Llama 3.3 70B"),
+        cells("Llama 3.3 70B", "int8"),
+        cells("Llama 3.3 70B", None, h200),
+        cells("Llama 3.3 70B", "int8", h200),
+    ]
+    assert [int(one["GPUs a replica"]) for one in counts] == [4, 2, 2, 1]
+    assert counts[-1]["a link, Gbit/s"] == "none"
+
+
+def test_the_table_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    told = capsys.readouterr().out
+    assert all(name in told for name in SHAPES)
