@@ -159,9 +159,9 @@ def _parts(
 
 
 def _auto(options: SpeculatorOptions) -> Speculator:
-    """The two halves of the mixed model, whatever else has been given its input, and what drafts fastest.
+    """The two halves of the mixed model, every other source that has its input, and what drafts fastest.
 
-    Whatever the sources, a request that brings a prediction is drafted for from it.
+    With any sources, a request that brings a prediction is drafted for from it.
     """
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:

@@ -1,4 +1,4 @@
-"""What the demo model can do, for somebody who has just started it: three commands worth trying."""
+"""What the demo model can do, for a user who has just started it: three commands worth trying."""
 
 from __future__ import annotations
 

@@ -138,14 +138,6 @@ def folder_for_sockets() -> str:
     return usual if len(usual) + len("/spectra-12345678") + 57 + len("/s") <= 97 else "/tmp"
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that no process listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def check_port(host: str, port: int) -> None:
     """Raises ConfigError if we could not listen there; Serve would only log it."""
     if not 1 <= port <= 65535:

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.serving.environment import claim_ports, folder_for_sockets, free_port, serve_environment
+from app.serving.environment import claim_ports, folder_for_sockets, serve_environment
 from app.serving.ray_session import end_ray, init_ray
 from benchmarks.support.program import Program
+from benchmarks.support.server_process import HOST, free_port
 
-HOST = "127.0.0.1"
 CPUS = 2
 
 

@@ -17,7 +17,6 @@ import msgspec
 import pytest
 import torch
 
-from app.serving import environment
 from deployments.observability.request_spans import RequestSpans
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import Pipeline
@@ -235,12 +234,6 @@ def make_job() -> Callable[..., Request]:
         return Request(list(prompt(number)), SamplingParams(**chosen), method, max_nodes=32)  # type: ignore[arg-type]
 
     return make
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    return environment.free_port()
 
 
 @pytest.fixture(autouse=True)

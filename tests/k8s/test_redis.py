@@ -47,9 +47,9 @@ def test_it_listens_for_tls_alone() -> None:
     assert re.findall(r"^(?:tls-)?port .*$", redis_config(), re.MULTILINE) == ["port 0", "tls-port 6379"]
 
 
-def test_nobody_without_a_name_may_do_anything_and_probes_may_ping(server: RedisServer) -> None:
-    with server.client() as nobody, pytest.raises(redis.AuthenticationError):
-        nobody.ping()
+def test_a_client_without_a_name_may_do_nothing_and_probes_may_ping(server: RedisServer) -> None:
+    with server.client() as unnamed, pytest.raises(redis.AuthenticationError):
+        unnamed.ping()
     with server.client(username="probe", password="any") as probe:
         assert probe.ping()
         with pytest.raises(redis.exceptions.NoPermissionError):

@@ -20,7 +20,7 @@ import httpx
 import promql_parser
 import pytest
 
-from app.serving.environment import free_port
+from benchmarks.support.server_process import free_port
 
 START_S = 60.0
 FOREIGN = ("redis_",)  # metrics of the exporter begin so

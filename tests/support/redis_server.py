@@ -24,9 +24,9 @@ import redis
 from benchmarks.resilience.retrieval.redis_process import redis_server_binary
 
 HOST = "127.0.0.1"
-# Below the range from which the kernel takes ports of outgoing connections: the port of a killed server stays free, and
-# nobody who tries to reach it meets himself. A Cluster's bus is 10000 above.
-PORTS = range(15000, 22000)
+# Below the range from which the kernel takes ports of outgoing connections, so that the port of a killed server stays
+# free; beside those of our servers' replicas and those of other processes. A Cluster's bus is 10000 above.
+PORTS = range(21000, 22000)
 BUS = 10000
 SLOTS = 16384
 START_SECONDS = 20.0
@@ -58,7 +58,7 @@ def _is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of ``PORTS`` that nobody uses now, with its bus port."""
+    """A port of ``PORTS`` on which no process listens now, with its bus port."""
     while True:
         port = random.SystemRandom().choice(PORTS)  # not the seeded one: processes must differ
         if _is_free(port) and _is_free(port + BUS):
@@ -103,7 +103,7 @@ class RedisServer:
             if self._launch():
                 return self
             if self._wanted:
-                break  # otherwise somebody was faster
+                break  # otherwise another process was faster
         log = self._log()
         self.stop()
         raise RuntimeError(f"redis-server does not start on port {self.port or 'any'}: {log}")

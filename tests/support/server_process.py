@@ -22,7 +22,7 @@ import openai
 import psutil
 import trustme
 
-from app.serving.environment import free_port
+from benchmarks.support.server_process import free_port
 
 READY_S = 180  # seconds; generous, for machines that do other things as well
 JOIN_S = 240  # for a stream to end, with what a test does to it

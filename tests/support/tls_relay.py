@@ -98,7 +98,7 @@ class TlsRelay:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-        except OSError:  # ssl.SSLError is one: the client does not trust us; or nobody listens behind
+        except OSError:  # ssl.SSLError is one: the client does not trust us; or no process listens behind
             pass
         finally:
             for writer in writers:
@@ -121,7 +121,7 @@ def _listen() -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, free_port()))
-        except OSError:  # somebody was faster
+        except OSError:  # another process was faster
             listening.close()
             continue
         listening.listen(100)

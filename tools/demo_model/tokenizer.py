@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|user|>", "<|assistant|>", "<|end|>", "<|system|>")
 PAD_ID, BOS_ID, ASSISTANT_ID, END_ID = 0, 1, 3, 4
-ROLE_IDS = (BOS_ID, 2, ASSISTANT_ID, 5)  # after one of these somebody else speaks
+ROLE_IDS = (BOS_ID, 2, ASSISTANT_ID, 5)  # after one of these the other speaker begins
 VOCABULARY = 4096
 MAX_POSITIONS = 4096
 CHAT_TEMPLATE = (

@@ -1,4 +1,4 @@
-"""Decode steps made by hand: sequences behind a context that nobody computed, always in the same place.
+"""Decode steps made by hand: sequences behind a context that was never computed, always in the same place.
 
 What a step costs does not depend on the keys' values, so the context is not written: 32 sequences of 8k tokens are
 ready at once. Text that is compared must be written; see ``measuring.rounding``.

@@ -1,4 +1,4 @@
-"""What an answer has to be arrives as a grammar; what nobody can keep to is refused with the reason."""
+"""What an answer has to be arrives as a grammar; what no text can keep to is refused with the reason."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
 from app.cli import main
 from app.config.serve import ServeConfig
 from app.serving.certificates import CertificateFiles, CertificateWatch, certificate_files, client_context
-from app.serving.environment import free_port
 from app.serving.server import Server
+from benchmarks.support.server_process import free_port
 from engine.errors import ConfigError
 
 NOW = datetime.now(UTC)

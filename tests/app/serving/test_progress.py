@@ -10,10 +10,10 @@ import pytest
 
 from app.config.serve import ServeConfig
 from app.inputs import devices
-from app.serving.environment import free_port
 from app.serving.preflight import check_gpus, check_store
 from app.serving.progress import Progress, phases_of
 from app.serving.server import Server
+from benchmarks.support.server_process import free_port
 from engine.errors import ConfigError
 
 

@@ -27,7 +27,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
 from ray.serve.api import RunTarget, run_many
 from app.builder import build_app
 from app.config.serve import ServeConfig
-from app.serving.environment import free_port
+from benchmarks.support.server_process import free_port
 
 model, folder = sys.argv[1:3]
 gcs = f"127.0.0.1:{free_port()}"

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from app.cli import main
 from app.config.serve import ServeConfig
-from app.serving.environment import free_port
+from benchmarks.support.server_process import free_port
 
 pytestmark = pytest.mark.cluster
 

@@ -221,7 +221,7 @@ def test_speculators_that_hang_or_die_cost_drafts_and_nothing_else(
     figures: dict[str, Any] = {"by_source": {}}
     deadline = time.monotonic() + READY_S
     while not figures["by_source"]:  # and they are back
-        assert time.monotonic() < deadline, "nobody drafts any more"
+        assert time.monotonic() < deadline, "no speculator drafts any more"
         answer = server.complete(max_tokens=60, logit_bias={"9": 100}, speculative={"method": "pld"}).json()
         figures = answer["metrics"]["speculative_decoding"]
 

@@ -95,7 +95,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("grammar", "reason"), REFUSED)
-def test_a_grammar_that_nobody_can_keep_to_says_why(grammar: Grammar, reason: str) -> None:
+def test_a_grammar_that_no_text_keeps_to_says_why(grammar: Grammar, reason: str) -> None:
     with pytest.raises(GrammarError) as caught:
         GRAMMARS.prepare(grammar).result()
     assert reason in str(caught.value)
