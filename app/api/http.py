@@ -25,11 +25,7 @@ from app.api.piece import Piece
 from app.api.requests.bodies import Bodies
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import Schema, parse
-from app.api.requests.schemas import (
-    MAX_CHOICES,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 from app.api.responses import Envelope, model_fields, whole_response
 from app.api.service import Backend, Settings

@@ -10,6 +10,7 @@ from app.config.access_fields import AccessFields
 from app.config.answer_fields import AnswerFields
 from app.config.field_group import NAMESPACE_PATTERN, FieldGroup
 from app.config.operation_fields import FailureFields, LogFields
+from app.config.scaling_fields import ScalingFields
 from app.demo.paths import DEMO
 from app.inputs.stores import DEFAULT_NAMESPACE
 
@@ -73,21 +74,6 @@ class PipelineFields(FieldGroup):
         "pack", description="stages on nodes: few or many if possible, one or all different in any case"
     )
     replicas: Annotated[int, Field(ge=1, le=64)] = Field(1, description="pipelines, each with all the stages")
-    min_replicas: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="pipelines that are always there, where their number follows the load (max_replicas)"
-    )
-    max_replicas: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        None, description="pipelines, at most, of a number that follows the load; instead of replicas"
-    )
-    scale_up_delay: Annotated[float, Field(ge=1, le=3600)] = Field(
-        10.0, description="seconds that requests wait for room before a pipeline is added"
-    )
-    scale_down_delay: Annotated[float, Field(ge=1, le=86_400)] = Field(
-        300.0, description="seconds that what runs has fitted into fewer pipelines before one is given up"
-    )
-    scale_timeout: Annotated[float, Field(ge=1, le=86_400)] = Field(
-        900.0, description="seconds after which a pipeline that is wanted and not there is told of, in log and metrics"
-    )
     affinity: Literal["none", "prefix"] = Field(
         "none", description="prefix sends requests that begin alike to the same replica"
     )
@@ -255,6 +241,7 @@ class HttpFields(FieldGroup):
 class AllFields(
     ModelFields,
     PipelineFields,
+    ScalingFields,
     ScheduleFields,
     SpeculationFields,
     MethodFields,

@@ -30,8 +30,8 @@ import psutil
 
 from app.demo.paths import DEMO
 from app.inputs.prompts import BUILTIN
-from benchmarks.resilience.hostile_clients import Outcome, send_all
-from benchmarks.resilience.hostile_requests import Hostile, hostile_requests
+from benchmarks.resilience.hostile.clients import Outcome, send_all
+from benchmarks.resilience.hostile.requests import Hostile, hostile_requests
 from benchmarks.resilience.observation import left_over, part_of, processes, resident, title
 from benchmarks.resilience.phases import pauses
 from benchmarks.resilience.streams import Streams, chat

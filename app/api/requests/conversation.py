@@ -14,6 +14,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from app.api.requests.parts import Message
 from app.api.requests.tool_fields import FunctionTool, ToolCall, ToolFields
+from app.api.tools.answer import Reading
 from app.api.tools.families import FAMILIES, Family, family_of
 from app.api.tools.grammar import call_grammar
 from app.api.tools.reasoning import CLOSE
@@ -81,6 +82,14 @@ class ChatTemplate:
         except FAILURES as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from None
         return str(text)
+
+    def reading(self, fields: ToolFields, is_open: bool) -> Reading | None:
+        """What an answer may hold besides content; None: nothing. ``is_open``: it begins inside the reasoning."""
+        if not fields.offered and not self.has_reasoning:
+            return None
+        names = frozenset(tool.function.name for tool in fields.offered)
+        most = None if fields.parallel_tool_calls else 1
+        return Reading(self.family if names else None, names, most, self.has_reasoning, is_open)
 
     def call_grammar(self, fields: ToolFields, is_open: bool) -> Grammar:
         """What an answer is that has to call one of the forced tools. ``is_open``: it begins inside the reasoning.

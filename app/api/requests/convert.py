@@ -114,16 +114,7 @@ class Converter:
         """What the answer to a prompt may hold besides content; None: nothing, its text is content as it is."""
         if not isinstance(body, ChatCompletionRequest):
             return None
-        template, offered = self._template, body.offered
-        if not offered and not template.has_reasoning:
-            return None
-        return Reading(
-            template.family if offered else None,
-            frozenset(tool.function.name for tool in offered),
-            None if body.parallel_tool_calls else 1,
-            template.has_reasoning,
-            self._is_open(prompt),
-        )
+        return self._template.reading(body, self._is_open(prompt))
 
     def _is_open(self, prompt: list[int]) -> bool:
         """Whether the answer begins inside the model's reasoning."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from app.api.tools.call import SPACES, Call, CallWriter
 from app.api.tools.families import Family
-from app.api.tools.json_call import SPACES, Call, CallWriter, JsonCall, NamedCall
+from app.api.tools.json_call import JsonCall
 from app.api.tools.marks import MarkFinder
+from app.api.tools.named_call import NamedCall
 from app.api.tools.parts import Part, Text
 
 BETWEEN = frozenset(",;}]" + SPACES)  # between two calls; brackets that one closed too much do no harm

@@ -1,110 +1,20 @@
-"""A call that the model writes as JSON, read character by character: nothing is decided later because of how the text
-was cut, and arguments go on as they come."""
+"""A call that the model writes as JSON."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
-from typing import Protocol
 
-from app.api.tools.parts import Arguments, CallBegin, Part
+from app.api.tools.call import SPACES, Call, CallWriter, JsonValue
+from app.api.tools.parts import Part
 
-SPACES = " \t\r\n"
-ENDS_LITERAL = frozenset(",}]" + SPACES)
 NAME_KEYS = ("name",)
 ARGUMENT_KEYS = ("arguments", "parameters")
-MAX_NAME = 128  # characters
-NAME_CHARACTER = re.compile(r"[\w.:-]", re.ASCII)
 USUAL_KEYS = (*NAME_KEYS, *ARGUMENT_KEYS, "type", "id")
 NO_ARGUMENTS = "{}"
 
 
-class JsonValue:
-    """Finds where a JSON value ends; brackets are counted, not compared."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-        self._is_literal = False
-        self.is_complete = False
-
-    def takes(self, char: str) -> bool:
-        """Whether the next character belongs to the value; False ends a number or a word."""
-        if self._in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self._in_string = False
-                self.is_complete = not self._depth
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]" and self._depth:
-            self._depth -= 1
-            self.is_complete = not self._depth
-        elif not self._depth:
-            if self._is_literal and char in ENDS_LITERAL:
-                self.is_complete = True
-                return False
-            self._is_literal = True
-        return True
-
-
-class Call(Protocol):
-    """One call, being read."""
-
-    is_done: bool  # the call is complete; what follows is not part of it
-    is_refused: bool  # it is none: ``raw`` is text
-    raw: str  # all that was read of it, until it began
-
-    def push(self, text: str, parts: list[Part]) -> str:
-        """Read on, and append what became certain to ``parts``; returns what is behind the call."""
-        ...
-
-
-class CallWriter:
-    """Writes one call's parts: the name once it is certain that this is a call, then arguments as they come.
-
-    Args:
-        index: of the call in the answer.
-        new_id: makes its id.
-        accepts: whether a tool of this name can be meant.
-    """
-
-    def __init__(self, index: int, new_id: Callable[[], str], accepts: Callable[[str], bool]) -> None:
-        self._index, self._new_id, self._accepts = index, new_id, accepts
-        self.has_begun = False
-        self._waiting: list[str] = []  # characters of arguments
-
-    def accepts(self, name: str) -> bool:
-        """Whether a tool of this name can be meant."""
-        return bool(name) and self._accepts(name)
-
-    def begin(self, name: str, parts: list[Part]) -> bool:
-        """Write the beginning; returns False if no such tool can be meant."""
-        if not self.accepts(name):
-            return False
-        self.has_begun = True
-        parts.append(CallBegin(self._index, self._new_id(), name))
-        return True
-
-    def add(self, text: str) -> None:
-        """Some of the arguments."""
-        self._waiting.append(text)
-
-    def write(self, parts: list[Part]) -> None:
-        """Write the arguments that wait, if the call has begun."""
-        if self.has_begun and self._waiting:
-            parts.append(Arguments(self._index, "".join(self._waiting)))
-            self._waiting.clear()
-
-
-class JsonCall:
+class JsonCall(Call):
     """``{"name": .., "arguments": {..}}``, in any order, ``parameters`` for ``arguments``, other keys ignored.
 
     Arguments that are a string which holds JSON are taken out of it; a call without arguments has none, ``{}``.
@@ -115,10 +25,8 @@ class JsonCall:
     """
 
     def __init__(self, writer: CallWriter, *, is_doubtful: bool = False) -> None:
+        super().__init__(writer)
         self._is_doubtful = is_doubtful
-        self.is_done = self.is_refused = False
-        self.raw = ""
-        self._writer = writer
         self._name = ""
         self._key = ""
         self._has_arguments = False
@@ -126,21 +34,8 @@ class JsonCall:
         self._text: list[str] = []  # of the string that is being read
         self._state: Callable[[str, list[Part]], bool] = self._open
 
-    def push(self, text: str, parts: list[Part]) -> str:
-        """Read on, and append what became certain to ``parts``; returns what is behind the call."""
-        for at, char in enumerate(text):
-            taken = self._state(char, parts)
-            if self.is_done or self.is_refused:
-                self._keep(text[: at + taken])
-                self._writer.write(parts)
-                return text[at + taken :]
-        self._keep(text)
-        self._writer.write(parts)
-        return ""
-
-    def _keep(self, text: str) -> None:
-        if not self._writer.has_begun:
-            self.raw += text
+    def _take(self, char: str, parts: list[Part]) -> bool:
+        return self._state(char, parts)
 
     def _fail(self) -> bool:
         """This is no JSON: a call that has begun ends here, another is none."""
@@ -270,59 +165,3 @@ class JsonCall:
         except ValueError:
             return None
         return found
-
-
-class NamedCall:
-    """``name[ARGS]{..}``, ``name[CALL_ID]id[ARGS]{..}`` or ``name{..}``, as Mistral's newer tokenizers have it."""
-
-    def __init__(self, writer: CallWriter) -> None:
-        self.is_done = self.is_refused = False
-        self.raw = ""
-        self._writer = writer
-        self._name = ""
-        self._mark: str | None = None  # since its bracket
-        self._marks = ""  # that were read
-        self._value: JsonValue | None = None
-
-    def push(self, text: str, parts: list[Part]) -> str:
-        """Read on, and append what became certain to ``parts``; returns what is behind the call."""
-        for at, char in enumerate(text):
-            if self._value is not None:
-                self._value.takes(char)
-                self._writer.add(char)
-                self.is_done = self._value.is_complete
-            else:
-                self._head(char, parts)
-            if self.is_done or self.is_refused:
-                self._keep(text[: at + self.is_done])
-                self._writer.write(parts)
-                return text[at + self.is_done :]
-        self._keep(text)
-        self._writer.write(parts)
-        return ""
-
-    def _keep(self, text: str) -> None:
-        if not self._writer.has_begun:
-            self.raw += text
-
-    def _head(self, char: str, parts: list[Part]) -> None:
-        """A character before the arguments."""
-        if self._mark is not None:
-            self._mark += char
-            if not any(mark.startswith(self._mark) for mark in ("[ARGS]", "[CALL_ID]")):
-                self.is_refused = True
-            elif char == "]":
-                self._marks, self._mark = self._marks + self._mark, None
-        elif char == "[":
-            self._mark = char
-        elif char == "{":
-            self.is_refused = not self._writer.begin(self._name, parts)
-            self._value = JsonValue()
-            self._value.takes(char)
-            self._writer.add(char)
-        elif char in SPACES:
-            self.is_refused = not self._name
-        elif self._marks == "" and len(self._name) < MAX_NAME and NAME_CHARACTER.match(char):
-            self._name += char
-        else:  # only an id of the model's own may stand behind a mark; ids are the server's
-            self.is_refused = not self._marks.endswith("[CALL_ID]") or not char.isalnum()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.api.tools.json_call import SPACES
+from app.api.tools.call import SPACES
 
 MAX_SPACES = 256  # that are held back before a mark
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.api.tools.json_call import SPACES
+from app.api.tools.call import SPACES
 from app.api.tools.marks import MAX_SPACES, MarkFinder
 from app.api.tools.parts import Part, Reasoning
 

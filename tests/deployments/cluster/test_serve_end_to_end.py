@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from app.cli import main
-from benchmarks.resilience.hostile_clients import Outcome, send_all
-from benchmarks.resilience.hostile_requests import hostile_requests
+from benchmarks.resilience.hostile.clients import Outcome, send_all
+from benchmarks.resilience.hostile.requests import hostile_requests
 from tests.support.metrics import documented, exposed
 from tests.support.server_process import FLAGS, Server, Stream, check_stopped, running, spectra
 

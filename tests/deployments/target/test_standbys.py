@@ -92,6 +92,8 @@ async def test_a_standby_moves_to_an_own_bundle_that_has_become_free(supervised:
         pipeline.bundles.own[1].node = "n9"  # the old one has gone
         await until(lambda: nodes_of(pipeline) == ["n9"])
         await until(lambda: pipeline.bundles.released == pipeline.bundles.reserved[1:])
+        assert nodes_of(pipeline) == ["n9"]
+        assert len(pipeline.supervisor.replacements) == 1
 
 
 async def test_a_loss_does_not_wait_for_a_standby_that_has_no_room(supervised: Supervise) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from benchmarks.resilience.hostile_requests import Hostile
+from benchmarks.resilience.hostile.requests import Hostile
 
 ANSWER_S, DROP_S = 60.0, 0.05
 

@@ -1,0 +1,1 @@
+"""Requests that no client should send, and the clients that send them."""
