@@ -14,7 +14,9 @@ from typing import Any, Self
 from benchmarks.support.program import Program
 
 HOST = "127.0.0.1"
-PORTS = range(22000, 30000)  # below those of outgoing connections: a killed server's port stays free
+# Between those of replicas on a node (``app.serving.environment``) and those of outgoing connections, of which a killed
+# server would lose its port.
+PORTS = range(30_000, 31_600)
 
 
 def free_port() -> int:

@@ -25,8 +25,8 @@ from benchmarks.resilience.retrieval.redis_process import redis_server_binary
 
 HOST = "127.0.0.1"
 # Below the range from which the kernel takes ports of outgoing connections, so that the port of a killed server stays
-# free; beside those of our servers' replicas and those of other processes. A Cluster's bus is 10000 above.
-PORTS = range(21000, 22000)
+# free, and beside those that servers claim. A Cluster's bus is 10000 above, and above those of servers in tests.
+PORTS = range(21_600, 22_000)
 BUS = 10000
 SLOTS = 16384
 START_SECONDS = 20.0
