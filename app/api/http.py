@@ -23,6 +23,7 @@ from app.api.logprobs import TokenTexts
 from app.api.observed import figures_of, prompt_of, request_fields, usage_of
 from app.api.piece import Piece
 from app.api.requests.bodies import Bodies
+from app.api.requests.conversation import Extras
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import Schema, parse
 from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
@@ -179,10 +180,10 @@ class Api:
     def _tokenized(self, wanted: TokenizeRequest) -> Response:
         self._check_model(wanted.model)
         if wanted.messages is not None:
-            special = bool(wanted.add_special_tokens)
-            ids = self._converter.encode_chat(
-                wanted.messages, add_generation_prompt=wanted.add_generation_prompt, add_special_tokens=special
-            )
+            extras = Extras(wanted.offered, wanted.template_variables)
+            marks = {"add_generation_prompt": wanted.add_generation_prompt}
+            marks["add_special_tokens"] = bool(wanted.add_special_tokens)
+            ids = self._converter.encode_chat(wanted.messages, extras, **marks)
         else:
             special = wanted.add_special_tokens is not False
             ids = self._converter.encode(wanted.prompt or "", add_special_tokens=special)

@@ -31,7 +31,7 @@ from app.api.requests.parts import (
 from app.api.requests.predictions import PredictedOutput, weight_of_prediction
 from app.api.requests.structured import StructuredFields
 from app.api.requests.text_fields import TextFields
-from app.api.requests.tool_fields import ToolFields, size_of
+from app.api.requests.tool_fields import ToolFields
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -184,8 +184,7 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
     @property
     def weight(self) -> int:
         """Work of making requests of it, in bytes whose parsing takes as long."""
-        tools = sum(size_of(tool.for_template) for tool in self.offered)
-        return weight_of(self.messages) + 4 * tools + weight_of_prediction(self.prediction)
+        return weight_of(self.messages) + self.template_weight + weight_of_prediction(self.prediction)
 
 
 class CompletionRequest(GenerationRequest):

@@ -8,10 +8,11 @@ from pydantic import Field, model_validator
 
 from app.api.requests.parsing import Strict, refuse
 from app.api.requests.parts import Messages, Name, TokenId, weight_of
+from app.api.requests.tool_fields import TemplateFields
 
 
-class TokenizeRequest(Strict):
-    """Body of POST /tokenize: a prompt or messages, as vLLM takes it."""
+class TokenizeRequest(TemplateFields):
+    """Body of POST /tokenize: a prompt, or messages and what else the chat template is told, as vLLM takes it."""
 
     model: Name | None = None
     prompt: str | None = None
@@ -23,12 +24,14 @@ class TokenizeRequest(Strict):
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise refuse("prompt or messages must be given, and not both")
+        if self.prompt is not None and (self.tools or self.template_variables):
+            raise refuse("tools and variables of the chat template go with messages, not with a prompt")
         return self
 
     @property
     def weight(self) -> int:
         """Work, in bytes whose parsing takes as long."""
-        return weight_of(self.messages) if self.messages else 4 * len(self.prompt or "")
+        return weight_of(self.messages) + self.template_weight if self.messages else 4 * len(self.prompt or "")
 
 
 class DetokenizeRequest(Strict):

@@ -79,19 +79,10 @@ class FunctionName(Strict):
     name: str
 
 
-class NamedTool(Strict):
-    """The one tool that has to be called."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class ToolFields(Strict):
-    """Which tools there are, whether they are called, and what the template is told."""
+class TemplateFields(Strict):
+    """What a chat template is told besides the messages."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -102,16 +93,6 @@ class ToolFields(Strict):
         if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
             raise refuse(f"has {shorten(twice)} twice; every tool must have a name of its own")
         return value
-
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _known_choice(cls, value: Any) -> Any:
-        if value in ("auto", "none", "required") or (isinstance(value, dict) and value.get("type") == "function"):
-            return value
-        raise refuse(
-            f"is {shorten(value)}; it must be 'auto', 'none', 'required', or "
-            '{"type": "function", "function": {"name": ...}}'
-        )
 
     @field_validator("chat_template_kwargs", mode="before")
     @classmethod
@@ -130,9 +111,53 @@ class ToolFields(Strict):
         return {key: given for key, given in value.items() if given is not None}
 
     @model_validator(mode="after")
-    def _tools_fit_together(self) -> Self:
+    def _one_effort(self) -> Self:
         if self.reasoning_effort is not None and "reasoning_effort" in self.chat_template_kwargs:
             raise refuse("reasoning_effort is in chat_template_kwargs too; give only one of them")
+        return self
+
+    @property
+    def offered(self) -> list[FunctionTool]:
+        """The tools that the model is told of."""
+        return self.tools
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the template is told besides messages and tools."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return self.chat_template_kwargs | effort
+
+    @property
+    def template_weight(self) -> int:
+        """Work of writing it into a prompt, in bytes whose parsing takes as long."""
+        return 4 * sum(size_of(tool.for_template) for tool in self.offered)
+
+
+class NamedTool(Strict):
+    """The one tool that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ToolFields(TemplateFields):
+    """Which tools there are, and whether they are called."""
+
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _known_choice(cls, value: Any) -> Any:
+        if value in ("auto", "none", "required") or (isinstance(value, dict) and value.get("type") == "function"):
+            return value
+        raise refuse(
+            f"is {shorten(value)}; it must be 'auto', 'none', 'required', or "
+            '{"type": "function", "function": {"name": ...}}'
+        )
+
+    @model_validator(mode="after")
+    def _tools_fit_together(self) -> Self:
         names = [tool.function.name for tool in self.tools]
         if self.tool_choice == "required" and not names:
             raise refuse("tool_choice is 'required', but there are no tools")
@@ -162,12 +187,6 @@ class ToolFields(Strict):
     def may_repeat(self) -> bool:
         """Whether a forced answer may have several calls."""
         return self.parallel_tool_calls and self.tool_choice == "required"
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """What the template is told besides messages and tools."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return self.chat_template_kwargs | effort
 
 
 def _is_plain(value: Any) -> bool:

@@ -62,6 +62,25 @@ async def test_the_demo_models_template_is_written_to_the_letter(serving) -> Non
     )
 
 
+async def test_tokenize_writes_what_a_chat_writes(serving) -> None:
+    client, backend = serving(chat_templates.QWEN_3)
+    told = {"tools": [WEATHER], "chat_template_kwargs": {"enable_thinking": False}}
+    async with client:
+        await client.post(PATH, json=BODY | told)
+        tokens = (await client.post("/tokenize", json={"messages": [USER]} | told)).json()["tokens"]
+        plain = (await client.post("/tokenize", json={"messages": [USER]})).json()["tokens"]
+    assert tokens == backend.seen[-1].prompt
+    assert len(plain) < len(tokens)
+
+
+@pytest.mark.parametrize("told", [{"tools": [WEATHER]}, {"reasoning_effort": "low"}])
+async def test_tokenize_takes_tools_and_variables_with_messages_alone(serving, told: dict[str, object]) -> None:
+    client, _ = serving(chat_templates.QWEN_3)
+    async with client:
+        response = await client.post("/tokenize", json={"prompt": "a"} | told)
+    assert (response.status_code, "go with messages" in response.json()["error"]["message"]) == (400, True)
+
+
 async def test_with_tool_choice_none_the_model_is_told_of_no_tools(serving) -> None:
     without = await prompt_of(*serving(chat_templates.QWEN_3))
     assert await prompt_of(*serving(chat_templates.QWEN_3), tools=[WEATHER], tool_choice="none") == without
