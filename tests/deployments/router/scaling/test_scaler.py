@@ -112,6 +112,18 @@ def jobs_of(make_job: MakeJob, n: int, **params: Any) -> list[Request]:
     return [make_job(i, METHODS[i % 4], stop_ids=(), **sampling[i % 2], **params) for i in range(n)]
 
 
+@contextlib.asynccontextmanager
+async def two_decoding(
+    path: Path, info: TargetInfo, jobs: Sequence[Request], second: int = 1, grace: float = 0.2
+) -> AsyncIterator[tuple[Router, Elastic, list[asyncio.Task[list[int]]]]]:
+    """Pipelines 0 and ``second`` are up, and the latter decodes two of the jobs; yields all answers too."""
+    async with scaled(path, info, running=[f"lane-{second}"], grace=grace) as (router, elastic):
+        await until(lambda: n_up(router) == 2)
+        answers = [asyncio.create_task(answer(router, job)) for job in jobs]
+        await until(lambda: router.lanes[second].scheduler.n_running == 2)
+        yield router, elastic, answers
+
+
 async def test_pipelines_follow_the_load_and_no_text_differs(
     tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, offline: Offline
 ) -> None:
@@ -136,10 +148,8 @@ async def test_what_runs_on_a_pipeline_that_is_given_up_goes_on_elsewhere(
 ) -> None:
     jobs = jobs_of(make_job, 4, max_tokens=150)
     texts = [offline(job).token_ids for job in jobs]
-    async with scaled(tiny_checkpoint, info, running=["lane-2"]) as (router, elastic):
-        await until(lambda: n_up(router) == 2)
-        answers = [asyncio.create_task(answer(router, job)) for job in jobs]
-        await until(lambda: all(router.lanes[i].scheduler.n_running == 2 for i in (0, 2)))
+    async with two_decoding(tiny_checkpoint, info, jobs, second=2) as (router, elastic, answers):
+        await until(lambda: router.lanes[0].scheduler.n_running == 2)
         router.scaler.bound(1, 1)
         await until(lambda: not elastic.n_held)
         assert not any(task.done() for task in answers)
@@ -155,11 +165,8 @@ async def test_a_pipeline_that_is_wanted_again_while_it_is_given_up_stays(
 ) -> None:
     jobs = jobs_of(make_job, 4, max_tokens=90)
     texts = [offline(job).token_ids for job in jobs]
-    async with scaled(tiny_checkpoint, info, running=["lane-1"], grace=60.0) as (router, elastic):
-        await until(lambda: n_up(router) == 2)
+    async with two_decoding(tiny_checkpoint, info, jobs, grace=60.0) as (router, elastic, answers):
         before = elastic.pipelines[1]
-        answers = [asyncio.create_task(answer(router, job)) for job in jobs]
-        await until(lambda: router.lanes[1].scheduler.n_running == 2)
         router.scaler.bound(1, 1)
         assert not router.lanes[1].takes
         router.scaler.bound(2, 2)
@@ -206,10 +213,7 @@ async def test_the_only_pipeline_that_is_up_is_not_given_up(
 ) -> None:
     jobs = jobs_of(make_job, 4, max_tokens=80)
     texts = [offline(job).token_ids for job in jobs]
-    async with scaled(tiny_checkpoint, info, running=["lane-1"]) as (router, elastic):
-        await until(lambda: n_up(router) == 2)
-        answers = [asyncio.create_task(answer(router, job)) for job in jobs]
-        await until(lambda: router.lanes[1].scheduler.n_running == 2)
+    async with two_decoding(tiny_checkpoint, info, jobs) as (router, elastic, answers):
         elastic.end(0)
         await until(lambda: not router.lanes[0].is_up)
         router.scaler.bound(1, 1)
