@@ -14,6 +14,8 @@ from app.config.scaling_fields import ScalingFields
 from app.demo.paths import DEMO
 from app.inputs.stores import DEFAULT_NAMESPACE
 
+AtLeastOne = Annotated[int, Field(ge=1)]
+
 
 class ModelFields(FieldGroup):
     """What is served, and in which numbers."""
@@ -53,7 +55,7 @@ class PipelineFields(FieldGroup):
 
     TITLE: ClassVar[str] = "pipelines"
 
-    stages: Annotated[int, Field(ge=1)] = Field(1, description="pipeline stages")
+    stages: AtLeastOne = Field(1, description="pipeline stages")
     layer_split: str = Field(
         "auto",
         description="layers of every stage: auto (by weights), even, measured (by times, taken once per device), or "
@@ -67,7 +69,7 @@ class PipelineFields(FieldGroup):
         description="between stages: unix or tcp sockets alone; nccl or gloo for hidden states; auto is nccl between "
         "GPUs that have it, and sockets otherwise",
     )
-    threads: Annotated[int, Field(ge=1)] = Field(1, description="intra-op threads of a stage")
+    threads: AtLeastOne = Field(1, description="intra-op threads of a stage")
     stage_cpus: Annotated[float, Field(ge=0)] = Field(0.1, description="Ray CPUs a stage reserves")
     stage_gpus: Annotated[float, Field(ge=0)] = Field(0.0, description="Ray GPUs a stage reserves")
     stage_placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = Field(
@@ -88,28 +90,22 @@ class ScheduleFields(FieldGroup):
     TITLE: ClassVar[str] = "memory and scheduling"
 
     kv_gib: Annotated[float, Field(gt=0)] = Field(0.5, description="GiB of KV cache over all stages")
-    block_size: Annotated[int, Field(ge=1)] = Field(64, description="tokens per KV block")
+    block_size: AtLeastOne = Field(64, description="tokens per KV block")
     prefix_cache: bool = Field(
         True, description="keep the beginnings of texts in KV blocks that are free, for requests that begin alike"
     )
     max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         None, description="tokens of the longest prompt and output together; by default what model and cache hold"
     )
-    max_sequences: Annotated[int, Field(ge=1)] = Field(
-        64, description="sequences that one pipeline decodes side by side"
-    )
-    max_waiting: Annotated[int, Field(ge=1)] = Field(
-        256, description="requests that wait before further ones are answered with 429"
-    )
+    max_sequences: AtLeastOne = Field(64, description="sequences that one pipeline decodes side by side")
+    max_waiting: AtLeastOne = Field(256, description="requests that wait before further ones are answered with 429")
     max_wait: Annotated[float, Field(gt=0)] | None = Field(
         60.0,
         description="seconds a request may be expected to wait for its start before it is answered with 429; tenants "
         "(the request's user) take turns: a client that chooses user freely chooses its share",
     )
-    max_step_rows: Annotated[int, Field(ge=1)] = Field(
-        2048, description="tokens and drafted nodes of one step, at most"
-    )
-    prefill_chunk: Annotated[int, Field(ge=1)] = Field(512, description="prompt tokens per step, at most")
+    max_step_rows: AtLeastOne = Field(2048, description="tokens and drafted nodes of one step, at most")
+    prefill_chunk: AtLeastOne = Field(512, description="prompt tokens per step, at most")
     max_stall: Annotated[float, Field(gt=0)] = Field(
         0.1, description="seconds that prompt tokens may add to a step while any sequence decodes"
     )
@@ -212,11 +208,9 @@ class RetrievalFields(FieldGroup):
         description="namespaces that learn from the answers to their own requests, comma-separated; none by "
         "default; without a store they forget at restart",
     )
-    live_tokens: Annotated[int, Field(ge=1)] = Field(
-        200_000, description="tokens of the newest live text looked up beside snapshots"
-    )
+    live_tokens: AtLeastOne = Field(200_000, description="tokens of the newest live text looked up beside snapshots")
     live_interval: Annotated[float, Field(gt=0)] = Field(5.0, description="seconds between two reads of live text")
-    live_compact_tokens: Annotated[int, Field(ge=1)] = Field(
+    live_compact_tokens: AtLeastOne = Field(
         1_000_000, description="tokens of live text that become a new snapshot, which is published"
     )
 
@@ -226,10 +220,8 @@ class HttpFields(FieldGroup):
 
     TITLE: ClassVar[str] = "HTTP"
 
-    ingress_replicas: Annotated[int, Field(ge=1)] = Field(1, description="HTTP replicas, each a process")
-    default_max_tokens: Annotated[int, Field(ge=1)] = Field(
-        1024, description="tokens of an answer whose request gives no max_tokens"
-    )
+    ingress_replicas: AtLeastOne = Field(1, description="HTTP replicas, each a process")
+    default_max_tokens: AtLeastOne = Field(1024, description="tokens of an answer whose request gives no max_tokens")
     max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="MiB of the largest request body")
     edge_resources: dict[str, float] = Field(
         default_factory=dict,

@@ -149,7 +149,7 @@ async def test_what_runs_on_a_pipeline_that_is_given_up_goes_on_elsewhere(
     jobs = jobs_of(make_job, 4, max_tokens=150)
     texts = [offline(job).token_ids for job in jobs]
     async with two_decoding(tiny_checkpoint, info, jobs, second=2) as (router, elastic, answers):
-        await until(lambda: router.lanes[0].scheduler.n_running == 2)
+        await until(lambda: all(router.lanes[i].scheduler.n_running == 2 for i in (0, 2)))
         router.scaler.bound(1, 1)
         await until(lambda: not elastic.n_held)
         assert not any(task.done() for task in answers)
