@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MOST_KEPT = 64  # compiled grammars
-# Of one grammar: symbols; regex work while compiling and per mask (50k and 14k per ms); Earley items per mask (20k per
-# ms) and per byte; lexer states (up to 2 kB each).
-MOST_SYMBOLS, COMPILE_FUEL, MASK_FUEL, MASK_ITEMS, ROW_ITEMS, LEXER_STATES = (
-    100_000,
-    1_000_000,
-    50_000,
-    5_000,
-    500,
-    25_000,
-)
+# Of one grammar:
+MOST_SYMBOLS = 100_000
+COMPILE_FUEL = 1_000_000  # regex work, of which a millisecond does 50,000
+MASK_FUEL = 50_000  # regex work of a mask, of which a millisecond does 14,000
+MASK_ITEMS = 5_000  # Earley items of a mask, of which a millisecond does 20,000
+ROW_ITEMS = 500  # Earley items of a byte
+LEXER_STATES = 25_000  # of up to 2 kB
 
 
 class Grammars:

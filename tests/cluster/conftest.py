@@ -11,6 +11,11 @@ from tests.support.machines.namespaces import lacking, require
 from tests.support.machines.net import Net
 from tests.support.machines.recovery_table import PROPERTY
 from tests.support.machines.redis_machine import RedisMachine, binary
+from tests.support.machines.spectra_machines import SpectraMachines
+
+JOBS, N_TOKENS = range(4), 600  # of the clients
+STAGES = ("stage-1", "stage-2", "spare")
+N_NODES = 2 + len(STAGES)  # a head and an edge with them
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +38,21 @@ def redis(net: Net, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Red
     if not binary():
         lacking("redis-server with TLS (redis-server)")
     return RedisMachine(net, logs, tmp_path_factory.mktemp("volume"))
+
+
+@pytest.fixture(scope="module")
+def site(net: Net, logs: Path, redis: RedisMachine) -> Iterator[SpectraMachines]:
+    """The application on two of three machines for stages, behind an edge; a Redis keeps what its head knows."""
+    with SpectraMachines(net, logs, redis) as site:
+        site.start(STAGES)
+        site.deploy()
+        yield site
+
+
+@pytest.fixture(scope="module")
+def wanted(site: SpectraMachines) -> list[list[int]]:
+    """Undisturbed answers to the jobs."""
+    return site.texts(JOBS, N_TOKENS)
 
 
 @pytest.fixture

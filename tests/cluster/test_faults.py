@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from tests.support.machines.net import Net
+from tests.cluster.conftest import JOBS, N_NODES, N_TOKENS
 from tests.support.machines.ray_machines import DASHBOARD
 from tests.support.machines.redis_machine import RedisMachine
 from tests.support.machines.spectra_machines import SpectraMachines, serve_config
@@ -17,23 +16,8 @@ from tests.support.serve_application import APPLICATIONS, is_running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
 
-JOBS, N_TOKENS = range(4), 600
 INTERRUPTION_S = 3.0
 HEADLESS_S = 8.0
-
-
-@pytest.fixture(scope="module")
-def site(net: Net, logs: Path, redis: RedisMachine) -> Iterator[SpectraMachines]:
-    with SpectraMachines(net, logs, redis) as site:
-        site.start(("stage-1", "stage-2", "spare"))
-        site.deploy()
-        yield site
-
-
-@pytest.fixture(scope="module")
-def wanted(site: SpectraMachines) -> list[list[int]]:
-    """Undisturbed answers to the jobs."""
-    return site.texts(JOBS, N_TOKENS)
 
 
 def test_an_operator_with_the_token_alone_deploys(site: SpectraMachines, wanted: list[list[int]]) -> None:
@@ -74,21 +58,30 @@ def test_streams_outlive_the_machine_of_target_and_first_stage(
     recovered("machine with Target and a stage killed", max(stream.longest_pause for stream in streams))
     site.application.until(is_running)
     site.start_worker(lost.name)
-    site.until_nodes(5)
+    site.until_nodes(N_NODES)
 
 
+@pytest.mark.parametrize("has_redis", [True, False], ids=["head", "head and Redis"])
 def test_without_a_head_streams_go_on_and_its_successor_finds_all_as_it_was(
-    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
+    site: SpectraMachines,
+    redis: RedisMachine,
+    wanted: list[list[int]],
+    recovered: Callable[[str, float], None],
+    has_redis: bool,
 ) -> None:
     before = site.application.replicas("Target", "Router", "Ingress")
     streams = site.streams(JOBS, N_TOKENS, until=50)
+    if not has_redis:
+        redis.machine.kill()
     site.head.kill()
     assert [stream.all_ids() for stream in streams] == wanted
-    recovered("head killed", max(stream.longest_pause for stream in streams))
+    recovered("head killed" if has_redis else "head and Redis killed", max(s.longest_pause for s in streams))
     time.sleep(HEADLESS_S)
     assert site.texts(JOBS, 100) == [ids[:100] for ids in wanted]
+    if not has_redis:
+        redis.start()
     site.start_head()
-    site.until_nodes(5)
+    site.until_nodes(N_NODES)
     site.application.until(is_running)
     assert site.application.replicas("Target", "Router", "Ingress") == before
     assert site.texts(JOBS, 100) == [ids[:100] for ids in wanted]

@@ -1,59 +1,19 @@
-"""Faults that last: a machine that no packet reaches any more, a head whose Redis is gone too, and the edge itself."""
+"""Faults that last: a machine that no packet reaches any more, and the loss of the edge itself."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.machines.net import Net
-from tests.support.machines.redis_machine import RedisMachine
+from tests.cluster.conftest import JOBS, N_NODES, N_TOKENS
 from tests.support.machines.spectra_machines import UP_S, SpectraMachines, job
 from tests.support.serve_application import is_running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
-
-JOBS, N_TOKENS = range(4), 600
-STAGES = ("stage-1", "stage-2", "spare")
-N_NODES = 2 + len(STAGES)
-HEADLESS_S = 8.0
-
-
-@pytest.fixture(scope="module")
-def site(net: Net, logs: Path, redis: RedisMachine) -> Iterator[SpectraMachines]:
-    with SpectraMachines(net, logs, redis=redis) as site:
-        site.start(STAGES)
-        site.deploy()
-        yield site
-
-
-@pytest.fixture(scope="module")
-def wanted(site: SpectraMachines) -> list[list[int]]:
-    """Undisturbed answers to the jobs."""
-    return site.texts(JOBS, N_TOKENS)
-
-
-def test_without_head_and_redis_streams_go_on_and_both_come_back_to_the_same_replicas(
-    site: SpectraMachines, redis: RedisMachine, wanted: list[list[int]], recovered: Callable[[str, float], None]
-) -> None:
-    before = site.application.replicas("Target", "Router", "Ingress")
-    streams = site.streams(JOBS, N_TOKENS, until=50)
-    redis.machine.kill()
-    site.head.kill()
-    assert [stream.all_ids() for stream in streams] == wanted
-    recovered("head and Redis killed", max(stream.longest_pause for stream in streams))
-    time.sleep(HEADLESS_S)
-    assert site.texts(JOBS, 100) == [ids[:100] for ids in wanted]
-    redis.start()
-    site.start_head()
-    site.until_nodes(N_NODES)
-    site.application.until(is_running, UP_S)
-    assert site.application.replicas("Target", "Router", "Ingress") == before
-    assert site.texts(JOBS, 100) == [ids[:100] for ids in wanted]
 
 
 def test_a_machine_that_is_cut_off_for_good_is_given_up_and_comes_back_without_its_stages(

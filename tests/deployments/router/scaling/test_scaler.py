@@ -30,6 +30,7 @@ METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 FAST = ScalingOptions(least=1, most=3, up_delay=0.3, down_delay=1.5, pending_timeout=0.5)
 MakeJob = Callable[..., Request]
 Offline = Callable[[Request], Completion]
+Work = Callable[[int, int], tuple[list[Request], list[list[int]]]]
 
 
 class Elastic:
@@ -107,9 +108,17 @@ def n_up(router: Router) -> int:
     return sum(lane.is_up for lane in router.lanes)
 
 
-def jobs_of(make_job: MakeJob, n: int, **params: Any) -> list[Request]:
-    sampling: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.8})
-    return [make_job(i, METHODS[i % 4], stop_ids=(), **sampling[i % 2], **params) for i in range(n)]
+@pytest.fixture
+def work(make_job: MakeJob, offline: Offline) -> Work:
+    """Jobs of all methods, and their texts."""
+
+    def make(n: int, max_tokens: int) -> tuple[list[Request], list[list[int]]]:
+        sampling: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.8})
+        more = {"stop_ids": (), "max_tokens": max_tokens}
+        jobs = [make_job(i, METHODS[i % 4], **sampling[i % 2], **more) for i in range(n)]
+        return jobs, [offline(job).token_ids for job in jobs]
+
+    return make
 
 
 @contextlib.asynccontextmanager
@@ -125,10 +134,9 @@ async def two_decoding(
 
 
 async def test_pipelines_follow_the_load_and_no_text_differs(
-    tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, offline: Offline
+    tiny_checkpoint: Path, info: TargetInfo, work: Work
 ) -> None:
-    jobs = jobs_of(make_job, 12, max_tokens=60)
-    texts = [offline(job).token_ids for job in jobs]
+    jobs, texts = work(12, 60)
     async with scaled(tiny_checkpoint, info) as (router, elastic):
         assert [lane.is_wanted for lane in router.lanes] == [True, False, False]
         answers = [asyncio.create_task(answer(router, job)) for job in jobs]
@@ -144,10 +152,9 @@ async def test_pipelines_follow_the_load_and_no_text_differs(
 
 
 async def test_what_runs_on_a_pipeline_that_is_given_up_goes_on_elsewhere(
-    tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, offline: Offline
+    tiny_checkpoint: Path, info: TargetInfo, work: Work
 ) -> None:
-    jobs = jobs_of(make_job, 4, max_tokens=150)
-    texts = [offline(job).token_ids for job in jobs]
+    jobs, texts = work(4, 150)
     async with two_decoding(tiny_checkpoint, info, jobs, second=2) as (router, elastic, answers):
         await until(lambda: all(router.lanes[i].scheduler.n_running == 2 for i in (0, 2)))
         router.scaler.bound(1, 1)
@@ -161,10 +168,9 @@ async def test_what_runs_on_a_pipeline_that_is_given_up_goes_on_elsewhere(
 
 
 async def test_a_pipeline_that_is_wanted_again_while_it_is_given_up_stays(
-    tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, offline: Offline
+    tiny_checkpoint: Path, info: TargetInfo, work: Work
 ) -> None:
-    jobs = jobs_of(make_job, 4, max_tokens=90)
-    texts = [offline(job).token_ids for job in jobs]
+    jobs, texts = work(4, 90)
     async with two_decoding(tiny_checkpoint, info, jobs, grace=60.0) as (router, elastic, answers):
         before = elastic.pipelines[1]
         router.scaler.bound(1, 1)
@@ -176,10 +182,9 @@ async def test_a_pipeline_that_is_wanted_again_while_it_is_given_up_stays(
 
 
 async def test_a_pipeline_that_dies_while_others_come_changes_no_text(
-    tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, offline: Offline
+    tiny_checkpoint: Path, info: TargetInfo, work: Work
 ) -> None:
-    jobs = jobs_of(make_job, 12, max_tokens=80)
-    texts = [offline(job).token_ids for job in jobs]
+    jobs, texts = work(12, 80)
     async with scaled(tiny_checkpoint, info) as (router, elastic):
         answers = [asyncio.create_task(answer(router, job)) for job in jobs]
         await until(lambda: any(lane.is_up for lane in router.lanes[1:]))
@@ -209,10 +214,9 @@ async def test_a_pipeline_that_does_not_come_is_told_of_and_no_request_waits_for
 
 
 async def test_the_only_pipeline_that_is_up_is_not_given_up(
-    tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, offline: Offline
+    tiny_checkpoint: Path, info: TargetInfo, work: Work
 ) -> None:
-    jobs = jobs_of(make_job, 4, max_tokens=80)
-    texts = [offline(job).token_ids for job in jobs]
+    jobs, texts = work(4, 80)
     async with two_decoding(tiny_checkpoint, info, jobs) as (router, elastic, answers):
         elastic.end(0)
         await until(lambda: not router.lanes[0].is_up)
