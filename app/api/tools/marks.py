@@ -19,7 +19,7 @@ def held_back(text: str, marks: Sequence[str]) -> int:
 
 
 class MarkFinder:
-    """Cuts a growing text at the first mark. Spaces in front of it are held back: who cuts there may drop them."""
+    """Cuts a growing text at the first mark. Spaces in front of it are held back, so that its caller may drop them."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = marks
