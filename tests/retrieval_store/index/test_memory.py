@@ -144,14 +144,19 @@ def test_an_index_takes_eight_bytes_a_token():
     assert search._text.nbytes + search._order.nbytes < 8.2 * len(index)
 
 
-def test_a_query_of_a_million_tokens_takes_far_less_than_a_step():
+def quickest_query(n_tokens):
+    """Seconds, of an index of so many tokens."""
     rng = np.random.default_rng(0)
-    words = (rng.zipf(1.3, 1_000_000) % 30_000).astype(np.int64)
-    index = MemoryIndex(words.reshape(1000, 1000))
+    words = (rng.zipf(1.3, n_tokens) % 30_000).astype(np.int64)
+    index = MemoryIndex(words.reshape(-1, 1000))
     seconds = []
     for _ in range(300):
-        context = words[(start := int(rng.integers(0, 999_000))) : start + 5].astype(np.int32)
+        context = words[(start := int(rng.integers(0, n_tokens - 1000))) : start + 5].astype(np.int32)
         start_time = time.perf_counter()
         index.query(context, Limits())
         seconds.append(time.perf_counter() - start_time)
-    assert np.median(seconds) < 500e-6  # alone on the machine about 40
+    return min(seconds)
+
+
+def test_a_query_of_a_hundred_times_the_tokens_takes_little_longer():
+    assert quickest_query(1_000_000) < 12 * quickest_query(10_000)  # on a quiet machine about twice

@@ -1,9 +1,9 @@
 """ANPD against count tables kept to the letter, and its tree against every path counted one by one."""
 
 import random
-import time
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,7 @@ from engine.token_buffer import TokenBuffer
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.matches import NgramPlaces, longest_matches
 from speculators.testing import HashTarget
+from tests.support.counted_work import counted
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 # Trees as the plain formula has them: no limit bites but the depth and the least probability.
@@ -277,21 +278,21 @@ def test_longest_matches_come_first_and_are_as_long_as_counted(context, order, l
 
 
 @pytest.mark.parametrize("config", [AnpdConfig(), AnpdConfig(max_nodes=16)])
-def test_drafting_is_cheap_at_a_long_context(config):
+@pytest.mark.parametrize("n_context", [4096, 65_536])
+def test_the_work_of_a_draft_does_not_grow_with_the_context(config, n_context):
     rng = random.Random(0)
-    text = [rng.randrange(200) for _ in range(4096)]  # every step drafts all the nodes there are
+    text = [rng.randrange(200) for _ in range(n_context)]  # every step drafts all the nodes there are
     speculator = Anpd(config)
     request = request_of(text, max_tokens=200)
     speculator.begin(request)
-    seconds = []
-    for _ in range(150):
-        start = time.perf_counter()
-        drafted = speculator.propose(request, 64)
-        seconds.append(time.perf_counter() - start)
-        assert len(drafted[0].tokens) == config.max_nodes
+    speculator.propose(request, 64)
+    for _ in range(20):
         request.context.extend([rng.randrange(200)])
+        drafted, work = counted(partial(speculator.propose, request, 64))
+        assert len(drafted[0].tokens) == config.max_nodes
+        assert work.lines < 100 * config.max_nodes + 3000
+        assert work.peak < 120_000  # a bool for each token of the longer context would be more
         speculator.observe(request, None)
-    assert min(seconds) < 150e-6
 
 
 @pytest.mark.parametrize(
