@@ -53,16 +53,16 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def follow(self, deployments: Mapping[str, Any], took: Callable[[str], str] = lambda _: "") -> None:
-        """Print what changed: deployments of an application as ``serve.status()`` shows them, by name.
+    def follow(self, statuses: Mapping[str, str], took: Callable[[str], str] = lambda _: "") -> None:
+        """Print what changed: the statuses of an application's deployments, by name, as Serve tells them.
 
         ``took`` says what the start of one consisted of, given its name; "": nothing that is known.
         """
-        for name, one in deployments.items():
-            before, self._seen[name] = self._seen.get(name), one.status
+        for name, status in statuses.items():
+            before, self._seen[name] = self._seen.get(name), status
             if before is None:
                 self.say(f"{name} starts: {WORK[name.partition('-')[0]]}")
-            if before != one.status == "HEALTHY":
+            if before != status == "HEALTHY":
                 self.say(f"{name} is up{took(name)}")
 
 

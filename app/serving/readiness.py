@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -14,6 +14,9 @@ from app.serving.leaving import APP_NAME, handle_of
 from app.serving.progress import Progress, phases_of
 from app.serving.ray_session import log_folder
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray.serve._private.common import StatusOverview
 
 READY_S = 600.0  # a large model may load for minutes
 TOLD_S = 2.0  # for a target that is up to say what its start took
@@ -48,13 +51,14 @@ def wait_until_ready(
 
 
 def _is_running(progress: Progress) -> bool:
-    from ray import serve
+    from ray.serve.context import _get_global_client
 
-    application = serve.status().applications[APP_NAME]
-    progress.follow(application.deployments, _took)
-    if application.status == "DEPLOY_FAILED":
-        raise ConfigError(f"the application did not start: {_why(application)}; see {log_folder()}")
-    return bool(application.status == "RUNNING")
+    # Not ``serve.status()``: that pickles a class for every deployment, and took half of this process's time.
+    overview = _get_global_client().get_serve_status(APP_NAME)
+    progress.follow({one.name: one.status for one in overview.deployment_statuses}, _took)
+    if overview.app_status.status == "DEPLOY_FAILED":
+        raise ConfigError(f"the application did not start: {_why(overview)}; see {log_folder()}")
+    return bool(overview.app_status.status == "RUNNING")
 
 
 def _took(name: str) -> str:
@@ -68,8 +72,8 @@ def _took(name: str) -> str:
     return ""
 
 
-def _why(application: Any) -> str:
+def _why(overview: StatusOverview) -> str:
     """What Serve says of an application that failed, and the last line of what the deployments say that failed it."""
-    failed = [one.message for one in application.deployments.values() if one.status == "DEPLOY_FAILED"]
+    failed = [one.message for one in overview.deployment_statuses if one.status == "DEPLOY_FAILED"]
     last = [message.strip().splitlines()[-1].strip() for message in failed if message.strip()]
-    return " ".join([application.message.strip(), *last])
+    return " ".join([overview.app_status.message.strip(), *last])

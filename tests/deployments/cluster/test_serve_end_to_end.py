@@ -81,10 +81,11 @@ def test_a_seed_gives_the_same_text_under_every_method_and_the_text_of_spectra_g
             assert ids == line["token_ids"], method
 
 
-def test_router_and_target_run_without_torch_and_stages_with_it(server: Server) -> None:
+def test_stages_run_with_torch_and_nothing_else(server: Server) -> None:
     for name, has_torch in (
         ("ServeReplica:spectra:Router", False),
         ("ServeReplica:spectra:Target", False),
+        ("ServeReplica:spectra:Ingress", False),
         ("StageActor", True),
     ):
         mapped = server.process_of(name).memory_maps()
