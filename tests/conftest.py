@@ -25,8 +25,10 @@ os.environ |= {
     "XDG_CACHE_HOME": os.path.join(tempfile.gettempdir(), f"spectra-tests-{os.getuid()}"),
 }
 
-# Every run draws other examples, so a few tens a run are enough; on a busy machine one may take any time.
-settings.register_profile("tests", max_examples=50, deadline=None)
+# Every run draws other examples, so a few tens a run are enough; on a busy machine one may take any time. After a
+# change of what they are about: ``pytest --hypothesis-profile thorough``.
+settings.register_profile("tests", max_examples=25, deadline=None)
+settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("tests")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -135,13 +135,11 @@ def plain(value: Any) -> Any:
 
 
 @given(STEPS)
-@settings(deadline=None)
 def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
     assert plain(decode_step(encode(step))) == plain(step)
 
 
 @given(RESULTS)
-@settings(deadline=None)
 def test_a_result_arrives_as_it_was_sent(result: StepResult) -> None:
     assert plain(decode_result(encode(result))) == plain(result)
 

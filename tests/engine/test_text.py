@@ -77,7 +77,6 @@ def test_pieces_of_random_ids_add_up(name: str, skip: bool) -> None:
         assert "".join(stream(tokenizer, ids, rng, skip)) == whole(tokenizer, ids, skip)
 
 
-@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=30), seed=st.integers(0, 2**16))
 def test_pieces_of_real_text_add_up_and_are_whole_characters(parts: list[str], seed: int) -> None:
     text = "".join(parts)

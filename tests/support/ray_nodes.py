@@ -22,7 +22,7 @@ from app.config.serve import ServeConfig
 NAME = "spectra"
 FIELDS = {
     "prompt": "Snow falls on",
-    "max_tokens": 1200,
+    "max_tokens": 600,
     "temperature": 0.8,
     "seed": 3,
     "ignore_eos": True,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.errors import AccessError
@@ -87,7 +87,6 @@ def test_other_limits_count_what_was_used() -> None:
     assert allowance.headers()["x-ratelimit-remaining-requests"] == "12"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(1, 500),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -58,7 +58,6 @@ BOUNDED = {
 MOST = {name: most_characters_per_token(tokenizer) for name, tokenizer in BOUNDED.items()}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     text=st.text(max_size=60)
     | st.lists(st.sampled_from([*COMPOSED, "    ", "ab", "<|end|>"]), max_size=20).map("".join)

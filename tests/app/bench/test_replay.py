@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.bench.replay import ReplayTarget
@@ -72,7 +72,6 @@ def trees(draw: st.DrawFn) -> TokenTree:
     return TokenTree([draw(st.integers(0, VOCAB - 1)) for _ in range(n)], parents, probe=probe)
 
 
-@settings(deadline=None)
 @given(trees(), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6))
 def test_following_the_record_is_verification_of_one_hot_predictions(tree: TokenTree, future: list[int]) -> None:
     on_path = {-1}
@@ -293,7 +292,6 @@ def test_only_a_replay_goes_without_a_folder(write: Callable[..., Path], capsys:
     assert "--out DIR" in capsys.readouterr().err
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.floats(0.05, 0.95))
 def test_a_split_keeps_the_answers_to_one_prompt_together(prompts: list[int], fraction: float) -> None:
     documents = [Document(origin=str(i), messages=[Message("user", str(p))]) for i, p in enumerate(prompts)]

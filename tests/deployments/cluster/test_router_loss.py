@@ -23,7 +23,7 @@ ROUTER = "ServeReplica:spectra:Router"
 INGRESS = "ServeReplica:spectra:Ingress"
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 ROOM = ("--max-sequences", "8", "--kv-gib", "0.05")
-LONG = 1200  # tokens: more than are written before anybody can be killed
+LONG = 600  # tokens: many times what is written before a process is killed
 
 
 class Breakable(Stream):
@@ -51,7 +51,9 @@ def plain(number: int) -> dict[str, Any]:
     return job(number) | {"speculative": {"enabled": False}}
 
 
-def wanted(server: Server) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def texts(server: Server) -> list[list[int]]:
+    """Of the jobs, undisturbed."""
     with ThreadPoolExecutor(8) as crowd:
         return list(crowd.map(lambda number: server.token_ids(**plain(number)), range(8)))
 
@@ -89,8 +91,9 @@ def test_metrics_are_sums_over_ingresses_whichever_is_scraped(server: Server) ->
         time.sleep(0.05)
 
 
-def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed(server: Server) -> None:
-    texts = wanted(server)
+def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed(
+    server: Server, texts: list[list[int]]
+) -> None:
     with ThreadPoolExecutor(2) as pool:
         whole = [pool.submit(server.complete, return_token_ids=True, **job(number)) for number in (1, 2)]
         streams = [Stream(server, **job(number)) for number in range(8)]
@@ -112,8 +115,7 @@ def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed
     server.settled()
 
 
-def test_a_router_that_hangs_is_replaced_and_comes_back_to_nothing(server: Server) -> None:
-    texts = wanted(server)
+def test_a_router_that_hangs_is_replaced_and_comes_back_to_nothing(server: Server, texts: list[list[int]]) -> None:
     streams = [Stream(server, **job(number)) for number in range(8)]
     for stream in streams:
         stream.until(30)
@@ -130,9 +132,8 @@ def test_a_router_that_hangs_is_replaced_and_comes_back_to_nothing(server: Serve
 
 
 def test_an_ingress_that_is_killed_leaves_nothing_in_the_router_and_its_requests_can_be_repeated(
-    server: Server,
+    server: Server, texts: list[list[int]]
 ) -> None:
-    texts = wanted(server)
     streams = [Breakable(server, **job(number)) for number in range(8)]
     for stream in streams:
         stream.until(10)

@@ -24,7 +24,7 @@ from tests.support.server_process import READY_S, Server, Stream, running
 
 pytestmark = pytest.mark.cluster
 
-SEEDED: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.8, "seed": 8, "ignore_eos": True}
+SEEDED: dict[str, Any] = {"max_tokens": 600, "temperature": 0.8, "seed": 8, "ignore_eos": True}
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
 STAGE, TARGET = "ray::StageActor", "ray::ServeReplica:spectra:Target"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -103,7 +103,6 @@ CASES = st.builds(
 
 
 @given(CASES)
-@settings(max_examples=60, deadline=None)
 def test_one_masked_call_equals_the_definition(case: Case) -> None:
     wanted = case.by_hand()
     assert torch.allclose(case.attend(reference=True).double(), wanted, atol=1e-5)
@@ -111,7 +110,6 @@ def test_one_masked_call_equals_the_definition(case: Case) -> None:
 
 
 @given(CASES, st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
 def test_prefix_and_block_merged_by_log_sum_exp_equal_the_definition(case: Case, split_from: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "SPLIT_FROM", split_from)
@@ -134,7 +132,6 @@ def test_a_long_prefix_is_split_without_being_told(window: int | None, monkeypat
 
 
 @given(CASES)
-@settings(max_examples=30, deadline=None)
 def test_a_kernel_may_lay_out_its_answer_as_it_likes(case: Case) -> None:
     """CUDA kernels return ``[1, n_heads, n, head_dim]`` as a transposed view."""
 
@@ -149,7 +146,6 @@ def test_a_kernel_may_lay_out_its_answer_as_it_likes(case: Case) -> None:
 
 
 @given(CASES, st.sampled_from([torch.bfloat16, torch.float16]))
-@settings(max_examples=40, deadline=None)
 def test_half_precision_is_near_on_both_paths(case: Case, dtype: torch.dtype) -> None:
     wanted = case.by_hand()
     for split_from in (6, segment.SPLIT_FROM):
@@ -159,7 +155,6 @@ def test_half_precision_is_near_on_both_paths(case: Case, dtype: torch.dtype) ->
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 999), st.floats(-60, 60))
-@settings(max_examples=60, deadline=None)
 def test_merging_two_blocks_equals_attending_to_both(n_a: int, n_b: int, seed: int, shift: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(1, 2, 3, HEAD_DIM, generator=generator)

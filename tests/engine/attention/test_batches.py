@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -47,7 +47,6 @@ def together(cases: list[Case], chunks: list[bool], dtype: torch.dtype = torch.f
 
 
 @given(st.lists(st.tuples(CASES, st.booleans()), min_size=1, max_size=5), st.sampled_from([1, 60, 1 << 18]))
-@settings(max_examples=80, deadline=None)
 def test_sequences_together_equal_the_definition(drawn: list[tuple[Case, bool]], padded: int) -> None:
     """However trees are cut into batches."""
     first = drawn[0][0]

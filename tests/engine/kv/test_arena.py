@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kv.arena import BlockTable, KVArena, Run
@@ -39,7 +39,6 @@ def contents(arena: KVArena, layer: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 23), unique=True, max_size=12), st.data())
-@settings(deadline=None)
 def test_rows_move_as_if_all_were_read_before_any_is_written(target: list[int], data: st.DataObject) -> None:
     source = [data.draw(st.integers(0, 23)) for _ in target]
     arena = numbered()
@@ -51,7 +50,6 @@ def test_rows_move_as_if_all_were_read_before_any_is_written(target: list[int], 
 
 
 @given(st.permutations(range(24)), st.integers(0, 24), st.booleans(), st.data())
-@settings(deadline=None)
 def test_a_copy_in_pieces_is_the_same(rows: list[int], n: int, is_apart: bool, data: st.DataObject) -> None:
     target = rows[:n]
     is_apart &= n < 24
@@ -65,7 +63,6 @@ def test_a_copy_in_pieces_is_the_same(rows: list[int], n: int, is_apart: bool, d
 
 
 @given(st.permutations(range(N_BLOCKS)), st.integers(1, N_BLOCKS), st.data())
-@settings(deadline=None)
 def test_a_table_that_moves_keeps_what_it_holds(blocks: list[int], n: int, data: st.DataObject) -> None:
     free = [*blocks[n:]]
     moved = [free.pop() if free and data.draw(st.booleans()) else block for block in blocks[:n]]
@@ -111,7 +108,6 @@ def test_a_table_finds_every_slot_contiguous_or_not(blocks: list[int], n: int, d
 
 
 @given(st.permutations(range(N_BLOCKS)), st.integers(0, 8), st.data())
-@settings(deadline=None)
 def test_an_accepted_path_lies_behind_the_text_afterwards(blocks: list[int], n_text: int, data: st.DataObject) -> None:
     n_rows = data.draw(st.integers(1, 24 - n_text))  # the root and its tree
     keep = sorted(data.draw(st.sets(st.integers(1, n_rows - 1)))) if n_rows > 1 else []

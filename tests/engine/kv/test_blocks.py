@@ -82,7 +82,7 @@ class Allocator(RuleBasedStateMachine):
 
 
 TestAllocator = Allocator.TestCase
-TestAllocator.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestAllocator.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
 @given(st.lists(st.integers(0, N_BLOCKS * BLOCK), min_size=1, max_size=8))

@@ -82,7 +82,7 @@ class Cache(RuleBasedStateMachine):
 
 
 TestCache = Cache.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCache.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def keep(blocks: BlockAllocator, kept: CachedPrefixes, seq: int, n_blocks: int) -> None:

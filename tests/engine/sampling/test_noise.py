@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling import noise
@@ -20,7 +20,6 @@ from engine.upload import Upload
 KEYS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 200), st.integers(0, 2**31))
 
 
-@settings(max_examples=50, deadline=None)
 @given(KEYS, st.integers(1, 600))
 def test_numpy_and_torch_compute_the_same_integers_and_noise(key: noise.NoiseKey, vocab: int) -> None:
     mixed = position_key(key, GUMBEL_DOMAIN)
@@ -98,7 +97,6 @@ def test_gumbel_max_draws_from_the_distribution() -> None:
     assert ((counts - n * p.numpy()) ** 2 / (n * p.numpy())).sum() < 24.3
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.1, 1.0, 5.0, 30.0, 300.0]))
 def test_skipping_hopeless_ids_changes_no_draw(seed: int, spread: float) -> None:
     """Noise is computed only for ids that can win; the plain sum over all ids is the oracle."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.chunk_budget import ChunkBudget
@@ -91,7 +91,6 @@ def test_a_prompt_alone_is_read_at_the_speed_of_the_pipeline(n_stages: int, n_ch
     n_prompt=st.integers(1, 1500),
     length=st.integers(6000, 9000),
 )
-@settings(max_examples=40, deadline=None)
 def test_whole_chunks_of_a_prompt_that_was_alone_come_between_no_two_tokens(
     n_stages: int, came: float, n_prompt: int, length: int
 ) -> None:
@@ -169,7 +168,6 @@ def test_several_short_prompts_share_the_budget_of_a_step() -> None:
     row=st.floats(1e-6, 1e-2),
     far=st.floats(1.0, 5.0),
 )
-@settings(max_examples=60)
 def test_a_budget_is_the_most_that_fits(max_stall: float, n_rows: int, context: int, row: float, far: float) -> None:
     near = (1, 512), (BASE + row, BASE + 512 * row)
     made = StepCosts(DECODE, {0: near, 2048: (near[0], (far * near[1][0], far * near[1][1]))})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.micro_batches import MicroBatches
@@ -13,7 +13,7 @@ from engine.step_cost import StepCosts
 from tests.support.virtual_pipeline import VirtualPipeline, flat_costs, n_trees, virtual_pipeline
 
 STAGE = 0.010  # seconds for a micro-batch of up to two sequences
-WARM, END = 1.2, 6.0  # seconds
+WARM, END = 1.0, 3.0  # seconds
 
 
 def two_at_a_time(batch: int) -> float:
@@ -41,9 +41,8 @@ def rate(pipeline: VirtualPipeline, n: int, arrivals: float = 0.0) -> float:
 @pytest.mark.parametrize("trip", [0.0, 0.0005])
 @pytest.mark.parametrize("n_stages", [1, 2, 4, 8])
 def test_stages_are_busy_with_any_number_of_sequences(n_stages: int, trip: float) -> None:
-    reached = {
-        n: rate(virtual_pipeline(n_stages, two_at_a_time, trip=trip), n) / ideal(n, n_stages) for n in range(1, 65)
-    }
+    counts = (*range(1, 20), *range(20, 65, 3))
+    reached = {n: rate(virtual_pipeline(n_stages, two_at_a_time, trip=trip), n) / ideal(n, n_stages) for n in counts}
     assert {n: share for n, share in reached.items() if share < 0.95} == {}
 
 
@@ -60,14 +59,12 @@ def test_where_sequences_cost_nothing_larger_micro_batches_win(n_stages: int) ->
     gap=st.floats(0.0, 0.03),
     trip=st.floats(0.0, 0.0005),
 )
-@settings(max_examples=30, deadline=None)
 def test_however_they_come_they_find_together(n: int, n_stages: int, gap: float, trip: float) -> None:
     made = virtual_pipeline(n_stages, two_at_a_time, trip=trip)
     assert rate(made, n, arrivals=gap) >= 0.95 * ideal(n, n_stages)
 
 
 @given(n=st.integers(1, 64), n_stages=st.sampled_from([1, 2, 4, 8]))
-@settings(max_examples=20, deadline=None)
 def test_unmeasured_stages_lose_no_more_than_a_split_into_even_shares_does(n: int, n_stages: int) -> None:
     """The largest share decides how fast all go round: that is all one can promise without having measured."""
     share = -(-n // n_stages)
@@ -81,7 +78,7 @@ def test_every_sequence_has_its_turn(n: int, n_stages: int) -> None:
     made = virtual_pipeline(n_stages, two_at_a_time, trip=0.0005)
     rate(made, n)
     written = [request.n_output for request in made.requests]
-    assert max(written) <= 1.1 * min(written)
+    assert max(written) <= 1.1 * min(written) + 1
 
 
 @pytest.mark.parametrize(("n", "n_stages"), [(4, 1), (9, 1), (9, 2), (13, 4), (64, 8)])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView, Rest
@@ -63,7 +63,6 @@ class Batched(Resting):
         return [self.propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
 
 
-@settings(max_examples=25)
 @given(
     rests=st.lists(st.integers(0, 12), min_size=1, max_size=5),
     n_blocks=st.sampled_from([30, 200]),

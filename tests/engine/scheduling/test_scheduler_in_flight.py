@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import Request
@@ -58,7 +58,6 @@ def driver(n_blocks: int, stages: int, chunk: int) -> Driver:
     losses=st.lists(st.integers(0, 60), max_size=2),
     failures=st.sets(st.integers(0, 60), max_size=2),
 )
-@settings(max_examples=40, deadline=None)
 def test_whatever_happens_the_texts_are_right_and_nothing_is_left(
     seed: int,
     stages: int,

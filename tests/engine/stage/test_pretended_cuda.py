@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -96,7 +96,6 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30), st.integer
 
 
 @given(SEQUENCES, st.booleans(), st.none() | st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
 def test_the_ragged_kernel_is_asked_for_what_plain_products_compute(
     drawn: list[tuple[int, int, int]], causal: bool, window: int | None
 ) -> None:

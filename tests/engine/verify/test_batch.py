@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling.history import History
@@ -138,7 +138,6 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(tree, params, seed, output, rng.choice([None, None, 1, 2, 3]))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(cases(), min_size=1, max_size=5))
 def test_any_batch_emits_what_decoding_token_by_token_would(batch: list[Case]) -> None:
     for case, result in zip(batch, run(batch), strict=True):
@@ -169,13 +168,11 @@ def check_shape(case: Case, result: Walk) -> None:
     assert result.logprobs == logprobs(rows, tokens, [case.params.logprobs] * len(tokens))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(cases(), min_size=2, max_size=6))
 def test_neighbours_in_the_batch_change_nothing(batch: list[Case]) -> None:
     assert run(batch) == [run([case])[0] for case in batch]
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_the_coupled_and_greedy_walks_equal_the_reference_rules(case: Case) -> None:
     if case.params.verification == "rejection" and not case.params.is_greedy:
@@ -191,7 +188,6 @@ def test_the_coupled_and_greedy_walks_equal_the_reference_rules(case: Case) -> N
     assert (result.accepted, result.tokens) == case.cut(*expected)
 
 
-@settings(max_examples=30, deadline=None)
 @given(cases(), cases())
 def test_the_same_seed_gives_the_same_text_whatever_is_drafted(one: Case, other: Case) -> None:
     """Step after step with either drafter: the concatenated texts agree."""

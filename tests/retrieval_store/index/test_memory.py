@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_store.index.index import Limits
@@ -44,7 +44,6 @@ def paths(found):
     return dict(zip(made, found.counts, strict=True))
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, CONTEXT, st.integers(1, 8), st.integers(0, 8), st.integers(1, 10))
 def test_a_query_finds_what_reading_everything_finds(documents, context, shortest, more, depth):
     longest = shortest + more
@@ -57,7 +56,6 @@ def test_a_query_finds_what_reading_everything_finds(documents, context, shortes
     assert all(parent < node for node, parent in enumerate(found.parents))
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, CONTEXT, st.integers(1, 12))
 def test_the_nodes_kept_are_the_most_frequent_and_form_a_tree(documents, context, nodes):
     every = brute_force(documents, context, 16, 2, 10)
@@ -73,7 +71,6 @@ def test_the_nodes_kept_are_the_most_frequent_and_form_a_tree(documents, context
         assert all(len(path) <= len(left) for left in counts.keys() - kept.keys() if counts[left] == kept[path])
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, CONTEXT)
 def test_frequencies_are_shares_of_the_parent(documents, context):
     found = query(documents, context)

@@ -2,7 +2,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_store.index.suffix_array import END, common_prefixes, count_tokens, sort_suffixes, sorted_buckets
@@ -20,7 +20,6 @@ def keys(text, order, depth):
     return [[*text[place : place + depth], float("inf")][:depth] for place in order]
 
 
-@settings(deadline=None)
 @given(TEXTS, st.integers(1, 40))
 def test_suffixes_are_in_the_order_of_their_first_tokens(text, depth):
     order = sort_suffixes(np.array(text, np.uint32), depth).tolist()
@@ -37,7 +36,6 @@ def test_long_repeats_are_decided_as_deep_as_asked(period):
     assert order == sorted(order, key=lambda place: keys(text, [place], 400))
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 2, 262143, END]), max_size=80), st.integers(1, 12), st.integers(1, 20))
 def test_buckets_are_the_suffix_array_piece_by_piece(text, depth, size):
     array = np.array(text, np.uint32)
@@ -54,7 +52,6 @@ def test_buckets_are_the_suffix_array_piece_by_piece(text, depth, size):
         assert len(piece) <= size or len({text[place] for place in piece}) == 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([0, 1, END]), max_size=60), st.integers(1, 12))
 def test_neighbours_share_what_comparing_them_says(text, depth):
     array = np.array(text, np.uint32)

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_store.refine.coverage import CONTEXT, _places, covering
@@ -53,7 +53,6 @@ def literal(pool: list[list[int]], budget: int, likelihoods: list[float]) -> lis
         budget -= len(pool[best])
 
 
-@settings(max_examples=60, deadline=None)
 @given(POOLS, st.integers(1, 60), st.booleans(), st.data())
 def test_the_text_that_adds_most_per_token_comes_next(
     pool: list[list[int]], budget: int, is_weighted: bool, data: st.DataObject

@@ -5,7 +5,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_store.errors import DamagedSnapshotError, ForeignSnapshotError
@@ -46,7 +46,6 @@ def zipf_texts(n, seed=0, vocabulary=300):
     return [rng.zipf(1.3, size=rng.integers(5, 200)) % vocabulary for _ in range(n)]
 
 
-@settings(deadline=None, max_examples=60)
 @given(DOCUMENTS, st.lists(IDS, max_size=20), st.integers(1, 8), st.integers(1, 10))
 def test_a_snapshot_of_rare_contexts_answers_like_the_index_in_memory(
     tmp_path_factory, documents, context, longest, depth

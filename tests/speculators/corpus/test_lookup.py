@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import RequestView
@@ -65,7 +65,6 @@ def test_the_text_of_one_namespace_is_never_drafted_for_another(make):
         assert drafted(method, [1, 2], "nobody's") == []
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("ab"), TOKENS, st.booleans()), max_size=20), st.lists(TOKENS, max_size=3))
 def test_tenants_stay_apart_through_any_row_of_drafts_and_replacements(steps, shared):
     """Tenant a's words are 10 to 15, tenant b's 20 to 25, everybody's 0 to 5; contexts mix them."""
@@ -128,7 +127,6 @@ def test_shorter_matches_of_other_indexes_fill_what_the_longest_leaves():
     assert drafted(alone, [1, 2, 3]) == [60]
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(TOKENS, max_size=4), max_size=3), TOKENS, st.integers(0, 70))
 def test_drafts_of_several_indexes_are_one_tree_of_distinct_paths_within_the_budget(corpora, context, budget):
     for branch in draft(SpectraRetrieval(FixedLibrary(*map(MemoryIndex, corpora))), context, budget=budget):

@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -51,7 +51,6 @@ def published(documents, context, n_nodes=64):
     return Counter(), []
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, CONTEXT, st.integers(1, 20))
 def test_with_the_papers_settings_the_draft_is_the_papers(documents, context, budget):
     trie, best = published(documents, context, budget)
@@ -60,7 +59,6 @@ def test_with_the_papers_settings_the_draft_is_the_papers(documents, context, bu
     assert len(set(drafted)) == len(drafted)
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, CONTEXT)
 def test_the_papers_scores_are_shares_of_the_parents_count(documents, context):
     trie, _ = published(documents, context)
@@ -74,7 +72,6 @@ def test_the_papers_scores_are_shares_of_the_parents_count(documents, context):
         assert sum(children.values()) <= 1 + 1e-9
 
 
-@settings(deadline=None)
 @given(DOCUMENTS, CONTEXT, st.integers(0, 70))
 def test_the_draft_is_one_tree_within_the_budget_and_its_scores_are_probabilities(documents, context, budget):
     branches = propose(documents, context, budget=budget)

@@ -174,7 +174,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
 @given(ACTIONS, st.integers(6, 40), st.sampled_from([0, 7]))
 def test_no_block_is_ever_lost(actions: list[tuple[str, int]], n_blocks: int, tree_nodes: int) -> None:
     """Random lives of six requests on a cache that is too small for them; every draft must be a fresh one's."""

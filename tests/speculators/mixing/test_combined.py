@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -77,7 +77,6 @@ def trees(draw, source):
 PARTS = st.tuples(*(st.lists(trees(name), max_size=3) for name in "abc"))
 
 
-@settings(max_examples=60, deadline=None)
 @given(PARTS, st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
     request = SimpleNamespace(request_id=0, request=SimpleNamespace(scope=""))

@@ -1,7 +1,7 @@
 """What parts claim is calibrated by what came true."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -65,7 +65,6 @@ def test_a_requests_own_showing_outweighs_the_others():
     assert set(estimates._own) == {1}
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.booleans()), max_size=80), st.floats(0.0, 1.0))
 def test_estimates_are_probabilities_whatever_was_claimed(history, claim):
     estimates = Estimates()

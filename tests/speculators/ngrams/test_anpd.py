@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
@@ -137,7 +137,6 @@ def naive_paths(context, config):
     return scores
 
 
-@settings(max_examples=60, deadline=None)
 @given(CONTEXTS, st.integers(2, 5), st.sampled_from([0.0, 0.5, 1.5]))
 def test_the_tree_holds_every_probable_path_with_the_score_of_the_formula(context, ngram, escape):
     config = replace(UNLIMITED, ngram=ngram, escape=escape, min_path=0.02)

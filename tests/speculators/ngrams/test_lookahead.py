@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -59,7 +59,6 @@ def test_every_step_equals_the_original(decode_steps, new_request, name):
     assert check(decode_steps, new_request, CONFIGS[name], [1, 2, 3, 1, 2, 5, 6, 9], 3, seed=3, n_tokens=120) > 0
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 59), min_size=1, max_size=20),
     n_successors=st.integers(1, 6),
@@ -135,7 +134,6 @@ def test_guesses_do_not_wait_by_default(new_request):
     assert guesses == [[2, 3, 4, 5]]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 9), min_size=1, max_size=30),
     budgets=st.lists(st.integers(0, 70), min_size=1, max_size=8),

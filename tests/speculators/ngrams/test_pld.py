@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
@@ -79,7 +79,6 @@ def test_the_first_of_equals_is_hugging_faces_choice(context, ngram_max, draft_t
     assert propose(context, config) == ([expected] if expected else [])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.one_of(CONTEXTS, st.tuples(CONTEXTS, st.integers(1, 30)).map(lambda loop: loop[0] * loop[1])).filter(bool),
     st.integers(1, 40),
@@ -190,7 +189,6 @@ def test_a_draft_takes_no_longer_behind_a_longer_context():
 
 
 @given(CONTEXTS, st.integers(0, 40), st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
 def test_what_is_repeated_is_counted_also_behind_the_beginning_of_a_longer_text(context, n_first, longest):
     """A text is looked up behind all of it, then behind an earlier place, then behind all of it again."""
     lookup = PromptLookup()
@@ -211,7 +209,6 @@ def is_repeated(text, n):
 
 
 @given(CONTEXTS, st.integers(1, 3), st.sampled_from(["random", "first", "recent"]))
-@settings(max_examples=60, deadline=None)
 def test_a_claim_is_that_of_the_tokens_that_match(context, max_branches, tie_break):
     config = PldConfig(max_branches=max_branches, tie_break=tie_break, draft_tokens=3)
     request = RequestView.of(0, Request(context, SamplingParams()), 64)

@@ -5,7 +5,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
@@ -109,7 +109,6 @@ def check(branches, context, texts, budget, config=FAITHFUL):
         assert any(descend(root, [context[-1], *path]) is not None for root in roots)
 
 
-@settings(max_examples=60, deadline=None)
 @given(TEXTS, st.integers(1, 70))
 def test_drafts_are_as_good_as_those_of_a_suffix_tree(text, budget):
     for end in range(1, len(text) + 1):
@@ -117,7 +116,6 @@ def test_drafts_are_as_good_as_those_of_a_suffix_tree(text, budget):
         check(SuffixDecoding(FAITHFUL).propose(view(context), budget), context, [[context]], budget)
 
 
-@settings(max_examples=60, deadline=None)
 @given(TEXTS, st.integers(1, 4), st.integers(1, 3), st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from([0.1, 0.3, 1.0]))
 def test_every_setting_means_what_it_says(text, max_match, base, factor, least):
     config = SuffixConfig(
@@ -133,7 +131,6 @@ def test_every_setting_means_what_it_says(text, max_match, base, factor, least):
         check(SuffixDecoding(config).propose(view(text), 20), text, [[text]], 20, config)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(TEXTS, max_size=4), TEXTS.filter(bool))
 def test_earlier_outputs_count_as_documents_of_their_own(outputs, context):
     """No match and no draft goes from one into the next."""
@@ -146,7 +143,6 @@ def test_earlier_outputs_count_as_documents_of_their_own(outputs, context):
     check(shared.propose(view(context, scope="b"), 30), context, [[context]], 30)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), TEXTS), max_size=8))
 def test_what_one_scope_wrote_is_never_drafted_in_another(requests):
     speculator = SuffixDecoding(SuffixConfig(mode="paper", shared=True))
@@ -205,7 +201,6 @@ def test_the_most_recent_occurrences_are_followed():
     assert (list(branch.tokens), branch.scores) == ([3], [1.0])
 
 
-@settings(max_examples=60, deadline=None)
 @given(TEXTS, TEXTS.filter(bool), st.integers(1, 8), st.integers(1, 50))
 def test_matches_are_those_of_a_plain_search(text, context, longest, piece):
     found = []

@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -146,7 +146,6 @@ def test_drafts_are_the_algorithms_step_by_step(config, budget, n_successors):
     assert n_spines > 5
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 64))
 def test_no_budget_is_exceeded_and_no_text_breaks_it(prompt, budget):
     target, goose, request = HashTarget(40), Goose(), view(prompt)

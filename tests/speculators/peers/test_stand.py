@@ -5,7 +5,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -27,7 +27,6 @@ def view(prompt, request_id=0, scope="", **params):
     return RequestView.of(request_id, Request(prompt, SamplingParams(**params), scope=scope), 48)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_a_row_is_the_mean_of_what_was_said(weights):
     said = [np.array(row) / sum(row) for row in weights]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError, UnknownMethodError
@@ -81,7 +81,6 @@ def runs(draw):
     return text, n_prompt, cuts, ends, draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 12))
 
 
-@settings(max_examples=60, deadline=None)
 @given(runs())
 def test_every_draft_is_the_one_the_equations_give(run):
     text, n_prompt, cuts, ends, seed, k = run
@@ -113,7 +112,6 @@ def test_every_draft_is_the_one_the_equations_give(run):
         speculator.end(request)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 2**32 - 1))
 def test_rows_grow_without_changing(sizes, capacity, seed):
     rng = np.random.default_rng(seed)

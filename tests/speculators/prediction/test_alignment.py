@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speculators.prediction.alignment import FOUND, LEAST, LOST, Alignment
@@ -74,14 +74,12 @@ def edited(draw: st.DrawFn) -> list[int]:
     return [*answer, *PREDICTED[place : place + 3]]
 
 
-@settings(max_examples=80, deadline=None)
 @given(edited())
 def test_the_likeliest_place_is_where_the_fewest_edits_lead(answer: list[int]) -> None:
     edits = fewest_edits(PREDICTED, answer)
     assert aligned(PREDICTED, answer).places[0].position == edits.index(min(edits))
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 4), max_size=90), st.integers(1, 8))
 def test_places_are_a_distribution_whatever_is_written(predicted: list[int], written: list[int], most: int) -> None:
     alignment = aligned(predicted, written, most)

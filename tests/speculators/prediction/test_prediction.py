@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -200,7 +200,6 @@ def test_ids_that_the_target_cannot_write_are_not_drafted() -> None:
     assert list(branch.tokens) == [6, 499, 7]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(-1, 6), min_size=1, max_size=60),
     st.lists(st.integers(0, 5), min_size=1, max_size=120),
@@ -230,7 +229,6 @@ def test_drafts_are_trees_within_bounds_whatever_is_predicted(
             assert reach[:-1].min() >= 0.99 * PredictionConfig().least
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)), max_size=200))
 def test_replacements_are_bounded_and_found_by_what_they_replace(known: list[tuple[int, int, int]]) -> None:
     replacements = Replacements()

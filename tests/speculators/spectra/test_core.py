@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -174,7 +174,6 @@ def test_every_step_equals_the_literal_method(decode_steps, new_request, name, b
     check_against_oracle(decode_steps, new_request, CONFIGS[name], [1, 2, 3, 1, 2, 5, 6], budget, 3, seed=3)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 39), min_size=1, max_size=20),
     budget=st.integers(0, 130),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -51,7 +51,6 @@ def tree_paths(tree, guesses_only=True):
     return {path for path, probe in zip(paths, tree.probe, strict=True) if not (probe and guesses_only)}
 
 
-@settings(deadline=None, max_examples=60)
 @given(DOCUMENTS, TOKENS, st.sampled_from(MODES), st.integers(0, 70), st.integers(0, 20))
 def test_the_draft_never_has_more_nodes_than_the_budget_and_probes_keep_their_share(
     documents, context, mode, budget, reserve
@@ -65,14 +64,12 @@ def test_the_draft_never_has_more_nodes_than_the_budget_and_probes_keep_their_sh
     assert len(tree.probe_ends) >= min(n_probes, share)
 
 
-@settings(deadline=None, max_examples=60)
 @given(DOCUMENTS, TOKENS, st.sampled_from(("priority", "paper")), st.integers(0, 70))
 def test_without_a_reserve_every_internal_guess_keeps_its_nodes(documents, context, mode, budget):
     alone = tree_paths(compose(drafts(SpectraCore(), context, budget), budget))
     assert alone <= tree_paths(compose(drafts(spectra(documents, mode, reserve=0), context, budget), budget))
 
 
-@settings(deadline=None, max_examples=60)
 @given(DOCUMENTS, TOKENS, st.integers(0, 70))
 def test_by_score_an_internal_guess_only_gives_way_to_a_likelier_node(documents, context, budget):
     method = spectra(documents)
@@ -122,7 +119,6 @@ def test_the_published_order_appends_chains_and_cuts_the_list_at_g():
     assert [tuple(b.tokens) for b in branches[2:]] == [(10, 11), (20,)]
 
 
-@settings(deadline=None, max_examples=60)
 @given(TOKENS, st.sampled_from(MODES), st.integers(0, 70))
 def test_with_nothing_to_retrieve_the_draft_is_the_cores(context, mode, budget):
     expected = drafts(SpectraCore(), context, budget)

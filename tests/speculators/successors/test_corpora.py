@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import Outcome, RequestView
@@ -29,7 +29,6 @@ VOCAB = 6
 ALL = (TEXT, TARGET, CORPUS)
 DOCUMENTS = st.lists(st.lists(st.integers(0, 7), max_size=14), min_size=1, max_size=6)
 CONTEXTS = st.lists(st.integers(0, 7), max_size=10)
-FAST = settings(max_examples=60, deadline=None)
 
 
 def tail_of(tokens):
@@ -64,7 +63,6 @@ def followers(model, order):
     return dict(zip(lookup.followers[:n].tolist(), lookup.counts[:n].tolist(), strict=True))
 
 
-@FAST
 @given(st.lists(DOCUMENTS, max_size=3), CONTEXTS)
 def test_every_order_up_to_the_longest_match_is_counted_over_all_corpora(corpora, context):
     model = model_with(*corpora)
@@ -97,7 +95,6 @@ def test_only_so_many_corpora_are_asked_and_those_of_too_many_tokens_are_none():
     assert sorted(followers(model, 1)) == list(range(MOST))
 
 
-@FAST
 @given(
     DOCUMENTS,
     st.lists(st.integers(0, 5), min_size=1, max_size=30),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling.keys import GUMBEL_DOMAIN, mix64, position_key, request_key
@@ -12,17 +12,14 @@ from speculators.successors.draws import UNSEEN, Sampling, exponential, weigh_dr
 from speculators.successors.draws import mix64 as compiled_mix64
 
 VOCAB = 40
-FAST = settings(max_examples=60, deadline=None)
 U64 = st.integers(0, (1 << 64) - 1)
 
 
-@FAST
 @given(U64)
 def test_the_compiled_mixer_is_the_engines(x):
     assert int(compiled_mix64(np.uint64(x))) == mix64(x)
 
 
-@FAST
 @given(U64, st.integers(0, 3), st.integers(0, 1 << 20), st.lists(st.integers(0, 262143), min_size=1, max_size=30))
 def test_the_noise_of_a_candidate_is_the_noise_the_target_draws_by(seed, choice, position, ids):
     key = compiled_mix64(np.uint64(request_key(seed, choice)) ^ np.uint64(position))
@@ -48,7 +45,6 @@ def distribution(draw_weights):
 WEIGHTS = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=12)
 
 
-@FAST
 @given(WEIGHTS, st.floats(0.2, 1.0), st.floats(0.01, 2.0), U64, st.integers(0, 9999), st.floats(0.0, 1.0))
 def test_weights_stay_probabilities_and_text_stays_a_part_of_them(weights, mass, temperature, key, position, share):
     candidates = make_candidates()
@@ -63,7 +59,6 @@ def test_weights_stay_probabilities_and_text_stays_a_part_of_them(weights, mass,
         assert part == pytest.approx(found * share, rel=1e-3, abs=1e-6)
 
 
-@FAST
 @given(WEIGHTS, st.floats(0.2, 1.0), U64, st.integers(0, 9999))
 def test_greedy_candidates_share_most_of_what_is_left_and_know_no_noise(weights, mass, key, position):
     candidates = make_candidates()
@@ -77,7 +72,6 @@ def test_greedy_candidates_share_most_of_what_is_left_and_know_no_noise(weights,
     assert (candidates.p[: len(p)] == shared).all()
 
 
-@settings(max_examples=80, deadline=None)
 @given(WEIGHTS, st.floats(0.1, 2.0), st.integers(1, 1 << 63), st.integers(0, 2), st.integers(0, 9999))
 def test_where_the_whole_distribution_is_known_the_best_candidate_is_what_the_target_draws(
     weights, temperature, seed, choice, position
@@ -93,7 +87,6 @@ def test_where_the_whole_distribution_is_known_the_best_candidate_is_what_the_ta
         assert candidates.p[: len(p)].argmax() == scores.argmax()
 
 
-@FAST
 @given(WEIGHTS, st.floats(0.3, 1.0), st.floats(0.02, 0.5))
 def test_a_low_temperature_makes_the_best_candidate_surer(weights, mass, temperature):
     """Towards temperature 0 the target follows its argmax, and that is the best candidate if the model is right."""

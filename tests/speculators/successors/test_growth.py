@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.tree import ROOT
@@ -20,7 +20,6 @@ from tests.support.successor_runs import BOTH
 
 VOCAB = 64
 CONFIG = SuccessorConfig(text_width=4, top_k=4, recent=6)
-FAST = settings(max_examples=60, deadline=None)
 TEXTS = st.lists(st.integers(0, 5), min_size=1, max_size=60)
 SAMPLINGS = st.tuples(st.sampled_from([0.0, 0.5, 0.8, 1.0]), st.sampled_from([0, 0, 12345, 2**64 - 3]))
 
@@ -69,7 +68,6 @@ def successors(model, context, sampling, reach):
     return {token: p for p, token in best}
 
 
-@settings(max_examples=60, deadline=None)
 @given(TEXTS, st.integers(0, 99), st.integers(0, 40), st.sampled_from([1e-5, 1e-3, 0.05]), SAMPLINGS)
 def test_grown_trees_hold_the_probable_paths_and_nothing_else(text, seed, budget, least, how):
     model = new_model(text, seed)
@@ -123,7 +121,6 @@ def literal_growth(model, text, budget, least, sampling):
     return taken
 
 
-@settings(max_examples=40, deadline=None)
 @given(TEXTS, st.integers(0, 99), st.integers(1, 24), SAMPLINGS)
 def test_the_most_probable_come_first(text, seed, budget, how):
     sampling = Sampling(how[0], np.uint64(how[1]))
@@ -134,7 +131,6 @@ def test_the_most_probable_come_first(text, seed, budget, how):
     assert growth.reach[1 : n + 1].sum() == pytest.approx(sum(wanted), rel=1e-3)
 
 
-@FAST
 @given(st.lists(st.floats(1e-3, 1.0), max_size=60))
 def test_a_row_keeps_its_best_successors_in_order(weights):
     model = Models(SuccessorConfig(top_k=60), BOTH).new(100)
@@ -162,7 +158,6 @@ def row_of(table, context, order):
     return dict(zip(table.ids[row, :n].tolist(), table.weights[row, :n].tolist(), strict=True))
 
 
-@FAST
 @given(TEXTS, st.data())
 def test_a_tree_teaches_what_the_target_said_behind_each_of_its_nodes(text, data):
     n = data.draw(st.integers(0, 8))
@@ -189,7 +184,6 @@ def test_a_tree_teaches_what_the_target_said_behind_each_of_its_nodes(text, data
         assert row_of(model.target, list(gram), len(gram)) == successors_
 
 
-@FAST
 @given(TEXTS, st.integers(1, 60), st.integers(0, 9))
 def test_a_prompt_teaches_the_same_in_chunks_of_any_size(text, chunk, seed):
     rng = np.random.default_rng(seed)
@@ -213,7 +207,6 @@ STEPS = st.lists(
 )
 
 
-@FAST
 @given(STEPS, st.sampled_from([0.5, 0.9, 0.98]))
 def test_recent_tokens_are_the_heaviest_of_a_fading_sum(steps, decay):
     model = Models(SuccessorConfig(recent=40), BOTH).new(100)
@@ -296,7 +289,6 @@ def literal_adaptation(model, text, first, rate):
     return trusts
 
 
-@FAST
 @given(TEXTS, TEXTS, st.integers(0, 99), st.sampled_from([0.03, 0.3, 1.0]))
 def test_trusts_follow_online_em_and_stay_within_bounds(known, text, seed, rate):
     model = new_model(known, seed)

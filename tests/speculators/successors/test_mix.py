@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speculators.successors.config import SuccessorConfig
@@ -16,7 +16,6 @@ from tests.support.successor_runs import BOTH
 
 VOCAB = 40
 CONFIG = SuccessorConfig(text_width=6, top_k=5, recent=8)
-FAST = settings(max_examples=60, deadline=None)
 TEXTS = st.lists(st.integers(0, 5), min_size=1, max_size=50)
 ROW = st.lists(
     st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.2])),
@@ -122,7 +121,6 @@ def mixed(model, context):
     return n, model.candidates.ids[:n].tolist(), model.candidates.p[:n].copy(), model.candidates.from_text[:n].copy()
 
 
-@settings(max_examples=60, deadline=None)
 @given(TEXTS, PUTS, ROW, st.integers(0, 9), st.lists(st.integers(0, 5), max_size=9))
 def test_mixtures_break_the_stick_from_the_longest_order_down(text, puts, recent, trusts_seed, context):
     model, counts, target = build(text, puts, recent, trusts_seed)
@@ -138,7 +136,6 @@ def test_mixtures_break_the_stick_from_the_longest_order_down(text, puts, recent
         assert (text_part <= p + 1e-6).all()
 
 
-@FAST
 @given(TEXTS, PUTS, st.integers(0, 9), st.floats(0.0, 0.1))
 def test_what_contributes_little_may_be_left_out(text, puts, trusts_seed, least):
     """No more is lost than what was too little, and the text's own successors never are."""

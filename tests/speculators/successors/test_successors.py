@@ -177,7 +177,6 @@ def read(model):
     return tables, model.trusts.text.tolist(), model.trusts.target.tolist()
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4))
 def test_prompt_chunks_of_any_size_teach_the_same(sizes):
     """But for recent tokens: of every chunk, the last positions count."""

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from speculators.successors.table import (
@@ -24,7 +24,6 @@ from speculators.successors.table import (
 U64 = (1 << 64) - 1
 ORDERS = (1, 2, 3, 5, 8)
 TEXTS = st.integers(2, 5).flatmap(lambda n: st.lists(st.integers(0, n - 1), max_size=60))
-FAST = settings(max_examples=60, deadline=None)
 
 
 def array(tokens):
@@ -71,7 +70,6 @@ def literal_counts(text, orders=ORDERS):
     return counts
 
 
-@FAST
 @given(st.lists(st.integers(0, 262143), max_size=12))
 def test_tails_hold_the_last_tokens_and_hash_as_64_bit_integers(tokens):
     tail = tail_of(tokens)
@@ -86,7 +84,6 @@ def test_sizes_are_powers_of_two_and_orders_tell_grams_apart():
     assert len({int(key_of([7] * order)) for order in range(1, TAIL + 1)}) == TAIL
 
 
-@FAST
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 15)), max_size=120))
 def test_a_full_bucket_gives_up_what_was_written_longest_ago(actions):
     """Keys share one bucket of a larger table; reading changes nothing."""
@@ -110,7 +107,6 @@ def test_a_full_bucket_gives_up_what_was_written_longest_ago(actions):
     assert (table.keys != 0).sum() == table.used[0] == len(written)
 
 
-@FAST
 @given(TEXTS, st.integers(0, 60))
 def test_learnt_texts_are_their_counts_however_they_are_cut(text, cut):
     counts = literal_counts(text)
@@ -125,7 +121,6 @@ def test_learnt_texts_are_their_counts_however_they_are_cut(text, cut):
             assert row_of(table, gram) == followers
 
 
-@FAST
 @given(TEXTS, st.integers(0, 60))
 def test_learning_the_end_of_a_text_counts_its_tokens_behind_what_stood_before(text, first):
     table = make_table(1 << 13, 5, (1, 3))
@@ -137,7 +132,6 @@ def test_learning_the_end_of_a_text_counts_its_tokens_behind_what_stood_before(t
         assert (row_of(table, gram) or {}) == left
 
 
-@FAST
 @given(st.lists(st.integers(0, 6), max_size=40), st.integers(1, 4))
 def test_the_rarest_successor_of_a_full_row_gives_way(tokens, width):
     table = make_table(4, width, (1,))
@@ -164,7 +158,6 @@ ROWS = st.lists(
 )
 
 
-@FAST
 @given(ROWS)
 def test_the_last_successors_put_behind_a_context_are_those_of_all_its_orders(rows):
     width = 4

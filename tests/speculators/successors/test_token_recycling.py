@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
@@ -135,7 +135,6 @@ def test_only_some_nodes_may_be_read_back_and_more_ids_than_asked_for():
     assert speculator._matrices[0] == {6: [11, 12], 2: [3, 4]}
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 120), st.integers(1, 8), st.integers(1, 12))
 def test_the_shape_is_a_tree_of_ranks_without_gaps(n_nodes, depth, top_k):
     shape = rank_tree(n_nodes, depth, top_k)
@@ -205,7 +204,6 @@ def test_nothing_outlives_its_request_unless_it_is_shared():
         assert (shared.propose(later, 8) != []) == knows
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 999))
 def test_what_one_scope_learns_never_reaches_another(seed):
     speculator = TokenRecycling(TokenRecyclingConfig("paper", top_k=4, shared=True))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.message import whole_message
@@ -67,7 +67,6 @@ FRAGMENTS = [
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None)
 @given(pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=14), is_open=st.booleans())
 def test_no_text_is_read_differently_in_pieces(family: str, pieces: list[str], is_open: bool) -> None:
     text = "".join(pieces)
@@ -77,7 +76,6 @@ def test_no_text_is_read_differently_in_pieces(family: str, pieces: list[str], i
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_characters="{<[", exclude_categories=["Cs"]), max_size=80))
 def test_text_without_marks_and_braces_is_content_to_the_letter(family: str, text: str) -> None:
     assert taken_apart(reader_of(family), text).content == text
