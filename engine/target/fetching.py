@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.model.loader import layer_files
 from engine.model.ranges import LayerRange
 from engine.model.resolve import resolve, revision_of
 from engine.target.options import TargetOptions
@@ -29,6 +28,8 @@ def layers_of(options: TargetOptions, layers: LayerRange) -> Path:
     path = texts_of(options)
     if options.simulation is not None or not revision_of(path):
         return path
+    from engine.model.loader import layer_files  # loads torch, which only a stage has use for
+
     # A trained drafter on the last stage may embed with the target: at worst this is one file too many.
     files = layer_files(path, layers, embeds=options.drafter is not None and layers.is_last)
     return resolve(options.model, options.revision, weights=files)

@@ -22,10 +22,8 @@ import json, sys
 from pathlib import Path
 from engine.errors import SpectraError
 from engine.model.identity import model_hash
-import torch
 from engine.model.ranges import LayerRange
 from engine.model.resolve import pinned
-from engine.model.weights.tensors import CheckpointTensors
 from engine.target.fetching import layers_of, texts_of
 from engine.target.options import TargetOptions
 
@@ -38,6 +36,9 @@ for what, model, revision, layers in json.loads(sys.argv[1]):
         else:
             path = texts_of(options) if what == "texts" else layers_of(options, LayerRange(*layers))
             if what == "layers":
+                import torch
+                from engine.model.weights.tensors import CheckpointTensors
+
                 CheckpointTensors(path, torch.device("cpu")).close()
             said.append([path.name, sorted(file.name for file in path.glob("*.safetensors")), model_hash(path)])
     except SpectraError as error:

@@ -29,10 +29,10 @@ def test_a_drafter_drafts_and_changes_no_text(
     kind: str, spectra: Callable[..., Lines], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     folder, method = saved(kind, tiny_checkpoint, tmp_path)
-    for temperature in (0, 0.9):
+    for temperature, runs in ((0, ((method, 4), ("auto", 2))), (0.9, ((method, 1), (f"{method}+pld", 2)))):
         flags = (*SETUP, "--temperature", temperature)
         [wanted] = spectra(*flags, "--method", "autoregressive")
-        for name, stages in ((method, 1), (method, 4), (f"{method}+pld", 2), ("auto", 2)):
+        for name, stages in runs:
             [found] = spectra(*flags, "--method", name, "--drafter", folder, "--stages", stages)
             assert found["token_ids"] == wanted["token_ids"], (name, stages)
             assert name == "auto" or found["by_source"][method]["drafted"] > 0
