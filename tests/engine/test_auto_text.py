@@ -21,7 +21,7 @@ from speculators.successors.speculator import Successors
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts
 
-N_TOKENS = 60
+N_TOKENS = 40
 STYLES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 0.8, "seed": 11},
@@ -73,9 +73,9 @@ def test_the_text_is_that_of_plain_decoding_at_any_price(
     sources: str,
     style: str,
 ) -> None:
-    texts = random_prompts(4)
-    plain = complete_all(make_engine(make_target("llama")), jobs_for(texts, "autoregressive", style), 4)
-    for batch, stages in ((1, 1), (4, 2)):
+    texts = random_prompts(3)
+    plain = complete_all(make_engine(make_target("llama")), jobs_for(texts, "autoregressive", style), 3)
+    for batch, stages in ((1, 1), (3, 2)):
         auto = Recorded(SOURCES[sources](), None if per_row is None else line(per_row))
         runner = make_engine(make_target("llama", stages=stages), extra={"auto": lambda _, auto=auto: auto})
         done = complete_all(runner, jobs_for(texts, "auto", style), batch)

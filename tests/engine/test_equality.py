@@ -51,7 +51,13 @@ N_TOKENS = 20
 
 
 # (batch size, stages, reference attention, prefill chunk); all prompts are longer than the sliding window.
-SETUPS = [(1, 1, False, 512), (8, 2, False, 17), (4, 4, True, 40)]
+SETUPS = [(1, 1, False, 512), (6, 2, False, 17), (3, 4, True, 40)]
+
+
+def setups(family: str, method: str) -> list[tuple[int, int, bool, int]]:
+    """All of them for one family; of each other family every method has one, and they differ from method to method."""
+    turn = FAMILIES.index(family) + METHODS.index(method)
+    return SETUPS if family == "llama" else [SETUPS[turn % len(SETUPS)]]
 
 
 def greedy(prompt: list[int], method: str, **changes: Any) -> Request:
@@ -61,14 +67,11 @@ def greedy(prompt: list[int], method: str, **changes: Any) -> Request:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_method_writes_what_generate_writes_in_every_setup(
-    family: str,
-    method: str,
-) -> None:
-    texts = random_prompts(8)
+def test_every_method_writes_what_generate_writes(family: str, method: str) -> None:
+    texts = random_prompts(6)
     wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
     answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
-    for batch, stages, reference, chunk in SETUPS:
+    for batch, stages, reference, chunk in setups(family, method):
         runner = make_engine(
             make_target(family, stages=stages, reference=reference), answers, SchedulerOptions(prefill_chunk=chunk)
         )
@@ -93,10 +96,7 @@ def check_stats(method: str, completion: Completion) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scattered_block_tables_change_nothing(
-    family: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_scattered_block_tables_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
 
     def any_block(self: BlockAllocator, *_: object) -> int:
@@ -125,7 +125,7 @@ def test_methods_may_differ_within_a_batch() -> None:
 def test_a_stop_id_ends_the_text_wherever_it_is_drawn(method: str) -> None:
     text = random_prompts(1)[0]
     plain = reference_tokens("llama", tuple(text), N_TOKENS)
-    for place in range(8):  # the prefill's token, within an accepted path, its last token, the bonus token
+    for place in (0, 2, 4, 5, 6):  # the prefill's token, within an accepted path, its last token, the bonus token, ...
         stop = plain[place]
         wanted = reference_tokens("llama", tuple(text), N_TOKENS, eos_token_id=stop)
         assert wanted == plain[: plain.index(stop) + 1]
