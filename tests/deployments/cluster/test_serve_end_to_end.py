@@ -276,7 +276,7 @@ def test_metrics_are_those_of_vllm(server: Server) -> None:
 
 
 def test_streams_go_on_with_the_same_text_when_the_stage_is_killed(server: Server) -> None:
-    fields: dict[str, Any] = {"max_tokens": 1200, "temperature": 0.8, "seed": 8, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 600, "temperature": 0.8, "seed": 8, "ignore_eos": True}
     wanted = server.token_ids(**fields)
     streams = [Stream(server, **fields), Stream(server, **fields, speculative={"method": "pld"})]
     for stream in streams:

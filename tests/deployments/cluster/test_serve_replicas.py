@@ -92,7 +92,7 @@ def test_only_https_is_spoken_to_clients_that_trust_the_authority(server: Server
 def test_a_new_certificate_is_shown_to_new_connections_and_those_that_are_open_stay(
     server: Server, authority: trustme.CA
 ) -> None:
-    fields: dict[str, Any] = {"max_tokens": 1500, "temperature": 0.8, "seed": 8, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 700, "temperature": 0.8, "seed": 8, "ignore_eos": True}
     stream = Stream(server, **fields)
     stream.until(5)
     with connected(server, "http/1.1") as old:
@@ -181,7 +181,7 @@ def test_both_lanes_write_the_same_text(server: Server) -> None:
 
 def test_new_requests_are_served_while_a_lost_stage_is_replaced(server: Server) -> None:
     both_up(server)
-    fields: dict[str, Any] = {"max_tokens": 1500, "temperature": 0.8, "seed": 8, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 700, "temperature": 0.8, "seed": 8, "ignore_eos": True}
     wanted = server.token_ids(**fields)
     streams = [Stream(server, **fields) for _ in range(4)]
     for stream in streams:

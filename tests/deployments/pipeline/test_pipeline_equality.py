@@ -33,8 +33,8 @@ from speculators.registry import SpeculatorOptions
 METHODS = (*(name for name in AVAILABLE if name not in TRAINED), "suffix+token-recycling", "pld-plus-a+pld-plus-h")
 DRAFTS_LITTLE = {"autoregressive", "grammar", "prediction"}  # nothing, here
 EOS = 2
-N_TOKENS = 32
-BATCH = 5
+N_TOKENS = 20
+BATCH = 4
 # Of four layers: with four stages every one of these is in the middle or at the end, with two on either.
 PLD_PLUS = PldPlusConfig(layer=1, dims=16, heads=((1, 1), (2, 0), (1, 3)))
 # Steps of more nodes cost hardly more, so that ``auto`` drafts.

@@ -179,7 +179,7 @@ async def test_in_company_exactly_the_sequences_of_the_failed_step_fall(
 async def test_streams_go_on_with_the_same_text_on_a_fresh_pipeline(
     n_stages: int, dies: int, sampling: dict[str, Any], serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
-    jobs = [make_job(number, METHODS[number % 4], max_tokens=120, stop_ids=(), **sampling) for number in range(6)]
+    jobs = [make_job(number, METHODS[number % 4], max_tokens=70, stop_ids=(), **sampling) for number in range(6)]
     async with serving(n_stages, [Slow] * n_stages) as served:
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
         for _ in range(2):
