@@ -1,6 +1,7 @@
-"""Prompt files: JSON lines in any of three forms, read here for every command; and prompts as token ids.
+"""Prompt files: JSON lines, or Parquet rows, in any of three forms, read for every command; and prompts as token ids.
 
-  {"turns": [..]}      questions of one conversation, as in Spec-Bench; each is asked after the answer to the last
+  {"turns": [..]}      questions of one conversation, as in Spec-Bench and SPEED-Bench; each is asked behind the
+                       answer to the last
   {"prompt": ..}       one text (or token ids, which only ``spectra load --endpoint completions`` takes)
   {"messages": [..]}   a conversation as the OpenAI API takes it; its last message is asked
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from app.inputs.prompt_lines import records
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -173,28 +175,16 @@ def read_bodies(path: Path | None, endpoint: str) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, convert: Callable[[Line], T]) -> list[T]:
-    try:
-        # Lines end with newlines only: JSON strings may hold what else ``splitlines`` takes for an end.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ConfigError(f"--prompts {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--prompts {path} is not UTF-8: {error}") from error
     found = []
-    for number, raw in enumerate(lines, start=1):
-        if not raw.strip():
-            continue
+    for where, line in records(path, Line):
+        given = [name for name in ("turns", "prompt", "messages") if getattr(line, name)]
         try:
-            line = msgspec.json.decode(raw, type=Line)
-            given = [name for name in ("turns", "prompt", "messages") if getattr(line, name)]
             if len(given) != 1:
                 none = " and ".join(given) or "none"
                 raise ConfigError(f"has {none} of turns, prompt, messages; it needs exactly one")
             found.append(convert(line))
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"--prompts {path}, line {number}: {error}") from error
         except ConfigError as error:
-            raise ConfigError(f"--prompts {path}, line {number} {error}") from error
+            raise ConfigError(f"--prompts {path}, {where} {error}") from error
     if not found:
         raise ConfigError(f"--prompts {path} has no lines; it needs at least one prompt")
     return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 
-from app.inputs.prompts import Conversation, Question, read_categories, read_questions
+from app.inputs.prompts import Conversation, Question, read_bodies, read_categories, read_questions
 from engine.errors import ConfigError
 
 
@@ -83,3 +84,30 @@ def test_questions_without_a_category_have_their_files_name(tmp_path: Path) -> N
     file.write_text('{"prompt": "a"}\n{"prompt": "b", "category": "x"}\n{"prompt": "c"}\n{"prompt": "d"}')
     found = read_categories([file], limit=3, per_category=1)
     assert [(question.text, question.category) for question in found] == [("a", "math"), ("b", "x")]
+
+
+def parquet(path: Path, rows: str) -> Path:
+    """A file of such rows."""
+    with duckdb.connect() as session:
+        session.execute(f"copy (select * from (values {rows}) v(question_id, category, turns, src)) to '{path}'")
+    return path
+
+
+def test_rows_of_a_parquet_file_are_questions(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "q.parquet", "('a1', 'coding', ['one', 'two'], {'x': 1}), (NULL, NULL, ['three'], NULL)")
+    assert read_questions(path) == [Question(["one", "two"], "a1", "coding"), Question(["three"])]
+    assert [question.category for question in read_categories([path], None, None)] == ["coding", "q"]
+    assert read_bodies(path, "completions") == [{"prompt": "one"}, {"prompt": "three"}]
+
+
+def test_a_wrong_parquet_file_is_named(tmp_path: Path) -> None:
+    nothing = parquet(tmp_path / "nothing.parquet", "(1, 'qa', [], 2)")
+    with pytest.raises(ConfigError, match=r"nothing\.parquet, row 1 has none of turns"):
+        read_questions(nothing)
+    other = parquet(tmp_path / "other.parquet", "(1, 'qa', 'no list', 2)")
+    with pytest.raises(ConfigError, match=r"other\.parquet, row 1: Expected `array.*turns"):
+        read_questions(other)
+    (tmp_path / "damaged.parquet").write_text("no such format")
+    for name in ("damaged", "absent"):
+        with pytest.raises(ConfigError, match=rf"--prompts .*{name}\.parquet cannot be read"):
+            read_questions(tmp_path / f"{name}.parquet")

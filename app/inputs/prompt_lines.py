@@ -1,0 +1,62 @@
+"""What stands in a prompt file, record by record: JSON lines, or the rows of a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine.errors import ConfigError
+
+T = TypeVar("T")
+
+PARQUET = ".parquet"
+
+
+def records(path: Path, form: type[T]) -> Iterator[tuple[str, T]]:
+    """Where a record stands, for messages, and the record.
+
+    Args:
+        path: of the file; one whose name ends with .parquet is read as such.
+        form: a msgspec struct.
+
+    Raises:
+        ConfigError: the file cannot be read, or a record has another form; the message names it.
+    """
+    for where, raw in _rows(path) if path.suffix == PARQUET else _lines(path):
+        try:
+            record = msgspec.json.decode(raw, type=form) if isinstance(raw, str) else msgspec.convert(raw, form)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ConfigError(f"--prompts {path}, {where}: {error}") from error
+        yield where, record
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        # Lines end with newlines only: JSON strings may hold what else ``splitlines`` takes for an end.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise ConfigError(f"--prompts {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompts {path} is not UTF-8: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"line {number}", line
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Columns without a value are left out of a row."""
+    try:
+        import duckdb  # not needed by a server
+    except ImportError as error:
+        raise ConfigError(f"--prompts {path} is read with duckdb: pip install 'spectra-serve[parquet]'") from error
+    try:
+        with duckdb.connect() as session:
+            table = session.read_parquet(str(path))
+            columns, rows = table.columns, table.fetchall()
+    except duckdb.Error as error:
+        raise ConfigError(f"--prompts {path} cannot be read: {str(error).splitlines()[0]}") from error
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}", {name: value for name, value in zip(columns, row, strict=True) if value is not None}
