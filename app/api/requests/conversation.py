@@ -16,7 +16,7 @@ from app.api.requests.parts import Message
 from app.api.requests.tool_fields import FunctionTool, ToolCall, ToolFields
 from app.api.tools.answer import Reading
 from app.api.tools.families import FAMILIES, Family, family_of
-from app.api.tools.grammar import call_grammar
+from app.api.tools.grammar import Calls
 from app.api.tools.reasoning import CLOSE
 from engine.errors import RequestError
 from engine.grammar.grammar import MOST_CHARS, Grammar
@@ -92,7 +92,9 @@ class ChatTemplate:
         return Reading(self.family if names else None, names, most, self.has_reasoning, is_open)
 
     def call_grammar(self, fields: ToolFields, is_open: bool) -> Grammar:
-        """What an answer is that has to call one of the forced tools. ``is_open``: it begins inside the reasoning.
+        """What an answer is that has to call a tool, or may call tools of which one is strict.
+
+        ``is_open``: it begins inside the reasoning.
 
         Raises:
             RequestError: the grammar is too large.
@@ -103,10 +105,10 @@ class ChatTemplate:
         vocabulary = self._tokenizer.backend_tokenizer
         added = vocabulary.get_added_tokens_decoder()
         special = {token.content: i for i, token in added.items() if token.special}
-        functions = [(tool.function.name, tool.function.parameters) for tool in fields.forced]
-        lark = call_grammar(
-            self.family, functions, is_parallel=fields.may_repeat, special=special, close=CLOSE if is_open else ""
-        )
+        functions = [(tool.function.name, tool.function.parameters) for tool in fields.forced or fields.offered]
+        calls = Calls(self.family, functions, fields.may_repeat, special)
+        close = CLOSE if is_open else ""
+        lark = calls.forced(close) if fields.forced else calls.free(close)
         source = LLMatcher.grammar_from_lark(lark)
         if len(source) > MOST_CHARS:
             raise RequestError(f"tools make a grammar of {len(source)} characters; at most {MOST_CHARS} go", "tools")

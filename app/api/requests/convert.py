@@ -84,7 +84,7 @@ class Converter:
         )
         for prompt in prompts:
             params = self._params(body, self._token_limit(body, len(prompt)), seed, bad_words)
-            if isinstance(body, ChatCompletionRequest) and body.forced:
+            if isinstance(body, ChatCompletionRequest) and body.keeps_calls:
                 calls = self._template.call_grammar(body, self._is_open(prompt))
                 params = msgspec.structs.replace(params, grammar=calls)
             for choice in range(body.n):

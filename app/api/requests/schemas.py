@@ -167,8 +167,9 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
             raise refuse(
                 f"{next(iter(self.forms))} goes without tools: a text of that form calls none; give one of them"
             )
-        if self.forced and (self.ignore_eos or self.allowed_token_ids or self.bad_words):
-            raise refuse("tool_choice forces a call, which goes without ignore_eos, allowed_token_ids and bad_words")
+        if self.keeps_calls and (self.ignore_eos or self.allowed_token_ids or self.bad_words):
+            what = "tool_choice forces a call" if self.forced else "tools has a strict function"
+            raise refuse(f"{what}, which goes without ignore_eos, allowed_token_ids and bad_words")
         return self
 
     @property

@@ -30,7 +30,7 @@ class FunctionDefinition(Strict):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON schema of the arguments
-    strict: bool | None = None  # arguments must be as the schema has it: kept to where a call is forced
+    strict: bool | None = None  # arguments must be as the schema has it
 
     @field_validator("name")
     @classmethod
@@ -163,12 +163,6 @@ class ToolFields(TemplateFields):
             raise refuse("tool_choice is 'required', but there are no tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise refuse(f"tool_choice names {shorten(self.tool_choice.function.name)}, which is not among tools")
-        strict = next((i for i, tool in enumerate(self.offered) if tool.function.strict), None)
-        if strict is not None and not self.forced:
-            raise refuse(
-                f"tools[{strict}].function.strict is true; arguments are kept to their schema where tool_choice is "
-                "'required' or names the function: set it so, or leave strict out"
-            )
         return self
 
     @property
@@ -184,9 +178,14 @@ class ToolFields(TemplateFields):
         return self.tools if self.tool_choice == "required" else []
 
     @property
+    def keeps_calls(self) -> bool:
+        """Whether masks keep calls to their schemas: where one has to be made, and where one may be strict."""
+        return bool(self.forced) or any(tool.function.strict for tool in self.offered)
+
+    @property
     def may_repeat(self) -> bool:
-        """Whether a forced answer may have several calls."""
-        return self.parallel_tool_calls and self.tool_choice == "required"
+        """Whether an answer may have several calls; one whose tool is named has one."""
+        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,9 +1,11 @@
-"""What an answer is that has to call a tool: ``tool_choice`` required or by name promises what masks keep."""
+"""What an answer is that may or has to call tools whose arguments are kept to their schemas: what masks keep."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from app.api.tools.families import Family
@@ -11,6 +13,112 @@ from app.api.tools.families import Family
 # As models were taught to write JSON, and without choice: a small one writes white space for ever where it may.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+ANYTHING = "/(?s:.*)/"
+
+Function = tuple[str, dict[str, Any] | None]  # name, and JSON schema of the arguments; None: any object
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Answers of a family, as grammars in llguidance's Lark dialect.
+
+    Args:
+        family: how the model writes calls.
+        functions: that can be called.
+        is_parallel: more than one call is allowed.
+        special: token ids of marks that are special tokens, which no text stands for.
+
+    Raises:
+        ValueError: there is no function.
+    """
+
+    family: Family
+    functions: Sequence[Function]
+    is_parallel: bool
+    special: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.functions:
+            raise ValueError("a grammar of calls needs a function")
+
+    def forced(self, close: str = "") -> str:
+        """At least one call, and nothing else.
+
+        Args:
+            close: mark that ends what was open before the answer; "": nothing was.
+        """
+        opens = "" if self.family.is_bare else f"{self._mark(self.family.opens[0])} "
+        start = f"{opens}{self._calls}"
+        return self._rules(f'{self._mark(close)} "\\n\\n" {start}' if close else start)
+
+    def free(self, close: str = "") -> str:
+        """Any text, or calls behind one; a text without a call does not begin as one.
+
+        Args:
+            close: as for ``forced``.
+        """
+        opens, excluded, starts, rules = self.family.opens[0], [], [], []
+        if opens not in self.special:
+            excluded.append(f"(?s:.*){re.escape(opens)}(?s:.*)")
+        if self.family.is_bare:  # from its first character on
+            names = "|".join(re.escape(name) for name, _ in self.functions)
+            excluded.append(rf'\s*\{{\s*"name"\s*:\s*"(?:(?:{names})"|[^"]*\\)(?s:.*)')
+            starts.append(f"({' | '.join(f'bare_{i}' for i in range(len(self.functions)))}){self._more}")
+            rules += [rule for i, one in enumerate(self.functions) for rule in self._bare(i, *one)]
+        # One terminal for all that stands before the call: as soon as it is complete, it is no other text.
+        rules += self._until("lead", "TEXT", opens)
+        starts.append(f"lead {self._calls}")
+        rules.append(f"TEXT: {' & '.join([ANYTHING, *(f'~/{one}/' for one in excluded)])}")
+        start = " | ".join(["TEXT", *starts])
+        if close:
+            rules += self._until("thought", ANYTHING, close)
+            start = f"thought ({start})"
+        return self._rules(start, *rules)
+
+    @property
+    def _more(self) -> str:
+        """Further calls."""
+        if not self.is_parallel:
+            return ""
+        if self.family.is_named:
+            return ' (", " call)*'
+        return ' ("; " call)*' if self.family.is_bare else f' ("\\n" {self._mark(self.family.opens[0])} {self._block})*'
+
+    @property
+    def _block(self) -> str:
+        return f'"\\n" call "\\n" {self._mark(self.family.close)}'
+
+    @property
+    def _calls(self) -> str:
+        """What stands behind the mark, if there is one."""
+        if self.family.is_named:  # its list form, which all of the family's parsers read
+            return f'"[" call{self._more} "]"'
+        return f"call{self._more}" if self.family.is_bare else f"{self._block}{self._more}"
+
+    def _mark(self, text: str) -> str:
+        return f"<[{self.special[text]}]>" if text in self.special else json.dumps(text)
+
+    def _until(self, name: str, text: str, mark: str) -> list[str]:
+        """A rule for some text up to a mark, and with it."""
+        if mark in self.special:
+            return [f"{name}: {text} {self._mark(mark)}"]
+        return [f"{name}[suffix={json.dumps(mark)}]: {text}"]
+
+    def _bare(self, i: int, name: str, parameters: dict[str, Any] | None) -> list[str]:
+        """Rules of a call without a mark; its beginning is one terminal, which differs from text before it ends."""
+        head = f'"name": "{re.escape(name)}", "{self.family.arguments}": '
+        return [
+            f'bare_{i}: head_{i} arguments_{i} "}}"',
+            rf"head_{i}[lazy]: /\s*\{{{head}/",
+            f"arguments_{i}: %json {json.dumps((parameters or ANY_OBJECT) | {'x-guidance': SPACING})}",
+        ]
+
+    def _rules(self, start: str, *more: str) -> str:
+        rules = [
+            f"call_{i}: %json {json.dumps(call_schema(self.family, *one))}" for i, one in enumerate(self.functions)
+        ]
+        calls = " | ".join(f"call_{i}" for i in range(len(self.functions)))
+        return "\n".join([f"start: {start}", f"call: {calls}", *rules, *more, ""])
 
 
 def call_schema(family: Family, name: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -23,52 +131,3 @@ def call_schema(family: Family, name: str, parameters: dict[str, Any] | None) ->
         "additionalProperties": False,
         "x-guidance": SPACING,
     }
-
-
-def call_grammar(
-    family: Family,
-    functions: Sequence[tuple[str, dict[str, Any] | None]],
-    *,
-    is_parallel: bool,
-    special: Mapping[str, int] | None = None,
-    close: str = "",
-) -> str:
-    """The text of an answer that calls at least one of some tools, as a grammar in llguidance's Lark dialect.
-
-    Args:
-        family: how the model writes calls.
-        functions: names and JSON schemas of arguments; None: any object.
-        is_parallel: more than one call is allowed.
-        special: token ids of marks that are special tokens, which no text stands for.
-        close: mark that ends what was open before the answer; "": nothing was.
-
-    Raises:
-        ValueError: there is no function.
-    """
-    if not functions:
-        raise ValueError("a grammar of calls needs a function")
-    rules = [f"call_{i}: %json {json.dumps(call_schema(family, *one))}" for i, one in enumerate(functions)]
-    calls = " | ".join(f"call_{i}" for i in range(len(functions)))
-    start = _answer(family, is_parallel, special or {})
-    if close:
-        start = f'{_mark(close, special or {})} "\\n\\n" {start}'
-    return "\n".join([f"start: {start}", f"call: {calls}", *rules, ""])
-
-
-def _mark(text: str, special: Mapping[str, int]) -> str:
-    return f"<[{special[text]}]>" if text in special else json.dumps(text)
-
-
-def _answer(family: Family, is_parallel: bool, special: Mapping[str, int]) -> str:
-    def mark(text: str) -> str:
-        return _mark(text, special)
-
-    if family.is_named:  # its list form, which all of the family's parsers read
-        more = ' (", " call)*' if is_parallel else ""
-        return f'{mark(family.opens[0])} "[" call{more} "]"'
-    if family.is_bare:
-        more = ' ("; " call)*' if is_parallel else ""
-        return f"call{more}"
-    block = f'{mark(family.opens[0])} "\\n" call "\\n" {mark(family.close)}'
-    more = f' ("\\n" {block})*' if is_parallel else ""
-    return f"{block}{more}"

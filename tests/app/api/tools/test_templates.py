@@ -117,9 +117,9 @@ REFUSED = [
     ),
     (
         "QWEN_3",
-        {"tools": [{"type": "function", "function": WEATHER["function"] | {"strict": True}}]},
-        "tools[0].function.strict",
-        ["true", "'required'"],
+        {"tools": [{"type": "function", "function": WEATHER["function"] | {"strict": True}}], "bad_words": ["a"]},
+        "tools",
+        ["strict", "bad_words"],
     ),
     ("QWEN_3", {"tools": [WEATHER], "tool_choice": "required", "ignore_eos": True}, "tool_choice", ["ignore_eos"]),
     ("QWEN_3", {"tool_choice": "perhaps"}, "tool_choice", ["'perhaps'", "'auto'"]),
