@@ -57,9 +57,8 @@ class Calls:
         Args:
             close: as for ``forced``.
         """
-        opens, excluded, starts, rules = self.family.opens[0], [], [], []
-        if opens not in self.special:
-            excluded.append(f"(?s:.*){re.escape(opens)}(?s:.*)")
+        opens, starts, rules = self.family.opens[0], [], []
+        excluded = [f"(?s:.*){re.escape(opens)}(?s:.*)"]  # which a parser takes for the mark, special token or not
         if self.family.is_bare:  # from its first character on
             names = "|".join(re.escape(name) for name, _ in self.functions)
             excluded.append(rf'\s*\{{\s*"name"\s*:\s*"(?:(?:{names})"|[^"]*\\)(?s:.*)')

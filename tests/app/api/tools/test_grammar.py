@@ -129,7 +129,7 @@ def test_a_mark_that_is_a_special_token_begins_a_call_in_any_text() -> None:
     opens, other = tokenizer.convert_tokens_to_ids(["<|system|>", "<|user|>"])
     calls = Calls(FAMILIES["hermes"], [("rain", DAYS)], True, {"<tool_call>": opens})
     state = tiny_grammars().state(of_lark(calls.free()))
-    for token in tokenizer.encode("So <tool_call> is text. ", add_special_tokens=False):
+    for token in tokenizer.encode("So <tool_call is no mark. ", add_special_tokens=False):
         assert has(state.words(), opens)
         assert not has(state.words(), other)
         assert has(state.words(), token)
