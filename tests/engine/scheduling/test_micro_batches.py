@@ -13,7 +13,7 @@ from engine.step_cost import StepCosts
 from tests.support.virtual_pipeline import VirtualPipeline, flat_costs, n_trees, virtual_pipeline
 
 STAGE = 0.010  # seconds for a micro-batch of up to two sequences
-WARM, END = 1.0, 3.0  # seconds
+WARM, END = 1.2, 6.0  # seconds
 
 
 def two_at_a_time(batch: int) -> float:
