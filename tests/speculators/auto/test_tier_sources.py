@@ -8,6 +8,7 @@ from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
 from speculators.auto.config import AutoConfig
 from speculators.auto.decisions import FULL, TEXT
+from speculators.auto.sources import FIRST_DRAFTING, FIRST_QUICK
 from speculators.auto.speculator import Auto
 from speculators.registry import SpeculatorOptions, create
 from tests.support.auto_sources import Decoding, Quick, Told, decided, make_request
@@ -60,6 +61,8 @@ def two_requests(seconds):
     quick, full = Quick(claim=0.9), OfPrompts(claim=0.9)
     auto = Auto([full, quick], StepCosts({1: ((1, 200), (seconds, 1.01 * seconds))}))
     Decoding(auto).steps(3)
+    for clock, usual in zip(auto._tiers.clocks, (FIRST_QUICK, FIRST_DRAFTING), strict=True):
+        clock.seconds = usual  # whatever a busy machine has measured
     second = make_request(5)
     top_k = auto.needs_of(second.request).prompt_top_k
     auto.begin(second)
