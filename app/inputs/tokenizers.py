@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # transformers loads with the first tokenizer
     from transformers import PreTrainedTokenizerFast
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes of tokenizers that tokenizer.json says all of
-FAMILY = "llama"  # whose generic tokenizers ``AutoTokenizer`` takes as they are
+MODEL_TYPE = "llama"  # of models whose generic tokenizers ``AutoTokenizer`` takes as they are
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -26,7 +26,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     try:
         if _is_generic(path):
             return PreTrainedTokenizerFast.from_pretrained(path)
-        from transformers import AutoTokenizer  # and with it torch: 4 s of a core, and 270 MB
+        from transformers import AutoTokenizer  # loads torch, which an ingress has no other use for
 
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
@@ -44,4 +44,4 @@ def _is_generic(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     declared = settings.get("tokenizer_class")
-    return declared in GENERIC and "auto_map" not in settings and config.get("model_type") == FAMILY
+    return declared in GENERIC and "auto_map" not in settings and config.get("model_type") == MODEL_TYPE

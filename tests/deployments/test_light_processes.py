@@ -105,7 +105,6 @@ def test_a_target_replica_owns_its_stages_without_torch(config: ServeConfig) -> 
 
 
 def test_an_ingress_reads_and_writes_texts_without_torch(config: ServeConfig) -> None:
-    """With it, an ingress took twice as long to start, and 270 MB more."""
     assert loaded_by(EDGE, None, config.model) == "transformers"
 
 

@@ -63,7 +63,7 @@ class Site:
         deadline = time.monotonic() + READY_S
         while not condition(found := self.application()):
             assert time.monotonic() < deadline, found
-            time.sleep(0.5)  # each question costs the dashboard and us some 0.1 s of a core
+            time.sleep(0.5)  # a question is work for the dashboard, which starting replicas wait for
 
 
 def is_running(application: dict[str, Any]) -> bool:

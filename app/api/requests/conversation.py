@@ -16,7 +16,7 @@ from app.api.requests.parts import Message
 from app.api.requests.tool_fields import FunctionTool, ToolCall, ToolFields
 from app.api.tools.answer import Reading
 from app.api.tools.families import FAMILIES, Family, family_of
-from app.api.tools.grammar import Calls
+from app.api.tools.grammar import CallGrammars
 from app.api.tools.reasoning import CLOSE
 from engine.errors import RequestError
 from engine.grammar.grammar import MOST_CHARS, Grammar
@@ -106,9 +106,9 @@ class ChatTemplate:
         added = vocabulary.get_added_tokens_decoder()
         special = {token.content: i for i, token in added.items() if token.special}
         functions = [(tool.function.name, tool.function.parameters) for tool in fields.forced or fields.offered]
-        calls = Calls(self.family, functions, fields.may_repeat, special)
+        calls = CallGrammars(self.family, functions, fields.may_repeat, special)
         close = CLOSE if is_open else ""
-        lark = calls.forced(close) if fields.forced else calls.free(close)
+        lark = calls.forced(close) if fields.forced else calls.allowed(close)
         source = LLMatcher.grammar_from_lark(lark)
         if len(source) > MOST_CHARS:
             raise RequestError(f"tools make a grammar of {len(source)} characters; at most {MOST_CHARS} go", "tools")

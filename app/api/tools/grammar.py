@@ -19,8 +19,8 @@ Function = tuple[str, dict[str, Any] | None]  # name, and JSON schema of the arg
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Answers of a family, as grammars in llguidance's Lark dialect.
+class CallGrammars:
+    """Answers that call tools, as grammars in llguidance's Lark dialect.
 
     Args:
         family: how the model writes calls.
@@ -51,8 +51,8 @@ class Calls:
         start = f"{opens}{self._calls}"
         return self._rules(f'{self._mark(close)} "\\n\\n" {start}' if close else start)
 
-    def free(self, close: str = "") -> str:
-        """Any text, or calls behind one; a text without a call does not begin as one.
+    def allowed(self, close: str = "") -> str:
+        """Any text, or a text and calls behind it. A text that goes on as one does not begin a call.
 
         Args:
             close: as for ``forced``.

@@ -81,7 +81,7 @@ def test_a_seed_gives_the_same_text_under_every_method_and_the_text_of_spectra_g
             assert ids == line["token_ids"], method
 
 
-def test_stages_run_with_torch_and_nothing_else(server: Server) -> None:
+def test_stages_alone_load_torch(server: Server) -> None:
     for name, has_torch in (
         ("ServeReplica:spectra:Router", False),
         ("ServeReplica:spectra:Target", False),

@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 from engine.drafter.checkpoint.write import write_drafter
 from engine.model.loader import load_spec
 from tests.support.served_drafters import drafter_spec, random_checkpoint
-from tests.support.server_process import READY_S, Server, Stream, running
+from tests.support.server_process import READY_S, Server, Stream, check_stopped, running
 
 pytestmark = pytest.mark.cluster
 
 SEEDED: dict[str, Any] = {"max_tokens": 600, "temperature": 0.8, "seed": 8, "ignore_eos": True}
-FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
+FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "0.2")
 STAGE, TARGET = "ray::StageActor", "ray::ServeReplica:spectra:Target"
 
 
@@ -159,12 +159,19 @@ def test_a_stopped_target_is_replaced_with_its_stages_and_texts_stay(server: Ser
     server.settled()
 
 
-def test_a_server_that_stops_leaves_no_process_and_no_folder_of_its_stages(server: Server) -> None:
+def test_streams_that_outlast_the_grace_period_end_with_an_error_event_and_nothing_is_left(server: Server) -> None:
+    streams = [Stream(server, max_tokens=900, ignore_eos=True, seed=seed) for seed in (4, 5)]
+    for stream in streams:
+        stream.until(5)
     processes = server.processes()
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
-    wait_until_gone(processes)
-    assert list(server.folder.glob("spectra-*")) == []
+    server.process.send_signal(signal.SIGINT)
+    for stream in streams:
+        stream.join()
+        assert len(stream.token_ids) < 900
+        assert [error["code"] for error in stream.errors] == ["target_lost"]
+        assert "shutting down" in stream.errors[0]["message"]
+        assert stream.ended_with.startswith('data: {"error"')
+    check_stopped(server, processes)
 
 
 def without_a_file(checkpoint: Path, folder: Path) -> str:

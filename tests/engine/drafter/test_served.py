@@ -54,9 +54,9 @@ def sampling(**params: Any) -> SamplingParams:
 def check_drafts(
     family: str, checkpoint: DrafterCheckpoint, told: Recording, prompts: list[list[int]], **params: Any
 ) -> None:
-    """Every third draft is that of a drafter that reads the text anew."""
+    """Every draft is that of a drafter that reads the text anew."""
     assert told.told, "nothing was drafted"
-    for text, branch in told.told[::3]:
+    for text, branch in told.told:
         n_prompt = next(len(prompt) for prompt in prompts if text[: len(prompt)] == prompt)
         depth = N_TOKENS - (len(text) - n_prompt) - 1
         ask = BlockAsk(sampling(**params), None, text[-1], len(text), depth, N_NODES)

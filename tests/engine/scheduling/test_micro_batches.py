@@ -41,8 +41,9 @@ def rate(pipeline: VirtualPipeline, n: int, arrivals: float = 0.0) -> float:
 @pytest.mark.parametrize("trip", [0.0, 0.0005])
 @pytest.mark.parametrize("n_stages", [1, 2, 4, 8])
 def test_stages_are_busy_with_any_number_of_sequences(n_stages: int, trip: float) -> None:
-    counts = (*range(1, 20), *range(20, 65, 3))
-    reached = {n: rate(virtual_pipeline(n_stages, two_at_a_time, trip=trip), n) / ideal(n, n_stages) for n in counts}
+    reached = {
+        n: rate(virtual_pipeline(n_stages, two_at_a_time, trip=trip), n) / ideal(n, n_stages) for n in range(1, 65)
+    }
     assert {n: share for n, share in reached.items() if share < 0.95} == {}
 
 
@@ -78,7 +79,7 @@ def test_every_sequence_has_its_turn(n: int, n_stages: int) -> None:
     made = virtual_pipeline(n_stages, two_at_a_time, trip=0.0005)
     rate(made, n)
     written = [request.n_output for request in made.requests]
-    assert max(written) <= 1.1 * min(written) + 1
+    assert max(written) <= 1.1 * min(written)
 
 
 @pytest.mark.parametrize(("n", "n_stages"), [(4, 1), (9, 1), (9, 2), (13, 4), (64, 8)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.composer import compose
 from engine.errors import ConfigError, UnknownMethodError
-from engine.protocol import NO_REST, BatchSpeculator, Branch, Needs
+from engine.protocol import BatchSpeculator, Branch, Needs
 from engine.tree import ROOT
 from speculators.auto.config import AutoConfig
 from speculators.auto.speculator import Auto
@@ -130,6 +130,7 @@ def test_a_part_that_fails_hurts_no_other_and_its_state_goes_as_well(fails_in):
 
 
 @pytest.mark.parametrize("catches_up", [True, False])
+@pytest.mark.usefixtures("steady_clocks")
 def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up):
     heard = []
 
@@ -146,9 +147,7 @@ def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up)
     for _ in range(40):
         draft = auto.propose(request, 32)
         tree = compose(draft, 32)
-        # A source that catches up drafts from text, too, as measured times have it; then it learns unless it rests.
-        reads_back, before = draft.decision is None or draft.decision.reads_back, len(heard)
-        rests = draft.rest is not NO_REST if catches_up else not reads_back
+        rests, before = draft.decision is not None and not draft.decision.reads_back, len(heard)
         assert not (rests and len(tree))
         outcome = TARGET.score(request.context.view.tolist(), tree)
         request.context.extend(outcome.tokens)

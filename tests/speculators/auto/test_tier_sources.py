@@ -8,7 +8,6 @@ from engine.step_cost import StepCosts
 from engine.tree import EMPTY_TREE
 from speculators.auto.config import AutoConfig
 from speculators.auto.decisions import FULL, TEXT
-from speculators.auto.sources import FIRST_DRAFTING, FIRST_QUICK
 from speculators.auto.speculator import Auto
 from speculators.registry import SpeculatorOptions, create
 from tests.support.auto_sources import Decoding, Quick, Told, decided, make_request
@@ -61,14 +60,13 @@ def two_requests(seconds):
     quick, full = Quick(claim=0.9), OfPrompts(claim=0.9)
     auto = Auto([full, quick], StepCosts({1: ((1, 200), (seconds, 1.01 * seconds))}))
     Decoding(auto).steps(3)
-    for clock, usual in zip(auto._tiers.clocks, (FIRST_QUICK, FIRST_DRAFTING), strict=True):
-        clock.seconds = usual  # whatever a busy machine has measured
     second = make_request(5)
     top_k = auto.needs_of(second.request).prompt_top_k
     auto.begin(second)
     return auto, quick, full, second, top_k
 
 
+@pytest.mark.usefixtures("steady_clocks")
 @pytest.mark.parametrize(("seconds", "later"), [(4e-4, True), (1.0, False)])
 def test_a_source_that_will_not_be_asked_at_first_begins_when_it_is(seconds, later):
     auto, quick, full, second, top_k = two_requests(seconds)
@@ -87,6 +85,7 @@ def test_a_source_that_will_not_be_asked_at_first_begins_when_it_is(seconds, lat
     assert {5, 6}.isdisjoint(full.live | quick.live)
 
 
+@pytest.mark.usefixtures("steady_clocks")
 def test_what_was_read_back_of_a_prompt_is_heard_by_all_sources():
     """Whether it would be was decided when the request was submitted, and others have run since."""
     auto, _, full, second, _ = two_requests(4e-4)

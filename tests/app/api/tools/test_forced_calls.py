@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
-from app.api.tools.families import FAMILIES
 from app.inputs.tokenizers import load_tokenizer
 from tests.support.chat_templates import OF_FAMILY
 from tests.support.engine_backend import over_engine
@@ -27,6 +28,13 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Rain?"}], "to
 NAMED = {"type": "function", "function": {"name": "history"}}
 
 
+def check_arguments(text: str) -> None:
+    arguments = json.loads(text)
+    assert set(arguments) == {"unit", "days"}
+    assert arguments["unit"] in UNIT["enum"]
+    assert 1 <= arguments["days"] <= 9
+
+
 @pytest.mark.parametrize("family", OF_FAMILY)
 @pytest.mark.parametrize("temperature", [0, 1.0])
 async def test_a_random_model_calls_what_it_has_to(family: str, temperature: float, tiny_checkpoint: Path) -> None:
@@ -43,35 +51,37 @@ async def test_a_random_model_calls_what_it_has_to(family: str, temperature: flo
                 [call] = made["message"]["tool_calls"]
                 assert made["finish_reason"] == "tool_calls"
                 assert call["function"]["name"] in names
-                arguments = json.loads(call["function"]["arguments"])
-                assert set(arguments) == {"unit", "days"}
-                assert arguments["unit"] in UNIT["enum"]
-                assert 1 <= arguments["days"] <= 9
+                check_arguments(call["function"]["arguments"])
                 told.append((call["function"], answer.json()["usage"]["completion_tokens"]))
             assert told == [told[0]] * 3
 
 
-@pytest.mark.parametrize("family", ["qwen 3", "llama 3"])
+@pytest.mark.parametrize("calls", [True, False])
 async def test_an_answer_that_may_call_a_strict_function_is_the_same_with_speculation(
-    family: str, tiny_checkpoint: Path
+    calls: bool, tiny_checkpoint: Path
 ) -> None:
+    """The mark is a token that a bias makes the model begin with, or never write."""
     tokenizer = load_tokenizer(tiny_checkpoint)
-    name, tokenizer.chat_template = OF_FAMILY[family]
-    opens = "{" if FAMILIES[name].is_bare else FAMILIES[name].opens[0]
-    bias = {str(token): 12.0 for token in tokenizer.encode(opens, add_special_tokens=False)}
+    mark = tokenizer.convert_tokens_to_ids("<|system|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str().replace("<|system|>", "<tool_call>")),
+        eos_token=tokenizer.eos_token,
+        chat_template=OF_FAMILY["qwen 3"][1],
+    )
+    fields = CHAT | {"logit_bias": {str(mark): 100.0 if calls else -100.0}, "parallel_tool_calls": False}
     async with over_engine(tiny_checkpoint, tokenizer, 2000) as client:
-        for seed in range(3):
-            fields = CHAT | {"seed": seed, "temperature": 1.0, "max_tokens": 40, "logit_bias": bias if seed else {}}
+        for style in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
             told = []
-            for speculative in ({"enabled": False}, {"method": "pld+suffix+token-recycling"}):
-                answer = await client.post("/v1/chat/completions", json=fields | {"speculative": speculative})
+            for speculative in ({"enabled": False}, {"method": "pld+suffix+token-recycling"}, {"method": "auto"}):
+                answer = await client.post("/v1/chat/completions", json=fields | style | {"speculative": speculative})
                 assert answer.status_code == 200, answer.text
                 [made] = answer.json()["choices"]
-                calls = made["message"].get("tool_calls") or []
-                if made["finish_reason"] == "tool_calls":
-                    assert {"unit", "days"} == set(json.loads(calls[-1]["function"]["arguments"]))
-                told.append((made["message"]["content"], [call["function"] for call in calls]))
-            assert told[0] == told[1]
+                written = made["message"].get("tool_calls") or []
+                assert len(written) == calls
+                for call in written:
+                    check_arguments(call["function"]["arguments"])
+                told.append((made["message"]["content"], [call["function"] for call in written]))
+            assert told == [told[0]] * 3
 
 
 async def test_what_no_mask_can_keep_is_named(tiny_checkpoint: Path) -> None:

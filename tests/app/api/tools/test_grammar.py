@@ -9,7 +9,7 @@ import pytest
 
 from app.api.tools.answer import AnswerReader, Reading
 from app.api.tools.families import FAMILIES
-from app.api.tools.grammar import Calls, call_schema
+from app.api.tools.grammar import CallGrammars, call_schema
 from app.api.tools.parts import Arguments, CallBegin
 from engine.grammar.state import has
 from tests.support.grammars import of_lark, tiny_grammars
@@ -33,7 +33,7 @@ def test_what_a_schema_describes_is_a_call_to_the_parser(family) -> None:
 @pytest.mark.parametrize("is_parallel", [True, False])
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_grammar_has_a_rule_for_every_tool(family, is_parallel: bool) -> None:
-    grammar = Calls(family, [("get_weather", CITY), ("now", None)], is_parallel).forced()
+    grammar = CallGrammars(family, [("get_weather", CITY), ("now", None)], is_parallel).forced()
     start, calls, *rules = grammar.splitlines()
     assert calls == "call: call_0 | call_1"
     schemas = [json.loads(rule.partition("%json ")[2]) for rule in rules]
@@ -42,14 +42,14 @@ def test_a_grammar_has_a_rule_for_every_tool(family, is_parallel: bool) -> None:
 
 
 def test_marks_that_are_special_tokens_are_written_by_their_ids() -> None:
-    grammar = Calls(FAMILIES["mistral"], [("now", None)], False, {"[TOOL_CALLS]": 5}).forced()
+    grammar = CallGrammars(FAMILIES["mistral"], [("now", None)], False, {"[TOOL_CALLS]": 5}).forced()
     assert grammar.startswith('start: <[5]> "[" call "]"\n')
-    assert Calls(FAMILIES["mistral"], [("now", None)], False).forced().startswith('start: "[TOOL_CALLS]"')
+    assert CallGrammars(FAMILIES["mistral"], [("now", None)], False).forced().startswith('start: "[TOOL_CALLS]"')
 
 
 def test_a_grammar_needs_a_tool() -> None:
     with pytest.raises(ValueError, match="needs a function"):
-        Calls(FAMILIES["hermes"], [], True)
+        CallGrammars(FAMILIES["hermes"], [], True)
 
 
 DAYS = {
@@ -62,8 +62,8 @@ DAYS = {
 
 def accepted(family: str, text: str, close: str = "", *, is_parallel: bool = True) -> tuple[str, bool]:
     """How much of an answer that may call tools is allowed, token by token, and whether it may end there."""
-    calls = Calls(FAMILIES[family], [("rain", DAYS), ("snow", None)], is_parallel)
-    state = tiny_grammars().state(of_lark(calls.free(close)))
+    calls = CallGrammars(FAMILIES[family], [("rain", DAYS), ("snow", None)], is_parallel)
+    state = tiny_grammars().state(of_lark(calls.allowed(close)))
     assert not state.error
     tokenizer, had = tiny_tokenizer(), []
     for token in tokenizer.encode(text, add_special_tokens=False):
@@ -91,11 +91,11 @@ def test_a_call_in_it_is_kept_to_its_schema(family: str) -> None:
     assert accepted(family, right) == (right, True)
     assert accepted(family, call(family, '{"anything": [1]}', "snow"))[1]
     for wrong in (call(family, '{"days": 30}'), call(family, '{"day": 3}'), call(family, "3")):
-        had, _ = accepted(family, wrong)
-        assert had < wrong
-        assert "days" not in had or had.endswith("3")
-    if family != "llama3":  # whose calls need no mark: of another name, it is a text
-        assert len(accepted(family, call(family, "{}", "hail"))[0]) < len(call(family, "{}", "hail")) - 4
+        had, may_end = accepted(family, wrong)
+        assert wrong.startswith(had)
+        assert not may_end
+    if family != "llama3":  # where an object of another name is a text, and behind a text one needs a mark
+        assert accepted(family, call(family, "{}", "hail")) == (call(family, "{}", "").partition('", "')[0], False)
         assert accepted(family, f"Well: {right}") == (f"Well: {right}", True)
     assert accepted(family, "Well. " + FAMILIES[family].opens[0]) == ("Well. " + FAMILIES[family].opens[0], False)
 
@@ -113,7 +113,8 @@ def test_there_are_several_only_if_they_may_be(family: str, between: str, is_par
 )
 def test_what_a_parser_would_take_for_a_call_without_a_mark_is_none_but_as_the_schema_has_it(text: str) -> None:
     had, _ = accepted("llama3", text)
-    assert len(had) < len(text)
+    assert text.startswith(had)
+    assert had != text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,14 +122,16 @@ def test_what_is_thought_is_free(family: str) -> None:
     thought = f"Should I say {call(family, '{}')}? No.</think>"
     right = call(family, '{"days": 3}')
     assert accepted(family, thought + right, "</think>") == (thought + right, True)
-    assert len(accepted(family, thought + call(family, '{"days": 30}'), "</think>")[0]) < len(thought + right)
+    had, may_end = accepted(family, thought + call(family, '{"days": 30}'), "</think>")
+    assert had.startswith(thought)
+    assert not may_end
 
 
 def test_a_mark_that_is_a_special_token_begins_a_call_in_any_text() -> None:
     tokenizer = tiny_tokenizer()
     opens, other = tokenizer.convert_tokens_to_ids(["<|system|>", "<|user|>"])
-    calls = Calls(FAMILIES["hermes"], [("rain", DAYS)], True, {"<tool_call>": opens})
-    state = tiny_grammars().state(of_lark(calls.free()))
+    calls = CallGrammars(FAMILIES["hermes"], [("rain", DAYS)], True, {"<tool_call>": opens})
+    state = tiny_grammars().state(of_lark(calls.allowed()))
     for token in tokenizer.encode("So <tool_call is no mark. ", add_special_tokens=False):
         assert has(state.words(), opens)
         assert not has(state.words(), other)
