@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.start_time import ALL, name_of, taken_by
+from benchmarks.processes.start_time import ALL, name_of, taken_by
 
 WORKS = "import time\nwhile time.process_time() < 0.6: pass\nprint(flush=True)\ninput()"
 

@@ -1,7 +1,7 @@
 """How long ``spectra serve`` takes until it is ready, and what each of its processes has taken by then.
 
-    python -m benchmarks.start_time
-    python -m benchmarks.start_time --runs 3 --flags "--ingress-replicas 2"
+    python -m benchmarks.processes.start_time
+    python -m benchmarks.processes.start_time --runs 3 --flags "--ingress-replicas 2"
 
 CPU time is user and system time; memory is what is resident, pages that processes share counted in each. Processes that
 have ended by then are not seen. Shown is the median of the runs; the last line of stdout is JSON.
@@ -33,7 +33,9 @@ Taken = dict[str, tuple[float, float]]  # by process: CPU seconds, MiB
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.start_time", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.processes.start_time",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="demo", help="checkpoint directory (default: demo)")
     parser.add_argument("--flags", default="", help='more of spectra serve, as in "--stages 2"')
