@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from tools.demo_model.data import DOMAINS
-from tools.demo_model.losses import logits_of
+from tools.demo_model.losses import hidden_of, logits_of
 from tools.demo_model.packing import Encoded, padded
 from tools.demo_model.tokenizer import PAD_ID
 
@@ -36,7 +36,8 @@ def nats_and_tokens(model: LlamaForCausalLM, documents: list[np.ndarray]) -> tup
         chunk = ordered[first : first + ROWS]
         rows = padded(chunk, min(MAX_LENGTH, len(chunk[-1]))).to(model.device)
         targets = rows[:, 1:].flatten()
-        logits = logits_of(model, rows[:, :-1]).flatten(0, 1)
-        nats += F.cross_entropy(logits, targets, ignore_index=PAD_ID, reduction="sum").item()
-        tokens += int((targets != PAD_ID).sum())
+        scored = (targets != PAD_ID).nonzero().flatten()
+        logits = logits_of(model, hidden_of(model, rows[:, :-1]), scored)
+        nats += F.cross_entropy(logits, targets[scored], reduction="sum").item()
+        tokens += len(scored)
     return nats, tokens

@@ -21,7 +21,7 @@ from tools.demo_model.optim import factor_at, optimizers_for, step_all
 
 TOKENS_PER_PASS = 4096  # one forward and backward on a CPU; a fixed shape, so that compiling pays
 SHORT, LONG = 512, 2048  # row lengths, tokens
-LONG_FROM = 0.93  # share of the budget after which rows are long: positions beyond SHORT get trained
+ROWS = ((0.0, SHORT), (0.93, LONG))  # from which share of the budget on rows have which length
 TWO_PASSES_FROM = 0.9  # small steps early, larger ones once progress is limited by noise
 CHECKPOINT_EVERY = 120.0  # seconds
 SMOOTHING = 0.97
@@ -59,8 +59,9 @@ class Run:
         stream: of batches.
         checkpoint: file.
         tokens_per_pass: of one forward and backward, a multiple of LONG.
-        compiled: whether the loss is compiled for short rows.
+        compiled: whether the loss is compiled, for all rows but the longest.
         rate: of learning, in usual ones.
+        rows: shares of the budget in order, the first one 0, and the length of rows from there on, tokens.
     """
 
     def __init__(
@@ -73,14 +74,16 @@ class Run:
         tokens_per_pass: int = TOKENS_PER_PASS,
         compiled: bool = True,
         rate: float = 1.0,
+        rows: tuple[tuple[float, int], ...] = ROWS,
     ) -> None:
         self.model, self.stream, self.checkpoint = model, stream, checkpoint
         self.progress = Progress()
         self._device = next(model.parameters()).device
         self._tokens_per_pass = tokens_per_pass
-        # Long rows come last and briefly: compiling a second shape would cost more than it saves.
+        self._rows = rows
+        # The longest rows come last and briefly: compiling their shape would cost more than it saves.
         short = torch.compile(loss, dynamic=False) if compiled else loss
-        self._losses: dict[int, Loss] = {SHORT: short, LONG: loss}
+        self._losses: dict[int, Loss] = {length: short for _, length in rows[:-1]} | {rows[-1][1]: loss}
         self._optimizers = optimizers_for(model, rate)
         self._saved_at = 0.0
 
@@ -124,7 +127,7 @@ class Run:
         return self.progress.tokens // n_tokens if n_tokens else 0
 
     def _step(self, share: float) -> None:
-        length = LONG if share >= LONG_FROM else SHORT
+        length = next(length for start, length in reversed(self._rows) if share >= start)
         passes = 2 if share >= TWO_PASSES_FROM else 1
         total = 0.0
         for _ in range(passes):

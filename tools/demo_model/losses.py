@@ -16,12 +16,22 @@ DISTILLED = 0.7  # share of the drafter's loss that comes from the target's dist
 BF16_ON_CPU = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
-def logits_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """Next-token logits, fp32 [rows, length, vocabulary], where `tokens` are; in bf16 where that is fast."""
-    fast = BF16_ON_CPU or tokens.device.type != "cpu"
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=fast):
-        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-        logits: torch.Tensor = model.lm_head(hidden)
+def bf16_is_fast(device: torch.device) -> bool:
+    """Whether products in bf16 take less time than in fp32."""
+    return BF16_ON_CPU or device.type != "cpu"
+
+
+def hidden_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    """What the last layer says, [rows, length, hidden], where `tokens` are; in bf16 where that is fast."""
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16_is_fast(tokens.device)):
+        hidden: torch.Tensor = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    return hidden
+
+
+def logits_of(model: LlamaForCausalLM, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Next-token logits, fp32 [n_kept, vocabulary], at the places `kept` (int64 [n_kept]) of all rows in a line."""
+    with torch.autocast(hidden.device.type, torch.bfloat16, enabled=bf16_is_fast(hidden.device)):
+        logits: torch.Tensor = model.lm_head(hidden.flatten(0, 1)[kept])
     return logits.float()
 
 
@@ -43,18 +53,29 @@ def weights_of(batch: torch.Tensor, prompt_weight: float) -> torch.Tensor:
     return torch.where(batch[:, 1:] == PAD_ID, 0.0, weights).flatten()
 
 
-def mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The weighted mean of `losses`, both [n]."""
-    return (losses * weights).sum() / weights.sum()
+def places_of(batch: torch.Tensor, prompt_weight: float) -> torch.Tensor:
+    """The targets of a packed batch that count: all of answers, of prompts a share of `prompt_weight`.
+
+    They are drawn from the batch's own content, so that a run that was killed and resumed draws the same.
+
+    Returns:
+        int64 [n_kept], places of all rows in a line.
+    """
+    drawn = torch.rand(batch[:, 1:].numel(), generator=torch.Generator().manual_seed(int(batch.sum())))
+    return (drawn.to(batch.device) < weights_of(batch, prompt_weight)).nonzero().flatten()
 
 
 def next_token_loss(model: LlamaForCausalLM, prompt_weight: float = 1.0) -> Loss:
-    """Mean cross-entropy over the tokens of a packed batch, those of prompts at `prompt_weight`, nats."""
+    """Mean cross-entropy over the tokens of a packed batch, a share `prompt_weight` of those of prompts, nats."""
+
+    def at_places(hidden: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        kept = places_of(batch, prompt_weight)
+        return F.cross_entropy(logits_of(model, hidden, kept), batch[:, 1:].flatten()[kept])
+
+    uncompiled = _uncompiled(at_places)
 
     def loss(batch: torch.Tensor) -> torch.Tensor:
-        logits = logits_of(model, batch[:, :-1]).flatten(0, 1)
-        losses = F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none")
-        return mean(losses, weights_of(batch, prompt_weight))
+        return uncompiled(hidden_of(model, batch[:, :-1]), batch)
 
     return loss
 
@@ -65,12 +86,24 @@ def distillation_loss(model: LlamaForCausalLM, teacher: LlamaForCausalLM, prompt
     The drafter is judged by how often it agrees with the target, not by how well it models text.
     """
 
+    def at_places(hidden: torch.Tensor, taught: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        kept = places_of(batch, prompt_weight)
+        logits = logits_of(model, hidden, kept)
+        soft = F.cross_entropy(logits, logits_of(teacher, taught, kept).softmax(-1))
+        hard = F.cross_entropy(logits, batch[:, 1:].flatten()[kept])
+        return DISTILLED * soft + (1 - DISTILLED) * hard
+
+    uncompiled = _uncompiled(at_places)
+
     def loss(batch: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            wanted = logits_of(teacher, batch[:, :-1]).flatten(0, 1).softmax(-1)
-        logits = logits_of(model, batch[:, :-1]).flatten(0, 1)
-        soft = F.cross_entropy(logits, wanted, reduction="none")
-        hard = F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none")
-        return mean(DISTILLED * soft + (1 - DISTILLED) * hard, weights_of(batch, prompt_weight))
+            taught = hidden_of(teacher, batch[:, :-1])
+        return uncompiled(hidden_of(model, batch[:, :-1]), taught, batch)
 
     return loss
+
+
+def _uncompiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same in the midst of what is compiled: the number of places differs from batch to batch."""
+    kept: Callable[..., torch.Tensor] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return kept

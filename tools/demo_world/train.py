@@ -31,11 +31,13 @@ from tools.demo_world.stream import WorldStream
 from tools.demo_world.tokenizer import plain_text, save_tokenizer, train_tokenizer, with_template
 
 SHAPES = {
-    "target": Shape(layers=8, hidden=256, heads=4, ffn=640, kv_heads=2, head_dim=64),
+    "target": Shape(layers=6, hidden=256, heads=4, ffn=512, kv_heads=2, head_dim=64),
     "drafter": Shape(layers=3, hidden=128, heads=4, ffn=384, kv_heads=2, head_dim=32),
 }
 PROMPT_WEIGHT = 0.1  # what is told and asked is random; a model has to answer it, not to guess it
 RATE = 0.5  # of learning, times that of tools.demo_model
+# Conversations have 116 tokens on average, and 85 % of all tokens are in those of at most 256.
+ROWS = ((0.0, 256), (0.7, 512), (0.96, 2048))
 TOKENIZER_FROM = 20_000  # conversations
 
 
@@ -78,6 +80,7 @@ def model_to_train(shape: Shape, start: Path | None = None) -> LlamaForCausalLM:
     """A new model with the copying circuit, which does not train, or the one of a finished folder."""
     model = build(shape)
     lay_out_copying(model)
+    model.model.layers[0].mlp.forward = torch.zeros_like  # adds nothing, and takes a tenth of the time
     if start is not None:
         model.load_state_dict(load(start).state_dict())
     return model
@@ -98,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         loss = distillation_loss(model, load(args.out / "target").to(args.device), PROMPT_WEIGHT)
     stream = WorldStream(with_template(tokenizer), args.seed)
-    run = Run(model, loss, stream, args.work / f"{args.role}.pt", rate=RATE)
+    run = Run(model, loss, stream, args.work / f"{args.role}.pt", rate=RATE, rows=ROWS)
     if args.resume or args.snapshot:
         run.resume()
     progress = run.progress if args.snapshot else run.train(tokens=int(args.tokens))

@@ -41,7 +41,7 @@ def test_only_the_circuit_adds_to_the_residual_stream() -> None:
     lay_out_copying(model)
     for layer in model.model.layers:
         assert not layer.mlp.down_proj.weight.any()
-    assert [layer.self_attn.o_proj.weight.any().item() for layer in model.model.layers] == [True] * 2 + [False] * 6
+    assert [layer.self_attn.o_proj.weight.any().item() for layer in model.model.layers] == [True] * 2 + [False] * 4
 
 
 def test_training_leaves_the_circuit_as_it_is() -> None:
