@@ -71,6 +71,7 @@ def create_app(api: Api, access: AccessOptions | None = None, keyring: Keyring |
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", api.chat_completions),
         ("POST", "/v1/completions", api.completions),
+        ("POST", "/v1/responses", api.responses),
         ("POST", "/tokenize", api.tokenize),
         ("POST", "/detokenize", api.detokenize),
         ("GET", "/v1/models", api.models),

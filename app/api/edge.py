@@ -17,7 +17,8 @@ from app.access.keyring import Keyring
 from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.errors import answer_for
-from app.api.http import Api
+from app.api.http import Api, GenerationBody
+from app.api.items.body import ResponsesRequest
 from app.api.requests.parsing import validated
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.service import Settings
@@ -55,8 +56,8 @@ class Edge:
 
     Handles reach only code that runs in the cluster: their bodies need no key, and all their fields count.
 
-    A body with ``messages`` is a chat completion, one with ``prompt`` a completion; fields and answers are those of
-    the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
+    A body with ``messages`` is a chat completion, one with ``input`` a response, one with ``prompt`` a completion;
+    fields and answers are those of the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
     """
 
     def __init__(self, api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None) -> None:
@@ -81,7 +82,7 @@ class Edge:
         try:
             async with aclosing(await self._api.events(self._parse(body, stream=True), IN_CLUSTER)) as events:
                 async for event in events:
-                    for line in event.split(b"\n\n"):
+                    for line in event.splitlines():
                         if line.startswith(PREFIX + b"{"):
                             yield msgspec.json.decode(line[len(PREFIX) :])
         except Exception as error:
@@ -89,10 +90,12 @@ class Edge:
         finally:
             self._api.access_log.end(exchange)
 
-    def _parse(self, body: dict[str, Any], *, stream: bool) -> ChatCompletionRequest | CompletionRequest:
+    def _parse(self, body: dict[str, Any], *, stream: bool) -> GenerationBody:
         fields = {"model": self._api.model_name} | body | {"stream": stream}
         if "messages" in body:
             return validated(ChatCompletionRequest, fields)
+        if "input" in body:
+            return validated(ResponsesRequest, fields)
         return validated(CompletionRequest, fields)
 
 

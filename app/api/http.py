@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,33 +15,36 @@ from starlette.responses import Response
 from app.access.caller import Caller, caller_of
 from app.access.gate import visit_of
 from app.api.answer_form import AnswerForm
+from app.api.answers.completions import Envelope, model_fields
+from app.api.answers.logprobs import TokenTexts
+from app.api.answers.run import Writer, events, whole
+from app.api.answers.stream_writer import StreamWriter
 from app.api.errors import model_not_found
 from app.api.generation import Choice, Generation
 from app.api.grammar_checks import GrammarChecks
-from app.api.logprobs import TokenTexts
+from app.api.items.body import ResponsesRequest, as_here
+from app.api.items.writer import ResponseWriter
 from app.api.observed import figures_of, prompt_of, request_fields, usage_of
-from app.api.piece import Piece
 from app.api.requests.bodies import Bodies
 from app.api.requests.conversation import Extras
 from app.api.requests.convert import Converter
 from app.api.requests.parsing import Schema, parse
 from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
-from app.api.responses import Envelope, model_fields, whole_response
 from app.api.service import Backend, Settings
-from app.api.stream_writer import StreamWriter
 from app.api.streaming import EventStream, run_while_connected
 from app.telemetry.access_log import AccessLog
 from app.telemetry.exchange import current
 from app.telemetry.metrics import EdgeMetrics
 from deployments.observability.traces import Tracer
 from deployments.submission.messages import Health, ModelCard
-from engine.errors import SpectraError
+from engine.errors import RequestError, SpectraError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-GenerationBody = ChatCompletionRequest | CompletionRequest
+GenerationBody = ChatCompletionRequest | CompletionRequest | ResponsesRequest
+ID_PREFIXES = {ChatCompletionRequest: "chatcmpl-", CompletionRequest: "cmpl-", ResponsesRequest: "resp_"}
 logger = logging.getLogger("spectra.api")
 
 
@@ -90,6 +92,10 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         return await self._generate(request, CompletionRequest)
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        return await self._generate(request, ResponsesRequest)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ids of a prompt, or of messages under the chat template."""
@@ -146,33 +152,25 @@ class Api:
 
     async def answer(self, wanted: GenerationBody, caller: Caller) -> bytes:
         """The whole response body, as JSON."""
-        return await self._whole(*await self._prepare(wanted, caller))
+        return await whole(*await self._prepare(wanted, caller))
 
     async def events(self, wanted: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
-        return self._stream(wanted, *await self._prepare(wanted, caller))
+        return events(*await self._prepare(wanted, caller))
 
     async def _generate(self, request: Request, schema: type[GenerationBody]) -> Response:
         async with self._bodies.read(request) as body:
             wanted = await self._parse(schema, body)
-            envelope, generation = await self._prepare(wanted, caller_of(request.scope))
+            generation, writer = await self._prepare(wanted, caller_of(request.scope))
         visit = visit_of(request.scope)
         if visit is not None:
             visit.reserve(generation.most_tokens, generation.used_tokens)
         if wanted.stream:
-            return EventStream(self._stream(wanted, envelope, generation))
-        answer = await run_while_connected(request.receive, self._whole(envelope, generation))
+            return EventStream(events(generation, writer))
+        answer = await run_while_connected(request.receive, whole(generation, writer))
         if visit is not None:
             visit.settle()
         return Response(answer, media_type="application/json")
-
-    async def _whole(self, envelope: Envelope, generation: Generation) -> bytes:
-        return whole_response(envelope, await _collect(generation), self._texts)
-
-    def _stream(
-        self, wanted: GenerationBody, envelope: Envelope, generation: Generation
-    ) -> AsyncGenerator[bytes, None]:
-        return _events(generation, StreamWriter(envelope, generation.choices, self._texts, wanted.stream_options))
 
     async def _parse(self, schema: type[Schema], body: bytes, max_prompts: int = MAX_CHOICES) -> Schema:
         return await self._bodies.run(len(body), parse, schema, body, max_prompts * self._card.max_model_len)
@@ -189,15 +187,18 @@ class Api:
             ids = self._converter.encode(wanted.prompt or "", add_special_tokens=special)
         return _json({"count": len(ids), "max_model_len": self._card.max_model_len, "tokens": ids})
 
-    async def _prepare(self, wanted: GenerationBody, caller: Caller) -> tuple[Envelope, Generation]:
-        self._check_model(wanted.model)
-        is_chat = isinstance(wanted, ChatCompletionRequest)
+    async def _prepare(self, asked: GenerationBody, caller: Caller) -> tuple[Generation, Writer]:
+        self._check_model(asked.model)
+        wanted = asked.chat if isinstance(asked, ResponsesRequest) else asked
         exchange = current()
-        response_id = ("chatcmpl-" if is_chat else "cmpl-") + exchange.request_id
+        response_id = ID_PREFIXES[type(asked)] + exchange.request_id
         if self._settings.log_prompts:
             exchange.prompt = prompt_of(wanted)
         converter = self._converter
-        requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
+        try:
+            requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
+        except RequestError as error:
+            raise (as_here(error) if wanted is not asked else error) from None
         grammar = requests[0].params.grammar
         if grammar is not None:
             await self._grammars.check(grammar, next(iter(wanted.forms), "tools"))
@@ -206,7 +207,7 @@ class Api:
             created=int(time.time()),
             model=wanted.model,
             seed=seed,
-            is_chat=is_chat,
+            is_chat=isinstance(wanted, ChatCompletionRequest),
             system_fingerprint=converter.card.fingerprint,
             return_token_ids=wanted.return_token_ids,
         )
@@ -220,29 +221,16 @@ class Api:
         exchange.tenant = requests[0].tenant
         exchange.figures = partial(figures_of, choices, wanted.model, self._card.method, exchange.began)
         exchange.usage = partial(usage_of, choices)
-        return envelope, Generation(self._backend, choices)
+        return Generation(self._backend, choices), self._writer(asked, envelope, choices)
+
+    def _writer(self, asked: GenerationBody, envelope: Envelope, choices: list[Choice]) -> Writer:
+        if isinstance(asked, ResponsesRequest):
+            return ResponseWriter(asked, envelope, choices[0], self._texts, self._tokenizer)
+        return StreamWriter(envelope, choices, self._texts, asked.stream_options)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name and name not in self._card.aliases:
             raise model_not_found(name)
-
-
-async def _events(generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
-    async with aclosing(generation.pieces()) as pieces:
-        async for choice, piece in pieces:
-            event = writer.event(choice, piece)
-            if event:
-                yield event
-    yield writer.end()
-
-
-async def _collect(generation: Generation) -> list[tuple[Choice, Piece]]:
-    """Every choice with its pieces joined."""
-    parts: dict[int, list[Piece]] = {choice.index: [] for choice in generation.choices}
-    async with aclosing(generation.pieces()) as pieces:
-        async for choice, piece in pieces:
-            parts[choice.index].append(piece)
-    return [(choice, Piece.join(parts[choice.index])) for choice in generation.choices]
 
 
 def _json(fields: object, status: int = 200) -> Response:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.caller import caller_of
 from app.api.generation import Choice
+from app.api.items.body import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
 from app.telemetry.access_log import AccessLog
@@ -19,7 +20,7 @@ from app.telemetry.metrics import Routes
 from app.telemetry.refusals import Fields
 from deployments.observability.request_id import HEADER
 
-BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+BODIES = (ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
 WITHOUT_TEXT = {int, float, bool, type(None), Literal}  # kinds of values that hold no text of a client
 NAMES = {"model", "speculative.method"}  # texts that an operator has to see, and that are no secret
 

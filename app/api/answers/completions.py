@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from app.api.answers.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from app.api.answers.message import finish_reason, whole_message
 from app.api.generation import Choice
-from app.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
-from app.api.message import finish_reason, whole_message
 from app.api.piece import Piece
 from app.api.requests.predictions import prediction_usage
 from deployments.submission.messages import ModelCard

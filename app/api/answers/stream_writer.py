@@ -10,12 +10,20 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from app.api.answers.completions import (
+    Envelope,
+    add_prompt_ids,
+    choice_fields,
+    encode,
+    speculative_metrics,
+    usage,
+    whole_response,
+)
+from app.api.answers.logprobs import TokenTexts
+from app.api.answers.message import deltas, finish_reason
 from app.api.generation import Choice
-from app.api.logprobs import TokenTexts
-from app.api.message import deltas, finish_reason
 from app.api.piece import Piece
 from app.api.requests.parts import StreamOptions
-from app.api.responses import Envelope, add_prompt_ids, choice_fields, encode, speculative_metrics, usage
 
 DONE = b"data: [DONE]\n\n"
 PADDING = 64  # bytes of which an obfuscated chunk has a multiple
@@ -56,6 +64,14 @@ class StreamWriter:
         if envelope.is_chat:
             self._tail = b"}" + self._tail
         self._tail += b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
+
+    def whole(self, done: Sequence[tuple[Choice, Piece]]) -> bytes:
+        """The response without streaming, as JSON."""
+        return whole_response(self._envelope, done, self._texts)
+
+    def failed(self, error: Exception) -> bytes:
+        """Raises ``error``: chunks have no words for it."""
+        raise error
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
         """The chunks of one piece; none if its text is held back as the possible start of a stop string or a call."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import httpx
 import msgspec
+import openai
 import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -14,7 +16,7 @@ from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import Settings
-from tests.app.conftest import ScriptedBackend
+from tests.app.conftest import ScriptedBackend, listening
 from tests.support.tiny_models import tiny_tokenizer
 
 MARKS = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"]  # special tokens in these families' vocabularies
@@ -43,3 +45,12 @@ def serving() -> Serving:
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge"), backend
 
     return make
+
+
+@contextmanager
+def client_of(template: str, answer: str, **settings: object) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of such a server, over HTTP, whose model writes `answer`."""
+    app, backend = edge_of(template, **settings)
+    backend.answer = answer
+    with listening(app) as url, openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        yield client

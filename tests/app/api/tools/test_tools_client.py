@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
-import openai
 import pytest
 
-from tests.app.api.tools.conftest import edge_of
+from tests.app.api.tools.conftest import client_of, edge_of
 from tests.app.conftest import listening
 from tests.support import chat_templates
 from tests.support.chat_templates import OF_FAMILY
@@ -22,14 +19,6 @@ TOOLS = [
     for name in ("get_weather", "search", "now")
 ]
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
-
-
-@contextmanager
-def client_of(template: str, answer: str, **settings: object) -> Iterator[openai.OpenAI]:
-    app, backend = edge_of(template, **settings)
-    backend.answer = answer
-    with listening(app) as url, openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 CASES = [

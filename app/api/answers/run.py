@@ -1,0 +1,56 @@
+"""From the pieces of a generation to the bytes that a client gets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from app.api.generation import Choice, Generation
+from app.api.piece import Piece
+
+
+class Writer(Protocol):
+    """Writes one answer, either as a whole or as events."""
+
+    def whole(self, done: Sequence[tuple[Choice, Piece]]) -> bytes:
+        """The body without streaming; ``done`` holds each choice with its pieces joined."""
+        ...
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        """The events of one piece, if it has any."""
+        ...
+
+    def end(self) -> bytes:
+        """What ends the stream."""
+        ...
+
+    def failed(self, error: Exception) -> bytes:
+        """What ends a stream that cannot go on.
+
+        Raises:
+            Exception: ``error``, if the form of the answer has no words for it.
+        """
+        ...
+
+
+async def whole(generation: Generation, writer: Writer) -> bytes:
+    """The whole body."""
+    parts: dict[int, list[Piece]] = {choice.index: [] for choice in generation.choices}
+    async with aclosing(generation.pieces()) as pieces:
+        async for choice, piece in pieces:
+            parts[choice.index].append(piece)
+    return writer.whole([(choice, Piece.join(parts[choice.index])) for choice in generation.choices])
+
+
+async def events(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:
+    """The server-sent events; their reader must close the generator."""
+    try:
+        async with aclosing(generation.pieces()) as pieces:
+            async for choice, piece in pieces:
+                event = writer.event(choice, piece)
+                if event:
+                    yield event
+        yield writer.end()
+    except Exception as error:
+        yield writer.failed(error)

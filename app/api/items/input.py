@@ -1,0 +1,102 @@
+"""The input of a response: messages, earlier calls and their results, which are items of their own here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from app.api.requests.parsing import Strict, refuse
+from app.api.requests.parts import MAX_MESSAGES, Name
+
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")  # kinds of parts that are text
+NEEDED = {  # fields of an item besides its type
+    "message": ("role", "content"),
+    "reasoning": (),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+FREE = {"type", "id", "status", "phase"}  # that any item may have; an answer's items come back with theirs
+
+
+class InputItem(Strict):
+    """A message, an earlier call, its result, or earlier reasoning."""
+
+    type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str = ""
+    call_id: Name | None = None
+    name: Name | None = None
+    arguments: str | None = None
+    output: str | None = None
+    id: Name | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    summary: Annotated[list[Any], Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)  # is not told the model
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_fields(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        given = {name: field for name, field in value.items() if field is not None}
+        kind = given.get("type", "message")
+        if kind in NEEDED:
+            if missing := next((name for name in NEEDED[kind] if name not in given), None):
+                raise refuse(f"has no {missing}, which every {kind} has")
+            allowed = FREE.union(NEEDED[kind], ("content", "summary") if kind == "reasoning" else ())
+            if other := next((name for name in given if name in cls.model_fields and name not in allowed), None):
+                raise refuse(f"has {other}, which no {kind} has")
+        return given
+
+    @field_validator("content", "output", mode="before")
+    @classmethod
+    def _join_parts(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        if not all(isinstance(part, dict) and part.get("type") in TEXTS for part in value):
+            raise refuse(
+                'must be a string or a list of {"type": "input_text", "text": ...} parts; this model reads text'
+            )
+        texts = [part.get("refusal" if part["type"] == "refusal" else "text") for part in value]
+        if not all(isinstance(text, str) for text in texts):
+            raise refuse("holds a text part whose text is no string; it must be a string")
+        return "\n".join(texts)
+
+
+def messages_of(instructions: str | None, items: list[InputItem]) -> list[dict[str, Any]]:
+    """The messages of a chat: what an answer had as items of its own is one message of the assistant."""
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for item in items:
+        if item.type == "reasoning" and not item.content:
+            continue
+        last = messages[-1] if messages else {"role": ""}
+        if item.type == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+        elif item.type == "message" and item.role != "assistant":
+            if len(messages) == 1 and instructions and item.role in ("system", "developer"):
+                last["content"] += "\n\n" + item.content  # templates know one system message, in front
+            else:
+                messages.append({"role": item.role, "content": item.content})
+        else:
+            if last["role"] != "assistant" or (item.type != "function_call" and _has_spoken(last, item)):
+                messages.append(last := {"role": "assistant"})
+            last.update(_of_the_assistant(last, item))
+    return messages
+
+
+def _has_spoken(message: dict[str, Any], item: InputItem) -> bool:
+    """Whether a message of the assistant is complete before an item that is no call."""
+    return item.type == "reasoning" or "content" in message or "tool_calls" in message
+
+
+def _of_the_assistant(message: dict[str, Any], item: InputItem) -> dict[str, Any]:
+    if item.type == "reasoning":
+        return {"reasoning_content": item.content}
+    if item.type == "message":
+        return {"content": item.content}
+    function = {"name": item.name, "arguments": item.arguments}
+    call = {"id": item.call_id, "type": "function", "function": function}
+    return {"tool_calls": [*message.get("tool_calls", ()), call]}

@@ -1,0 +1,119 @@
+"""What the input of a response comes to as a chat, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.items.body import ResponsesRequest
+from app.api.requests.parsing import validated
+
+CALL = {"type": "function_call", "call_id": "a", "name": "now", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "noon"}]}
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes.", "annotations": []}]}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+USER = {"role": "user", "content": "hi"}
+
+
+def chat_of(**fields: Any) -> dict[str, Any]:
+    body = validated(ResponsesRequest, {"model": "tiny", "input": "hi"} | fields)
+    return body.chat.model_dump(exclude_defaults=True)
+
+
+def turn(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content} | more
+
+
+def called(*ids: str) -> dict[str, Any]:
+    return {"tool_calls": [{"id": i, "function": {"name": "now", "arguments": "{}"}} for i in ids]}
+
+
+@pytest.mark.parametrize(
+    ("instructions", "items", "messages"),
+    [
+        (None, "hi", [turn("user", "hi")]),
+        ("Be brief.", [USER], [turn("system", "Be brief."), turn("user", "hi")]),
+        ("A.", [{"role": "developer", "content": "B."}, USER], [turn("system", "A.\n\nB."), turn("user", "hi")]),
+        (None, [USER, THOUGHT, SAID], [turn("user", "hi"), turn("assistant", "Yes.", reasoning_content="Hm.")]),
+        (None, [USER, SAID, SAID], [turn("user", "hi"), turn("assistant", "Yes."), turn("assistant", "Yes.")]),
+        (
+            None,
+            [USER, SAID, CALL, CALL | {"call_id": "b"}, RESULT, SAID],
+            [
+                turn("user", "hi"),
+                turn("assistant", "Yes.", **called("a", "b")),
+                turn("tool", "noon", tool_call_id="a"),
+                turn("assistant", "Yes."),
+            ],
+        ),
+        (
+            None,
+            [USER, CALL, RESULT, CALL, RESULT],
+            [
+                turn("user", "hi"),
+                turn("assistant", "", **called("a")),
+                turn("tool", "noon", tool_call_id="a"),
+                turn("assistant", "", **called("a")),
+                turn("tool", "noon", tool_call_id="a"),
+            ],
+        ),
+        (None, [USER, {"type": "reasoning", "summary": []}], [turn("user", "hi")]),
+    ],
+)
+def test_items_are_turns_of_a_chat(instructions: str | None, items: Any, messages: list[dict[str, Any]]) -> None:
+    found = chat_of(input=items, instructions=instructions)["messages"]
+    for message in found:
+        for call in message.get("tool_calls", ()):
+            call.pop("type", None)
+    assert found == messages
+
+
+def test_options_have_the_meaning_that_they_have_in_a_chat() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tool = {"type": "function", "name": "now", "parameters": schema, "strict": True}
+    chat = chat_of(tools=[tool], tool_choice={"type": "function", "name": "now"}, max_output_tokens=7, seed=1)
+    assert chat["tools"][0]["function"] == {"name": "now", "parameters": schema, "strict": True}
+    assert chat["tool_choice"]["function"] == {"name": "now"}
+    assert (chat["max_completion_tokens"], chat["seed"]) == (7, 1)
+    form = {"type": "json_schema", "name": "a", "schema": schema, "strict": True}
+    chat = chat_of(text={"format": form}, reasoning={"effort": "low"}, include=["message.output_text.logprobs"])
+    assert chat["response_format"]["json_schema"]["wanted"] == schema
+    assert (chat["reasoning_effort"], chat["logprobs"]) == ("low", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "does not support"),
+        ({"background": True}, "background", "does not support"),
+        ({"truncation": "auto"}, "truncation", "does not support"),
+        ({"messages": []}, "messages", "unknown field"),
+        ({"n": 2}, "n", "unknown field"),
+        ({"input": []}, "input", "at least 1 item"),
+        ({"input": [{"role": "user"}]}, "input[0]", "has no content"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "must be"),
+        ({"input": [CALL | {"output": "x"}]}, "input[0]", "which no function_call has"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "must be"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content", "reads text"),
+        ({"input": [CALL | {"name": "no name"}]}, "input[0].tool_calls[0].function.name", "letters"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "must be 'auto'"),
+        ({"temperature": 3}, "temperature", "at most 2"),
+        ({"seed": "x"}, "seed", "integer"),
+        ({"top_logprobs": 2}, "top_logprobs", "in include"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "json_schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "must be 'medium'"),
+        ({"max_output_tokens": 10**6}, "input", "the context of this model"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_named_as_it_was_written(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str, said: str
+) -> None:
+    answer = await client.post("/v1/responses", json={"model": "tiny", "input": "hi"} | fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert said in error["message"]
+    assert (await client.post("/v1/responses", json={"model": "tiny", "input": "hi"})).status_code == 200
