@@ -15,6 +15,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.api import RunTarget, run_many
+from ray.serve.context import _get_global_client
 
 from app.builder import build_app
 from app.config.serve import ServeConfig
@@ -65,7 +66,7 @@ class Nodes:
 
     def until_running(self) -> None:
         """Wait for the application."""
-        wait("the application", lambda: serve.status().applications[NAME].status == "RUNNING")
+        wait("the application", is_running)
         self.handle = serve.get_app_handle(NAME)
         self.target = serve.get_deployment_handle("Target", NAME)
 
@@ -134,13 +135,18 @@ class Client(threading.Thread):
             self.answers.append([])
 
 
+def is_running() -> bool:
+    """Whether the application is; ``serve.status()`` pickles a class per deployment, a core's work if asked often."""
+    return bool(_get_global_client().get_serve_status(NAME).app_status.status == "RUNNING")
+
+
 def wait(what: str, true: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Until ``true`` is; returns what it said."""
     deadline = time.monotonic() + seconds
     while not (found := true()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: {serve.status().applications}")
-        time.sleep(0.1)
+        time.sleep(0.3)
     return found
 
 

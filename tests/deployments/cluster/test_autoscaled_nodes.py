@@ -28,6 +28,7 @@ from ray.serve.api import RunTarget, run_many
 from app.builder import build_app
 from app.config.serve import ServeConfig
 from benchmarks.support.server_process import free_port
+from tests.support.ray_nodes import is_running
 
 model, folder = sys.argv[1:3]
 gcs = f"127.0.0.1:{free_port()}"
@@ -80,7 +81,7 @@ args = {"model": model, "name": "tiny", "stages": 2, "stage_cpus": 0.6, "kv_gib"
         "min_replicas": 1, "max_replicas": 2, "scale_up_delay": 1, "scale_down_delay": 3}
 app = build_app(ServeConfig.model_validate(args))
 run_many([RunTarget(app, "spectra")], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-wait("the application", lambda: serve.status().applications["spectra"].status == "RUNNING")
+wait("the application", is_running)
 handle = serve.get_app_handle("spectra")
 target = serve.get_deployment_handle("Target", "spectra")
 first = target.stage_pids.remote().result()
