@@ -21,6 +21,8 @@ os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Tiny models gain nothing from threads, and on a busy machine threads wait for each other with all their might.
+    "OMP_NUM_THREADS": "1",
     # Step times measured beside other tests must not become the user's; compiled loops are kept between runs.
     "XDG_CACHE_HOME": os.path.join(tempfile.gettempdir(), f"spectra-tests-{os.getuid()}"),
 }

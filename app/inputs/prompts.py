@@ -46,6 +46,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     turns: list[str]
     question_id: int | str = ""
     category: str = ""
+    sub_category: str = ""
     context: list[dict[str, str]] = []  # messages before the first turn
     prediction: str = ""  # a text that every answer is expected to be much like
 
@@ -90,7 +91,8 @@ class Line(msgspec.Struct, frozen=True):
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     question_id: int | str = ""
-    category: str = ""
+    category: str | None = ""
+    sub_category: str | None = ""  # SPEED-Bench's
     prediction: str = ""
 
     def question(self) -> Question:
@@ -99,15 +101,14 @@ class Line(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: the line holds token ids, or messages that are not texts ending with a user's.
         """
+        of_all = (self.question_id, self.category or "", self.sub_category or "")
         if self.messages:
-            return Question(
-                [_content(self.messages)], self.question_id, self.category, self.messages[:-1], self.prediction
-            )
+            return Question([_content(self.messages)], *of_all, self.messages[:-1], self.prediction)
         if self.turns:
-            return Question(self.turns, self.question_id, self.category, prediction=self.prediction)
+            return Question(self.turns, *of_all, prediction=self.prediction)
         if not isinstance(self.prompt, str):
             raise ConfigError("has token ids as prompt, which only 'spectra load' takes")
-        return Question([self.prompt], self.question_id, self.category, prediction=self.prediction)
+        return Question([self.prompt], *of_all, prediction=self.prediction)
 
     def body(self, endpoint: str) -> dict[str, Any]:
         """What the line adds to the body of a request; of several turns only the first is asked.
@@ -136,16 +137,24 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     return _read(path, Line.question)[:limit]
 
 
-def read_categories(paths: list[Path], limit: int | None, per_category: int | None) -> list[Question]:
+def read_categories(
+    paths: list[Path], limit: int | None, per_category: int | None, *, finer: bool = False
+) -> list[Question]:
     """The first ``limit`` questions of every file, of each category the first ``per_category`` (None: all).
 
-    A question without a category has the name of its file as one.
+    A question without a category has the name of its file as one. ``finer``: each sub-category is one, as
+    ``category/sub-category``.
 
     Raises:
         ConfigError: as ``read_questions`` does.
     """
+
+    def named(question: Question, path: Path) -> str:
+        finest = question.sub_category if finer else ""
+        return "/".join(filter(None, (question.category or path.stem, finest)))
+
     questions = [
-        msgspec.structs.replace(question, category=question.category or path.stem)
+        msgspec.structs.replace(question, category=named(question, path))
         for path in paths
         for question in read_questions(path, limit)
     ]

@@ -6,7 +6,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -234,12 +234,3 @@ def make_job() -> Callable[..., Request]:
         return Request(list(prompt(number)), SamplingParams(**chosen), method, max_nodes=32)  # type: ignore[arg-type]
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    """Every stage brings threads; more than one for the arithmetic would only get in each other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

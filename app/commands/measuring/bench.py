@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_replay(parser, source)
     parser.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each file")
+    parser.add_argument(
+        "--sub-categories", action="store_true", help="report each sub_category of prompts, as SPEED-Bench has them"
+    )
     parser.add_argument("--per-category", type=int, metavar="K", help="only the first K prompts of each category")
     parser.add_argument("--raw", action="store_true", help="no chat template, first turns only")
     _add_methods(parser)
@@ -114,7 +117,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         raise ConfigError("--out DIR is needed: records, tables and plots go there")
     _check(arguments)
-    questions = read_categories(arguments.prompts, arguments.limit, arguments.per_category)
+    questions = read_categories(
+        arguments.prompts, arguments.limit, arguments.per_category, finer=arguments.sub_categories
+    )
 
     from app.bench.measure import measure  # torch takes seconds to load, a wrong flag none
     from app.bench.report import publish

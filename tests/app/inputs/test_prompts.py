@@ -86,6 +86,15 @@ def test_questions_without_a_category_have_their_files_name(tmp_path: Path) -> N
     assert [(question.text, question.category) for question in found] == [("a", "math"), ("b", "x")]
 
 
+def test_sub_categories_are_categories_if_that_is_wanted(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    lines = ({"sub_category": "py"}, {"sub_category": "py"}, {"sub_category": "go"}, {}, {"category": None})
+    file.write_text("\n".join(json.dumps({"prompt": "a", "category": "coding"} | line) for line in lines))
+    finer = [question.category for question in read_categories([file], None, 1, finer=True)]
+    assert finer == ["coding/py", "coding/go", "coding", "q"]
+    assert [question.category for question in read_categories([file], None, 1)] == ["coding", "q"]
+
+
 def parquet(path: Path, rows: str) -> Path:
     """A file of such rows."""
     with duckdb.connect() as session:
