@@ -82,6 +82,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None  # STOP, LENGTH, ABORT
     stop_reason: int | None = None  # the stop id, when one ended the text
     logprobs: list[TokenLogprob] | None = None  # one per token, when the request asked for them
+    prompt_logprobs: list[TokenLogprob] | None = None  # first event: of the prompt's tokens but the first, if wanted
     drafts: dict[str, SourceCounts] | None = None  # this step, by source
     stats: RequestStats | None = None
     error: str = ""  # what a request that the engine aborted asked for and cannot get; "": nothing of the kind

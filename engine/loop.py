@@ -27,6 +27,7 @@ class Completion:
     finish_reason: str
     stats: RequestStats
     logprobs: list[TokenLogprob] | None
+    prompt_logprobs: list[TokenLogprob] | None = None  # of its second token and those behind
 
 
 class Engine:
@@ -114,22 +115,16 @@ class Engine:
         """Complete requests, ``batch_size`` at a time; yields (index, completion) as they finish."""
         todo = list(enumerate(requests))[::-1]
         running: dict[int, int] = {}
-        tokens: dict[int, list[int]] = {}
-        logprobs: dict[int, list[TokenLogprob]] = {}
+        told: dict[int, list[StepEvent]] = {}
         while todo or running:
             while todo and len(running) < batch_size:
                 index, request = todo.pop()
                 seq = self.submit(request)
-                running[seq], tokens[seq], logprobs[seq] = index, [], []
+                running[seq], told[seq] = index, []
             for seq, event in self.step():
-                tokens[seq] += event.token_ids
-                logprobs[seq] += event.logprobs or []
+                told[seq].append(event)
                 if event.finish_reason is not None:
-                    assert event.stats is not None
-                    ids = tokens.pop(seq)
-                    kept = logprobs.pop(seq)
-                    wanted = requests[running[seq]].params.logprobs is not None
-                    yield running.pop(seq), Completion(ids, event.finish_reason, event.stats, kept if wanted else None)
+                    yield running.pop(seq), _completion(told.pop(seq))
         while self.has_work:  # tell the target to forget the last ones
             self.step()
 
@@ -137,3 +132,12 @@ class Engine:
         """Run one request to its end."""
         ((_, completion),) = self.run([request], 1)
         return completion
+
+
+def _completion(events: Items[StepEvent]) -> Completion:
+    last = events[-1]
+    assert last.finish_reason is not None
+    assert last.stats is not None
+    tokens = [token for event in events for token in event.token_ids]
+    logprobs = None if events[0].logprobs is None else [entry for event in events for entry in event.logprobs or ()]
+    return Completion(tokens, last.finish_reason, last.stats, logprobs, events[0].prompt_logprobs)

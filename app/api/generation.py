@@ -18,7 +18,7 @@ from app.api.piece import Piece
 from app.api.service import Backend
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, SpectraError, TargetLostError
-from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, histogram
+from engine.events import ABORT, STOP, RequestStats, SourceCounts, StepEvent, TokenLogprob, histogram
 from engine.request import Request
 from engine.text import StopMatcher
 
@@ -60,11 +60,12 @@ class Choice:
         self._detokenizer = form.detokenizer(tokenizer)
         self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
         self._by_token = self._matcher is not None or request.params.logprobs is not None
-        self._n_chars = 0  # characters that the detokenizer has returned
+        self._n_chars = len(form.echo)  # of the text so far
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
         self._drafts: dict[str, SourceCounts] | None = {}
         self.is_refused = False  # the backend has not begun it
+        self.prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's second token and those behind
 
     def feed(self, event: StepEvent) -> Piece:
         """The piece of one step; the choice is complete when the piece has a ``finish_reason``.
@@ -77,6 +78,8 @@ class Choice:
             raise RequestError(f"the text cannot go on as its grammar asks: {event.error}")
         if event.finish_reason == ABORT:
             raise TargetLostError("the request was aborted by the server; send it again")
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
         piece = self._by_tokens(event) if self._by_token else self._at_once(event)
         if self.form.echo and not self.n_tokens:
             piece = msgspec.structs.replace(piece, text=self.form.echo + piece.text)

@@ -210,6 +210,8 @@ class Api:
             is_chat=isinstance(wanted, ChatCompletionRequest),
             system_fingerprint=converter.card.fingerprint,
             return_token_ids=wanted.return_token_ids,
+            prompt_logprobs=wanted.prompt_logprobs,
+            echoes=isinstance(wanted, CompletionRequest) and wanted.echo,
         )
         reading = converter.reading(wanted, requests[0].prompt)
         form = AnswerForm.of(wanted, reading, self._tokenizer)

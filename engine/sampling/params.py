@@ -38,6 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     stop_ids: tuple[int, ...] = ()  # end the text; includes EOS unless the request ignores it
     stop: tuple[str, ...] = ()  # strings that end the text, not returned
     logprobs: int | None = None  # None: none; k: the drawn token's and the k best
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
     verification: str = "coupled"  # or "rejection"
     grammar: Grammar | None = None  # what the output has to be; needs EOS among ``stop_ids``
 

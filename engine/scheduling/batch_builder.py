@@ -146,7 +146,11 @@ class BatchBuilder:
         draw = last == sequence.n_prefill and sequence.n_output == 0
         tokens = sequence.tokens[first:last]
         nodes = sequence.draft_nodes if draw else 0
-        work.append(Work(sequence.seq, first, tokens, None, [], blocks, draw, sequence.max_new, draft_nodes=nodes))
+        scored = sequence.tokens[first + 1 : last + 1] if sequence.scores_prompt else []  # without what is drawn
+        max_new = sequence.max_new
+        work.append(
+            Work(sequence.seq, first, tokens, None, [], blocks, draw, max_new, draft_nodes=nodes, scored=scored)
+        )
         sequence.in_flight += 1
         sequence.n_sent = last
         return last - first

@@ -45,6 +45,8 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         sequence.n_cached = work.n_cached + len(work.tokens)
         if answer.prompt_top_ids is not None:
             sequence.prompt_top_ids.append(answer.prompt_top_ids, answer.prompt_top_logprobs)
+        if answer.prompt_logprobs is not None:  # not twice, when it is read again after a preemption
+            sequence.prompt_logprobs += answer.prompt_logprobs[len(sequence.prompt_logprobs) - work.n_cached :]
         news = _chunk_outcome(sequence, work, answer)
         sequence.state = State.PREFILLING
         if sequence.n_cached == sequence.n_prefill:
@@ -80,7 +82,8 @@ def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
 
 
 def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
-    last = answer.tokens[-1]
+    last, is_first = answer.tokens[-1], sequence.n_output == len(answer.tokens)
+    scores = sequence.prompt_logprobs if is_first and sequence.request.params.prompt_logprobs is not None else None
     stopped = last in sequence.request.params.stop_ids
     reason = ABORT if answer.error else STOP if stopped else LENGTH if sequence.max_new <= 0 else None
     return StepEvent(
@@ -88,6 +91,7 @@ def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCount
         finish_reason=reason,
         stop_reason=last if reason == STOP else None,
         logprobs=answer.logprobs,
+        prompt_logprobs=scores,
         drafts=drafts,
         stats=sequence.stats.freeze() if reason is not None else None,
         error=answer.error,

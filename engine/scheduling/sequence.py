@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from engine.events import TokenLogprob
 from engine.kv.prompt_top_ids import PromptTopIds
 from engine.protocol import NO_REST, Needs, Rest
 from engine.request import Request
@@ -50,6 +51,7 @@ class Sequence:
     n_told: int = field(init=False)  # tokens that its speculator knows of
     rest: Rest = NO_REST  # what is left of it
     prompt_top_ids: PromptTopIds = field(default_factory=PromptTopIds)  # as far as its text is in the cache
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of its second token and those behind, so far
     n_prompt: int = field(init=False)  # tokens of the prompt
     n_most: int = field(init=False)  # tokens of prompt and output when it ends for its length
 
@@ -92,6 +94,11 @@ class Sequence:
         emitted tokens, already knows its last token, which becomes the root of its next tree.
         """
         return self.n_prompt if self.n_output == 0 else len(self.tokens) - 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of its prompt are wanted and have not been told."""
+        return self.request.params.prompt_logprobs is not None and self.n_output == 0
 
     @property
     def n_stable(self) -> int:

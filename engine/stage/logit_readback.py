@@ -39,8 +39,9 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
     """The rows of a work that need logits."""
     if work.tree is None:
         n = len(work.tokens)
-        if needs.prompt_top_k and work.reads_back:
-            return LogitRows(list(range(n)), n, needs.prompt_top_k)
+        top_k = needs.prompt_top_k if work.reads_back else 0
+        if top_k or work.scored:
+            return LogitRows(list(range(n)), n, top_k)
         return LogitRows([n - 1] if work.draw else [], int(work.draw))
     tree = work.tree
     if not work.reads_back:

@@ -72,9 +72,9 @@ class DrawnAtOnce:
         items = [item for item, _ in pairs]
         drawn = [row for item in items if not item.is_plain for row in _rows(item)]
         self._any_plain = any(item.is_plain for item in items)
-        self._drawn = [_Piece(rows, vocab, upload) for rows in _pieces(drawn, vocab)]
+        self._drawn = [_Piece(rows, vocab, upload) for rows in pieces(drawn, vocab)]
         self._told = [row.number for item in items if item.params.logprobs is not None for row in _rows(item)]
-        self._told_pieces = [upload.add(rows) for rows in _pieces(self._told, vocab)]
+        self._told_pieces = [upload.add(rows) for rows in pieces(self._told, vocab)]
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Draw from ``logits`` ``[rows, vocab]``, any float dtype; returns what is to be fetched."""
@@ -109,8 +109,8 @@ class DrawnAtOnce:
                 walk.logprobs = as_logprobs(walk.tokens, ks, *(array[passed] for array in told))
 
 
-def _pieces(rows: Sequence[_T], vocab: int) -> list[Sequence[_T]]:
-    """The rows in pieces of at most ``CELLS`` logits, and at least one row."""
+def pieces(rows: Sequence[_T], vocab: int) -> list[Sequence[_T]]:
+    """Rows of logits in pieces of at most ``CELLS`` logits, and at least one row."""
     size = max(1, CELLS // vocab)
     return [rows[first : first + size] for first in range(0, len(rows), size)]
 

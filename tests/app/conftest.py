@@ -118,6 +118,7 @@ class ScriptedBackend:
                 finish_reason=finish,
                 stop_reason=reason,
                 logprobs=self._logprobs(batch, params.logprobs),
+                prompt_logprobs=self._logprobs(prompt_ids[1:], params.prompt_logprobs) if len(steps) == 1 else None,
                 drafts={"pld": SourceCounts(4, hits, 4, hits, hits)} if self.reports_drafts else None,
                 stats=self._stats(len(prompt_ids), steps[1:]) if finish else None,
             )

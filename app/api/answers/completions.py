@@ -8,7 +8,13 @@ from typing import Any
 
 import msgspec
 
-from app.api.answers.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from app.api.answers.logprobs import (
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    prompt_logprobs,
+)
 from app.api.answers.message import finish_reason, whole_message
 from app.api.generation import Choice
 from app.api.piece import Piece
@@ -29,6 +35,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     is_chat: bool
     system_fingerprint: str | None = None
     return_token_ids: bool = False
+    prompt_logprobs: int | None = None  # alternatives to report
+    echoes: bool = False  # log-probabilities begin with those of the prompt, as the text does
 
     def fields(self, *, chunk: bool) -> dict[str, Any]:
         """Top-level fields, before ``choices``."""
@@ -140,12 +148,30 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
             entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
             entry["text"] = piece.text
+        _add_scores(fields, entry, envelope, choice, done[choice.index - choice.request.params.choice][0], texts)
         entries.append(entry)
     choices = [choice for choice, _ in done]
     fields["usage"] = usage(choices)
     fields["metrics"] = speculative_metrics(choices)
     add_prompt_ids(fields, envelope, choices[0], entries)
     return encode(fields)
+
+
+def _add_scores(
+    fields: dict[str, Any], entry: dict[str, Any], envelope: Envelope, choice: Choice, first: Choice, texts: TokenTexts
+) -> None:
+    """Log-probabilities of a choice's prompt, which the ``first`` choice of that prompt has."""
+    scores = first.prompt_logprobs
+    if scores is None:
+        return
+    if envelope.prompt_logprobs is not None:
+        holder = fields if envelope.is_chat else entry  # where vLLM puts them
+        holder["prompt_logprobs"] = prompt_logprobs(scores, envelope.prompt_logprobs, texts)
+    n = choice.request.params.logprobs
+    if envelope.echoes and n is not None:
+        detokenizer = choice.form.detokenizer(texts.tokenizer)
+        echoed = echoed_logprobs(choice.request.prompt, scores, detokenizer, n, texts)
+        entry["logprobs"] = {name: echoed[name] + entry["logprobs"][name] for name in echoed}
 
 
 def add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, entries: list[dict[str, Any]]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import pre_tokenizers
 
 from engine.events import TokenLogprob
+from engine.text import Detokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,6 +32,7 @@ class TokenTexts:
     """Bytes and text of single tokens, cached by id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         decoder = b"" if self._backend.decoder is None else self._backend.decoder.__getstate__()
         self._byte_of_char = _byte_of_char() if b"ByteLevel" in decoder else {}
@@ -77,6 +79,39 @@ def completion_logprobs(entries: Sequence[TokenLogprob], offsets: Sequence[int],
         "top_logprobs": tops,
         "text_offset": list(offsets),
     }
+
+
+def echoed_logprobs(
+    prompt: Sequence[int], entries: Sequence[TokenLogprob], detokenizer: Detokenizer, n: int, texts: TokenTexts
+) -> dict[str, Any]:
+    """The same of a prompt, whose first token has no log-probability.
+
+    Args:
+        prompt: ids.
+        entries: of its second token and those behind.
+        detokenizer: makes the text.
+        n: alternatives to report.
+        texts: of single tokens.
+    """
+    offsets = [0]
+    for token in prompt[:-1]:
+        offsets.append(offsets[-1] + len(detokenizer.push((token,))))
+    cut = [TokenLogprob(entry.token_id, entry.logprob, entry.top[:n]) for entry in entries]
+    fields = completion_logprobs(cut, offsets[1:], texts)
+    first = {"tokens": texts[prompt[0]][0], "token_logprobs": None, "top_logprobs": None, "text_offset": offsets[0]}
+    return {name: [first[name], *fields[name]] for name in fields}
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprob], n: int, texts: TokenTexts) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: per token of a prompt what is known of it, by id; None for the first."""
+    return [None, *({str(i): fields for i, fields in _known(entry, n, texts)} for entry in entries)]
+
+
+def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The token itself, whose rank is not known unless it is among the best that were told, and the ``n`` best."""
+    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+    for token, value in ((entry.token_id, entry.logprob), *entry.top[:n]):
+        yield token, {"logprob": max(value, FLOOR), "rank": ranks.get(token), "decoded_token": texts[token][0]}
 
 
 def _chat_entry(entry: TokenLogprob, texts: TokenTexts) -> dict[str, Any]:

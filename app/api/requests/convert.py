@@ -88,7 +88,7 @@ class Converter:
                 calls = self._template.call_grammar(body, self._is_open(prompt))
                 params = msgspec.structs.replace(params, grammar=calls)
             for choice in range(body.n):
-                own = params if choice == 0 else msgspec.structs.replace(params, choice=choice)
+                own = msgspec.structs.replace(params, choice=choice, prompt_logprobs=None) if choice else params
                 choice_id = f"{response_id}-{len(requests)}"
                 requests.append(msgspec.structs.replace(common, prompt=prompt, params=own, id=choice_id))
         return requests, seed
@@ -197,6 +197,7 @@ class Converter:
             stop_ids=tuple(dict.fromkeys(stop_ids)),
             stop=tuple(body.stop),
             logprobs=body.logprob_count,
+            prompt_logprobs=body.scored_count,
             verification=body.verification,
             grammar=body.grammar,
         )

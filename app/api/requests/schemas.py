@@ -68,6 +68,8 @@ class GenerationRequest(StructuredFields, TextFields):
     verification: Literal["coupled", "rejection"] = "coupled"
     speculative: SpeculativeOptions = SpeculativeOptions()
     return_token_ids: bool = False
+    # vLLM's: log-probabilities of the prompt's tokens, with so many alternatives.
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prediction: PredictedOutput | None = None  # a text that the answer is expected to be much like
 
     @field_validator("stop", mode="before")
@@ -114,6 +116,8 @@ class GenerationRequest(StructuredFields, TextFields):
     def _fits_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options needs stream to be true")
+        if self.stream and self.scored_count is not None:
+            raise refuse("stream goes without log-probabilities of prompts (prompt_logprobs, or echo with logprobs)")
         limit = self.token_limit
         if limit is not None and self.min_tokens > limit:
             raise refuse(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, which is {limit}")
@@ -133,6 +137,11 @@ class GenerationRequest(StructuredFields, TextFields):
         """Best alternatives to report per token; None: no logprobs at all."""
 
     @property
+    def scored_count(self) -> int | None:
+        """Best alternatives to report per token of a prompt; None: no log-probabilities of prompts."""
+        return self.prompt_logprobs
+
+    @property
     @abstractmethod
     def weight(self) -> int:
         """Work of making requests of it, in bytes whose parsing takes as long; tokenising a character takes four."""
@@ -147,7 +156,6 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
         "modalities": (["text"],),
         "audio": (),
         "verbosity": (),
-        "prompt_logprobs": (),
         "web_search_options": (),
     }
 
@@ -191,17 +199,11 @@ class ChatCompletionRequest(ToolFields, GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,), "prompt_logprobs": ()}
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,)}
 
     prompt: list[str | list[int]]  # after validation: one entry per prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False  # the text begins with the prompt
-
-    @model_validator(mode="after")
-    def _echoes_text_alone(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise refuse("echo goes without logprobs: this server has no log-probabilities of prompts")
-        return self
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -218,6 +220,13 @@ class CompletionRequest(GenerationRequest):
     def logprob_count(self) -> int | None:
         """Best alternatives to report per token; None: no logprobs at all."""
         return self.logprobs
+
+    @property
+    def scored_count(self) -> int | None:
+        """Best alternatives to report per token of a prompt: those that an echo has, too."""
+        echoed = self.logprobs if self.echo else None
+        wanted = [count for count in (self.prompt_logprobs, echoed) if count is not None]
+        return max(wanted, default=None)
 
     @property
     def weight(self) -> int:
