@@ -10,6 +10,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from app.api.edge import Edge
+from app.api.http import Api
+from app.api.service import Settings
 from tests.app.api.tools.conftest import client_of
 from tests.support import chat_templates
 from tests.support.chat_templates import OF_FAMILY
@@ -180,3 +183,16 @@ def test_a_failure_within_a_stream_is_its_last_event(server: str, backend) -> No
         backend.fails_after = 0
         with pytest.raises(openai.InternalServerError):
             client.responses.create(**ASK, stream=True)
+
+
+async def test_a_handle_takes_the_same_bodies(backend, tokenizer) -> None:
+    edge = Edge(Api(backend, tokenizer, Settings()))
+    body = {"input": "hi", "temperature": 0, "seed": 3}
+    whole = await edge.generate(body)
+    events = [event async for event in edge.generate_stream(body)]
+    assert whole["output"][0]["content"][0]["text"] == backend.answer
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+    assert events[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
+    assert (await edge.generate({"input": 3}))["error"]["param"] == "input"
