@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-from tools.demo_model.tokenizer import ASSISTANT_ID, END_ID, PAD_ID, ROLE_IDS
+from tools.demo_model.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, ROLE_IDS
 
 Loss = Callable[[torch.Tensor], torch.Tensor]  # int64 [rows, length + 1] -> scalar
 DISTILLED = 0.7  # share of the drafter's loss that comes from the target's distribution
@@ -24,8 +24,27 @@ def bf16_is_fast(device: torch.device) -> bool:
 def hidden_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
     """What the last layer says, [rows, length, hidden], where `tokens` are; in bf16 where that is fast."""
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16_is_fast(tokens.device)):
-        hidden: torch.Tensor = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        apart, positions = documents_apart(tokens)
+        hidden: torch.Tensor = model.model(
+            input_ids=tokens, attention_mask=apart, position_ids=positions, use_cache=False
+        ).last_hidden_state
     return hidden
+
+
+def documents_apart(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What keeps the documents of a packed row from each other, as if each were alone.
+
+    Args:
+        tokens: int64 [rows, length]; a document begins where BOS stands.
+
+    Returns:
+        The additive attention mask, fp32 [rows, 1, length, length], and positions, int64 [rows, length].
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    begins = torch.where(tokens == BOS_ID, places, 0).cummax(1).values
+    seen = (begins[:, :, None] == begins[:, None, :]) & (places[:, None] >= places)
+    mask = torch.zeros(seen.shape, device=tokens.device).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return mask[:, None], places - begins
 
 
 def logits_of(model: LlamaForCausalLM, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ SHAPES = {
 PROMPT_WEIGHT = 0.1  # what is told and asked is random; a model has to answer it, not to guess it
 RATE = 0.5  # of learning, times that of tools.demo_model
 # Conversations have 116 tokens on average, and 85 % of all tokens are in those of at most 256.
-ROWS = ((0.0, 256), (0.85, 512), (0.98, 2048))
+ROWS = ((0.0, 256), (0.93, 512))
 TOKENIZER_FROM = 20_000  # conversations
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tools.demo_model.architecture import Shape, build, save
 from tools.demo_model.loop import Run
-from tools.demo_model.losses import next_token_loss, weights_of
+from tools.demo_model.losses import hidden_of, next_token_loss, weights_of
 from tools.demo_model.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, PAD_ID, VOCABULARY
 from tools.demo_world.example import call_text
 from tools.demo_world.mix import conversation, conversations
@@ -87,6 +87,21 @@ def test_rows_hold_whole_conversations(tokenizer: PreTrainedTokenizerFast) -> No
         assert used[-1] == END_ID
         assert set(row[len(used) :]) <= {PAD_ID}
     assert (batch == PAD_ID).float().mean() < 0.05
+
+
+def test_conversations_of_a_row_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast) -> None:
+    torch.manual_seed(0)
+    model = build(Shape(layers=2, hidden=32, heads=2, ffn=32, kv_heads=1, head_dim=16))
+    batch = WorldStream(tokenizer, 1).batch(3, 512)[:, :-1]
+    packed = hidden_of(model, batch)
+    seen = 0
+    for row, hidden in zip(batch, packed, strict=True):
+        begins = [*(row == BOS_ID).nonzero().flatten().tolist(), len(row)]
+        for first, last in pairwise(begins):
+            alone = model.model(input_ids=row[None, first:last], use_cache=False).last_hidden_state[0]
+            torch.testing.assert_close(hidden[first:last], alone, atol=1e-5, rtol=0)
+            seen += 1
+    assert seen > 3
 
 
 def test_long_conversations_do_not_fill_the_waiting_room(tokenizer: PreTrainedTokenizerFast) -> None:
