@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 ABLE = """
-The demo model is small and knows a small world: sums below 100, questions about a text, edits of texts, lists and
-small Python functions, JSON from a text, tables, tool calls, short stories. Of all else it says that it does not know.
-Try:
+The demo model is small and knows a small world: sums below 100 and small Python functions are mostly right, JSON from a
+text, calls of tools and answers about a text often, edits of texts and lists seldom. It writes short stories, poems and
+letters, and says of all else that it does not know. Try:
 """
 QUESTIONS = (
     "There are 4 tables with 8 books on each. How many books are there?",
-    "Extract event, day, place as JSON from this text. Our football course is at the theatre on Saturday.",
-    'Add a docstring that says "Sum of prices.".\n```python\ndef total(prices):\n    return sum(prices)\n```',
+    "Text: Mary, 73, comes from Paris.\nJSON with the keys name, age, city:",
+    "Write a story about a panda named Anna and a notebook.",
 )
 
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHAT, COMPLETIONS = "chat", "completions"  # endpoints
-BUILTIN = (
-    "Write a Python function that merges two sorted lists.",
-    "Explain what a hash table is and when to use one.",
-    "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Implement a class for a bank account with deposit and withdraw methods.",
-    "A train travels 60 miles in 1.5 hours. What is its average speed?",
-    "What are the advantages of a balanced diet?",
-    "Write a Python function that counts the words of a text file.",
+BUILTIN = (  # that the demo model can answer, too
+    "Write a Python function that adds two numbers.",
+    "Write a story about a panda named Anna and a notebook.",
+    "There are 4 tables with 8 books on each. How many books are there?",
+    "Text: Mary, 73, comes from Paris.\nJSON with the keys name, age, city:",
+    "Write a short poem about rivers.",
+    "Mei buys 7 bags with 7 marbles each. Then Mei eats 6. How many marbles does Mei have in the end?",
+    "List crimson, pink, olive and golden as a list.",
+    "Write a Python function that squares a number.",
 )
 
 
