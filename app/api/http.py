@@ -197,11 +197,11 @@ class Api:
         converter = self._converter
         try:
             requests, seed = await self._bodies.run(wanted.weight, converter.requests, wanted, response_id, caller)
+            grammar = requests[0].params.grammar
+            if grammar is not None:
+                await self._grammars.check(grammar, next(iter(wanted.forms), "tools"))
         except RequestError as error:
             raise (as_here(error) if wanted is not asked else error) from None
-        grammar = requests[0].params.grammar
-        if grammar is not None:
-            await self._grammars.check(grammar, next(iter(wanted.forms), "tools"))
         envelope = Envelope(
             id=response_id,
             created=int(time.time()),

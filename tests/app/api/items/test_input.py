@@ -14,6 +14,7 @@ CALL = {"type": "function_call", "call_id": "a", "name": "now", "arguments": "{}
 RESULT = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "noon"}]}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes.", "annotations": []}]}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+BAD_PATTERN = {"type": "json_schema", "name": "a", "schema": {"type": "string", "pattern": "("}}
 USER = {"role": "user", "content": "hi"}
 
 
@@ -105,6 +106,7 @@ def test_options_have_the_meaning_that_they_have_in_a_chat() -> None:
         ({"seed": "x"}, "seed", "integer"),
         ({"top_logprobs": 2}, "top_logprobs", "in include"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "json_schema"),
+        ({"text": {"format": BAD_PATTERN}}, "text.format", "cannot"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "must be 'medium'"),
         ({"max_output_tokens": 10**6}, "input", "the context of this model"),
     ],
