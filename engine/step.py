@@ -50,7 +50,7 @@ class Work(msgspec.Struct, frozen=True):
     moved: bool = False  # ``new_blocks`` replace the blocks that it had: its rows move there before anything is written
     reads_back: bool = True  # whether the ids behind nodes or tokens that its needs ask for are read back in this step
     draft_nodes: int = 0  # nodes that the target's drafter may draft behind the step
-    scored: list[int] = []  # of a chunk: the tokens behind its first ones, whose log-probabilities are wanted
+    logprobs_of: list[int] = []  # of a chunk: the tokens behind its first ones, whose log-probabilities are wanted
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class WorkResult(msgspec.Struct, frozen=True):
     prompt_top_logprobs: FloatArray | None = None  # [chunk, k]
     draft: Branch | None = None  # of the target's drafter, behind the drawn token
     draft_seconds: float = 0.0  # its share of what the drafter took for the step's sequences
-    prompt_logprobs: list[TokenLogprob] | None = None  # of the work's ``scored``
+    prompt_logprobs: list[TokenLogprob] | None = None  # of the work's ``logprobs_of``
     error: str = ""  # why the text cannot go on behind ``tokens``; "": it can, or has ended
 
 

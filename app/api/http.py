@@ -17,7 +17,7 @@ from app.access.gate import visit_of
 from app.api.answer_form import AnswerForm
 from app.api.answers.completions import Envelope, model_fields
 from app.api.answers.logprobs import TokenTexts
-from app.api.answers.run import Writer, events, whole
+from app.api.answers.run import Writer, event_stream, whole_body
 from app.api.answers.stream_writer import StreamWriter
 from app.api.errors import model_not_found
 from app.api.generation import Choice, Generation
@@ -152,11 +152,11 @@ class Api:
 
     async def answer(self, wanted: GenerationBody, caller: Caller) -> bytes:
         """The whole response body, as JSON."""
-        return await whole(*await self._prepare(wanted, caller))
+        return await whole_body(*await self._prepare(wanted, caller))
 
     async def events(self, wanted: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
-        return events(*await self._prepare(wanted, caller))
+        return event_stream(*await self._prepare(wanted, caller))
 
     async def _generate(self, request: Request, schema: type[GenerationBody]) -> Response:
         async with self._bodies.read(request) as body:
@@ -166,8 +166,8 @@ class Api:
         if visit is not None:
             visit.reserve(generation.most_tokens, generation.used_tokens)
         if wanted.stream:
-            return EventStream(events(generation, writer))
-        answer = await run_while_connected(request.receive, whole(generation, writer))
+            return EventStream(event_stream(generation, writer))
+        answer = await run_while_connected(request.receive, whole_body(generation, writer))
         if visit is not None:
             visit.settle()
         return Response(answer, media_type="application/json")
@@ -227,7 +227,7 @@ class Api:
 
     def _writer(self, asked: GenerationBody, envelope: Envelope, choices: list[Choice]) -> Writer:
         if isinstance(asked, ResponsesRequest):
-            return ResponseWriter(asked, envelope, choices[0], self._texts, self._tokenizer)
+            return ResponseWriter(asked, envelope, choices[0], self._texts)
         return StreamWriter(envelope, choices, self._texts, asked.stream_options)
 
     def _check_model(self, name: str | None) -> None:

@@ -5,7 +5,7 @@ They are those of the raw distribution, before any processing, as in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +34,18 @@ def logprob_tensors(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Ten
     table = torch.log_softmax(logits.float(), dim=-1)
     best = table.topk(min(k, logits.shape[-1]), dim=-1)
     return table.gather(-1, tokens.long()[:, None])[:, 0], best.values, best.indices.int()
+
+
+def logprobs_in_pieces(logits: Tensor, pieces: Iterable[tuple[Tensor, Tensor]], k: int) -> list[Tensor]:
+    """What ``logprob_tensors`` makes of some rows, a piece at a time, in one.
+
+    Args:
+        logits: ``[rows, vocab]``, any float dtype; not changed.
+        pieces: rows, int64 ``[n]``, and a token of each, ``[n]``; at least one piece.
+        k: how many of the best tokens to tell.
+    """
+    told = [logprob_tensors(logits.index_select(0, rows), tokens, k) for rows, tokens in pieces]
+    return list(told[0] if len(told) == 1 else map(torch.cat, zip(*told, strict=True)))
 
 
 def as_logprobs(

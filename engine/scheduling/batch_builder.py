@@ -146,10 +146,10 @@ class BatchBuilder:
         draw = last == sequence.n_prefill and sequence.n_output == 0
         tokens = sequence.tokens[first:last]
         nodes = sequence.draft_nodes if draw else 0
-        scored = sequence.tokens[first + 1 : last + 1] if sequence.scores_prompt else []  # without what is drawn
+        nexts = sequence.tokens[first + 1 : last + 1] if sequence.wants_prompt_logprobs else []
         max_new = sequence.max_new
         work.append(
-            Work(sequence.seq, first, tokens, None, [], blocks, draw, max_new, draft_nodes=nodes, scored=scored)
+            Work(sequence.seq, first, tokens, None, [], blocks, draw, max_new, draft_nodes=nodes, logprobs_of=nexts)
         )
         sequence.in_flight += 1
         sequence.n_sent = last

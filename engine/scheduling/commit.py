@@ -83,7 +83,7 @@ def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
 
 def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
     last, is_first = answer.tokens[-1], sequence.n_output == len(answer.tokens)
-    scores = sequence.prompt_logprobs if is_first and sequence.request.params.prompt_logprobs is not None else None
+    of_prompt = sequence.prompt_logprobs if is_first and sequence.request.params.prompt_logprobs is not None else None
     stopped = last in sequence.request.params.stop_ids
     reason = ABORT if answer.error else STOP if stopped else LENGTH if sequence.max_new <= 0 else None
     return StepEvent(
@@ -91,7 +91,7 @@ def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCount
         finish_reason=reason,
         stop_reason=last if reason == STOP else None,
         logprobs=answer.logprobs,
-        prompt_logprobs=scores,
+        prompt_logprobs=of_prompt,
         drafts=drafts,
         stats=sequence.stats.freeze() if reason is not None else None,
         error=answer.error,

@@ -54,7 +54,8 @@ class PrefixMatcher:
     def find(self, sequence: Sequence, live: Iterable[Sequence]) -> PrefixMatch:
         """The longest prefix of a sequence's text, without its last token: that one is always forwarded."""
         needs = sequence.needs
-        if self._cached is None or needs.hidden_layer is not None or needs.heads or sequence.scores_prompt:
+        reads_all = needs.hidden_layer is not None or needs.heads or sequence.wants_prompt_logprobs
+        if self._cached is None or reads_all:
             return PrefixMatch(0, [], PromptTopIds())
         size = self._blocks.block_size
         best, n_best = None, 0

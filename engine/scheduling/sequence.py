@@ -96,7 +96,7 @@ class Sequence:
         return self.n_prompt if self.n_output == 0 else len(self.tokens) - 1
 
     @property
-    def scores_prompt(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """Whether the log-probabilities of its prompt are wanted and have not been told."""
         return self.request.params.prompt_logprobs is not None and self.n_output == 0
 

@@ -159,9 +159,9 @@ class SimulatedStage:
             self._cache[_rows(table, work.n_cached, work.n_cached + len(tokens))] = tokens
 
     def _answer(self, work: Work) -> WorkResult:
-        scores = [TokenLogprob(token, 0.0) for token in work.scored] or None
+        of_prompt = [TokenLogprob(token, 0.0) for token in work.logprobs_of] or None
         if not work.draw:
-            return WorkResult(work.seq, prompt_logprobs=scores)
+            return WorkResult(work.seq, prompt_logprobs=of_prompt)
         sequence = self._sequences[work.seq]
         if sequence.answer is None:
             sequence.answer = self._find(sequence)
@@ -170,7 +170,7 @@ class SimulatedStage:
         future = sequence.answer.part(written, min(work.max_new, len(tree) + 1))
         tokens, accepted = walk_text(tree, _until_stop(future, sequence))
         certain = [TokenLogprob(token, 0.0) for token in tokens] if sequence.start.params.logprobs is not None else None
-        return WorkResult(work.seq, tokens, accepted, certain, prompt_logprobs=scores)
+        return WorkResult(work.seq, tokens, accepted, certain, prompt_logprobs=of_prompt)
 
     def _find(self, sequence: _Sequence) -> Answer:
         """The answer to the prompt that is in the cache."""

@@ -18,7 +18,7 @@ from engine.stage.artefacts import StatesReadBack
 from engine.stage.base import Activations
 from engine.stage.logit_readback import LogitRows, ReadBack, logit_rows
 from engine.stage.packing import Span
-from engine.stage.prompt_scores import PromptScores
+from engine.stage.prompt_logprobs import PromptLogprobs
 from engine.step import SequenceStart, Work, WorkResult
 from engine.tree import EMPTY_TREE
 from engine.upload import Upload
@@ -99,19 +99,23 @@ class StepAnswer:
         self._verification = Verification(items, vocab, upload)
         self._read_back = ReadBack(works, needs, needed, firsts, upload)
         ks = [sequence.start.params.prompt_logprobs or 0 for sequence in sequences]
-        self._scores = PromptScores(works, ks, firsts, vocab, upload)
+        self._prompt_logprobs = PromptLogprobs(works, ks, firsts, vocab, upload)
         self._states = StatesReadBack(works, needs, spans)
 
     def results(self, activations: Activations, head: Callable[[Tensor], Tensor]) -> list[WorkResult]:
         """The answer to every work, in order; ``head`` makes logits ``[n, vocab]`` of hidden states ``[n, hidden]``."""
         hidden = activations.hidden[0]
         logits = head(hidden if self._picked is None else hidden.index_select(0, self._picked.tensor))
-        begun = [*self._verification.begin(logits), *self._read_back.begin(logits), *self._scores.begin(logits)]
+        begun = [
+            *self._verification.begin(logits),
+            *self._read_back.begin(logits),
+            *self._prompt_logprobs.begin(logits),
+        ]
         # Here the host waits; later only for levels of the rejection rule, and for states that walks choose from.
         arrays = iter(fetch([*begun, *self._states.begin(activations.tapped)]))
         drawn = iter(self._verification.finish(arrays))
         walks = [next(drawn) if work.draw else Walk() for work in self._works]
-        tops, scores = self._read_back.finish(arrays), self._scores.finish(arrays)
+        tops, of_prompts = self._read_back.finish(arrays), self._prompt_logprobs.finish(arrays)
         states = self._states.finish(arrays, walks)
         return [
             WorkResult(
@@ -123,8 +127,10 @@ class StepAnswer:
                 top.prompt_ids,
                 its_states,
                 prompt_top_logprobs=top.prompt_logprobs,
-                prompt_logprobs=its_scores,
+                prompt_logprobs=its_prompt,
                 error=walk.error,
             )
-            for work, walk, top, its_scores, its_states in zip(self._works, walks, tops, scores, states, strict=True)
+            for work, walk, top, its_prompt, its_states in zip(
+                self._works, walks, tops, of_prompts, states, strict=True
+            )
         ]

@@ -40,7 +40,7 @@ def logit_rows(work: Work, needs: Needs) -> LogitRows:
     if work.tree is None:
         n = len(work.tokens)
         top_k = needs.prompt_top_k if work.reads_back else 0
-        if top_k or work.scored:
+        if top_k or work.logprobs_of:
             return LogitRows(list(range(n)), n, top_k)
         return LogitRows([n - 1] if work.draw else [], int(work.draw))
     tree = work.tree

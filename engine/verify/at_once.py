@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.device import Array
 from engine.sampling.draw import DeviceDraw
 from engine.sampling.keys import NoiseKey
-from engine.sampling.logprobs import as_logprobs, logprob_tensors
+from engine.sampling.logprobs import as_logprobs, logprobs_in_pieces
 from engine.sampling.processors import Processing
 from engine.tree import ROOT
 from engine.upload import Upload
@@ -88,9 +88,8 @@ class DrawnAtOnce:
         if not self._told:
             return [tokens]
         most = max(item.params.logprobs or 0 for item, _ in self._pairs)
-        rows = [piece.tensor for piece in self._told_pieces]
-        told = [logprob_tensors(logits.index_select(0, its), tokens.index_select(0, its), most) for its in rows]
-        return [tokens, *(told[0] if len(told) == 1 else map(torch.cat, zip(*told, strict=True)))]
+        rows = (piece.tensor for piece in self._told_pieces)
+        return [tokens, *logprobs_in_pieces(logits, ((its, tokens.index_select(0, its)) for its in rows), most)]
 
     def finish(self, arrays: Iterator[Array]) -> None:
         """Walk along what ``begin`` returned, now on the host; what follows it is left in ``arrays``."""

@@ -17,8 +17,8 @@ from tests.support.tiny_models import random_prompts, tiny_model
 K = 3
 
 
-def job(prompt: list[int], method: str = "autoregressive", scores: int | None = K, **params: Any) -> Request:
-    return Request(prompt, SamplingParams(**{"max_tokens": 8} | params, prompt_logprobs=scores), method)
+def job(prompt: list[int], method: str = "autoregressive", told: int | None = K, **params: Any) -> Request:
+    return Request(prompt, SamplingParams(**{"max_tokens": 8} | params, prompt_logprobs=told), method)
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def test_a_preempted_request_tells_them_once() -> None:
 def test_requests_of_one_step_want_different_numbers_and_drawn_tokens_are_told_too() -> None:
     prompts = random_prompts(3)
     engine = make_engine(make_target("llama"))
-    jobs = [job(prompt, scores=k, logprobs=2) for prompt, k in zip(prompts, (0, 5, None), strict=True)]
+    jobs = [job(prompt, told=k, logprobs=2) for prompt, k in zip(prompts, (0, 5, None), strict=True)]
     none, five, plain = complete_all(engine, jobs)
     check("llama", prompts[0], none.prompt_logprobs, 0)
     check("llama", prompts[1], five.prompt_logprobs, 5)

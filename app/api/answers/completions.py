@@ -148,7 +148,9 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
             entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
             entry["text"] = piece.text
-        _add_scores(fields, entry, envelope, choice, done[choice.index - choice.request.params.choice][0], texts)
+        _add_prompt_logprobs(
+            fields, entry, envelope, choice, done[choice.index - choice.request.params.choice][0], texts
+        )
         entries.append(entry)
     choices = [choice for choice, _ in done]
     fields["usage"] = usage(choices)
@@ -157,20 +159,20 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
     return encode(fields)
 
 
-def _add_scores(
+def _add_prompt_logprobs(
     fields: dict[str, Any], entry: dict[str, Any], envelope: Envelope, choice: Choice, first: Choice, texts: TokenTexts
 ) -> None:
     """Log-probabilities of a choice's prompt, which the ``first`` choice of that prompt has."""
-    scores = first.prompt_logprobs
-    if scores is None:
+    entries = first.prompt_logprobs
+    if entries is None:
         return
     if envelope.prompt_logprobs is not None:
         holder = fields if envelope.is_chat else entry  # where vLLM puts them
-        holder["prompt_logprobs"] = prompt_logprobs(scores, envelope.prompt_logprobs, texts)
+        holder["prompt_logprobs"] = prompt_logprobs(entries, envelope.prompt_logprobs, texts)
     n = choice.request.params.logprobs
     if envelope.echoes and n is not None:
         detokenizer = choice.form.detokenizer(texts.tokenizer)
-        echoed = echoed_logprobs(choice.request.prompt, scores, detokenizer, n, texts)
+        echoed = echoed_logprobs(choice.request.prompt, entries, detokenizer, n, texts)
         entry["logprobs"] = {name: echoed[name] + entry["logprobs"][name] for name in echoed}
 
 

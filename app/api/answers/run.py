@@ -34,7 +34,7 @@ class Writer(Protocol):
         ...
 
 
-async def whole(generation: Generation, writer: Writer) -> bytes:
+async def whole_body(generation: Generation, writer: Writer) -> bytes:
     """The whole body."""
     parts: dict[int, list[Piece]] = {choice.index: [] for choice in generation.choices}
     async with aclosing(generation.pieces()) as pieces:
@@ -43,7 +43,7 @@ async def whole(generation: Generation, writer: Writer) -> bytes:
     return writer.whole([(choice, Piece.join(parts[choice.index])) for choice in generation.choices])
 
 
-async def events(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:
+async def event_stream(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:
     """The server-sent events; their reader must close the generator."""
     try:
         async with aclosing(generation.pieces()) as pieces:

@@ -6,27 +6,32 @@ needs an earlier response is refused.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from app.api.items.input import InputItem, messages_of
-from app.api.requests.parsing import Strict, refuse, shorten, validated
+from app.api.requests.parsing import Strict, refuse, validated
 from app.api.requests.parts import MAX_MESSAGES, Int32, Name
 from app.api.requests.schemas import MAX_LOGPROBS, ChatCompletionRequest
 from app.api.requests.text_fields import HintFields
-from app.api.requests.tool_fields import MAX_TOOLS
+from app.api.requests.tool_fields import MAX_TOOLS, known_choice
 from engine.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
-# Fields of ours that mean here what they mean in a chat; what they may be is checked there.
-EXTENSIONS = ("seed", "speculative", "verification", "prediction", "cache_salt", "priority", "chat_template_kwargs")
-SAMPLING = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos")
-SAME = (
-    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "user", "metadata", "safety_identifier",
-    "prompt_cache_key", "service_tier", *EXTENSIONS, *SAMPLING,
-)  # fmt: skip
+# OpenAI's values of ``include``; those beside log-probabilities are of tools and media that are not here.
+INCLUDABLE = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+]
 CHAT_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
 
 
@@ -42,7 +47,7 @@ class ResponseTool(Strict):
     @property
     def for_chat(self) -> dict[str, Any]:
         """As a chat has it."""
-        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+        return {"type": "function", "function": {k: v for k, v in self if k != "type" and v is not None}}
 
 
 class NamedFunction(Strict):
@@ -64,8 +69,13 @@ class TextFormat(Strict):
     @property
     def for_chat(self) -> dict[str, Any]:
         """As a chat has it."""
-        given = self.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
+        given = {k: v for k, v in self.fields.items() if k != "type"}
         return {"type": self.type, "json_schema": given} if given else {"type": self.type}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Those that were given, as they were written."""
+        return {"schema" if k == "wanted" else k: v for k, v in self if v is not None}
 
 
 class TextOptions(Strict):
@@ -106,8 +116,6 @@ class ResponsesRequest(HintFields):
     instructions: str | None = None  # a system message in front of the others
     max_output_tokens: Annotated[Int32, Field(ge=1)] | None = None
     max_tool_calls: Annotated[Int32, Field(ge=1)] | None = None  # of tools that a server runs: there are none here
-    temperature: Any = 1.0
-    top_p: Any = 1.0
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
@@ -115,10 +123,13 @@ class ResponsesRequest(HintFields):
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
-    include: Annotated[list[Name], Field(max_length=16)] = Field(default_factory=list)
+    include: Annotated[list[INCLUDABLE], Field(max_length=16)] = Field(default_factory=list)
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     user: Name | None = None
 
+    # What these may be is checked by the chat's schema, in which they have the same names.
+    temperature: Any = None
+    top_p: Any = None
     seed: Any = None
     speculative: Any = None
     verification: Any = None
@@ -142,11 +153,7 @@ class ResponsesRequest(HintFields):
     @field_validator("tool_choice", mode="before")
     @classmethod
     def _known_choice(cls, value: Any) -> Any:
-        if value in ("auto", "none", "required") or (isinstance(value, dict) and value.get("type") == "function"):
-            return value
-        raise refuse(
-            f"is {shorten(value)}; it must be 'auto', 'none', 'required', or {{\"type\": \"function\", \"name\": ...}}"
-        )
+        return known_choice(value, '{"type": "function", "name": ...}')
 
     @model_validator(mode="after")
     def _is_a_chat(self) -> Self:
@@ -154,7 +161,7 @@ class ResponsesRequest(HintFields):
             raise refuse("stream_options needs stream to be true")
         if self.top_logprobs and LOGPROBS not in self.include:
             raise refuse(f"top_logprobs needs {LOGPROBS!r} in include")
-        assert self.chat
+        _ = self.chat  # what is wrong with it is wrong with this body
         return self
 
     @cached_property
@@ -166,7 +173,8 @@ class ResponsesRequest(HintFields):
         """
         choice = self.tool_choice
         named = {"type": "function", "function": {"name": getattr(choice, "name", "")}}
-        fields: dict[str, Any] = {name: getattr(self, name) for name in SAME} | {
+        same = {name: value for name, value in self if name in ChatCompletionRequest.model_fields}
+        fields: dict[str, Any] = same | {
             "messages": messages_of(self.instructions, self.input),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [tool.for_chat for tool in self.tools],
@@ -174,7 +182,7 @@ class ResponsesRequest(HintFields):
             "response_format": self.text.format.for_chat,
             "reasoning_effort": self.reasoning.effort,
             "logprobs": LOGPROBS in self.include,
-            "top_logprobs": self.top_logprobs,
+            "stream_options": None,
         }
         try:
             return validated(ChatCompletionRequest, {k: v for k, v in fields.items() if v is not None})
@@ -183,10 +191,12 @@ class ResponsesRequest(HintFields):
 
 
 def as_here(error: RequestError) -> RequestError:
-    """The same; a chat's field has its name in a response's body."""
-    field, dot, rest = (error.param or "").partition(".")
-    name, bracket, index = field.partition("[")
+    """The same; a chat's field has its name in a response's body. Messages are not items, so no index is named."""
+    chat_param = error.param or ""
+    name = re.split(r"[.\[]", chat_param)[0]
     if name not in CHAT_NAMES:
         return error
-    param = CHAT_NAMES[name] + (bracket + index + dot + rest if name == "messages" else "")
-    return type(error)(str(error).replace(error.param or name, param, 1), param)
+    said = str(error)
+    if said.startswith(chat_param):
+        said = CHAT_NAMES[name] + said[len(chat_param) :]
+    return type(error)(said, CHAT_NAMES[name])

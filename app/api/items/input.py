@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse
 from app.api.requests.parts import MAX_MESSAGES, Name
+from app.api.requests.tool_fields import checked_name
 
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")  # kinds of parts that are text
 NEEDED = {  # fields of an item besides its type
@@ -41,13 +43,18 @@ class InputItem(Strict):
             return value
         given = {name: field for name, field in value.items() if field is not None}
         kind = given.get("type", "message")
-        if kind in NEEDED:
+        if isinstance(kind, str) and kind in NEEDED:
             if missing := next((name for name in NEEDED[kind] if name not in given), None):
                 raise refuse(f"has no {missing}, which every {kind} has")
             allowed = FREE.union(NEEDED[kind], ("content", "summary") if kind == "reasoning" else ())
             if other := next((name for name in given if name in cls.model_fields and name not in allowed), None):
                 raise refuse(f"has {other}, which no {kind} has")
         return given
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        return None if value is None else checked_name(value)
 
     @field_validator("content", "output", mode="before")
     @classmethod
@@ -67,36 +74,31 @@ class InputItem(Strict):
 def messages_of(instructions: str | None, items: list[InputItem]) -> list[dict[str, Any]]:
     """The messages of a chat: what an answer had as items of its own is one message of the assistant."""
     messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
+    if instructions:  # templates know one system message, in front
+        leading = [*takewhile(lambda item: item.role in ("system", "developer"), items)]
+        texts = [instructions, *(item.content for item in leading)]
+        messages.append({"role": "system", "content": "\n\n".join(texts)})
+        items = items[len(leading) :]
     for item in items:
-        if item.type == "reasoning" and not item.content:
-            continue
-        last = messages[-1] if messages else {"role": ""}
         if item.type == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         elif item.type == "message" and item.role != "assistant":
-            if len(messages) == 1 and instructions and item.role in ("system", "developer"):
-                last["content"] += "\n\n" + item.content  # templates know one system message, in front
-            else:
-                messages.append({"role": item.role, "content": item.content})
-        else:
-            if last["role"] != "assistant" or (item.type != "function_call" and _has_spoken(last, item)):
-                messages.append(last := {"role": "assistant"})
-            last.update(_of_the_assistant(last, item))
+            messages.append({"role": item.role, "content": item.content})
+        elif item.type != "reasoning" or item.content:
+            _speak(messages, item)
     return messages
 
 
-def _has_spoken(message: dict[str, Any], item: InputItem) -> bool:
-    """Whether a message of the assistant is complete before an item that is no call."""
-    return item.type == "reasoning" or "content" in message or "tool_calls" in message
-
-
-def _of_the_assistant(message: dict[str, Any], item: InputItem) -> dict[str, Any]:
+def _speak(messages: list[dict[str, Any]], item: InputItem) -> None:
+    """Add an item of the assistant to its message at the end, or begin one: reasoning, text and calls come in order."""
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
+    begins = {"reasoning": bool(last), "message": "content" in last or "tool_calls" in last}
+    if not last or begins.get(item.type, False):
+        messages.append(last := {"role": "assistant"})
     if item.type == "reasoning":
-        return {"reasoning_content": item.content}
-    if item.type == "message":
-        return {"content": item.content}
-    function = {"name": item.name, "arguments": item.arguments}
-    call = {"id": item.call_id, "type": "function", "function": function}
-    return {"tool_calls": [*message.get("tool_calls", ()), call]}
+        last["reasoning_content"] = item.content
+    elif item.type == "message":
+        last["content"] = item.content
+    else:
+        function = {"name": item.name, "arguments": item.arguments}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.api.answers.completions import Envelope, encode, speculative_metrics, usage
 from app.api.answers.logprobs import TokenTexts, chat_logprobs
@@ -14,11 +14,8 @@ from app.api.generation import Choice
 from app.api.items.body import ResponsesRequest
 from app.api.items.output import COMPLETED, INCOMPLETE, Event, Items
 from app.api.piece import Piece
-from app.api.tools.parts import Part, Text
+from app.api.tools.answer import AnswerReader, Reading
 from engine.events import LENGTH
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 FAILED = "failed"
 
@@ -31,7 +28,6 @@ class ResponseWriter:
         envelope: id, time, model and seed.
         choice: the only one.
         texts: of single tokens.
-        tokenizer: counts what was reasoning.
     """
 
     def __init__(
@@ -40,11 +36,10 @@ class ResponseWriter:
         envelope: Envelope,
         choice: Choice,
         texts: TokenTexts,
-        tokenizer: PreTrainedTokenizerFast,
     ) -> None:
         self._asked, self._envelope, self._choice = asked, envelope, choice
-        self._texts, self._tokenizer = texts, tokenizer
-        self._reader = choice.form.reader()
+        self._texts = texts
+        self._reader = choice.form.reader() or AnswerReader(Reading())
         self._items = Items(envelope.id.partition("_")[2])
         self._n_events = 0
 
@@ -86,10 +81,8 @@ class ResponseWriter:
         return INCOMPLETE if self._choice.finish_reason == LENGTH else COMPLETED
 
     def _grown(self, choice: Choice, piece: Piece) -> Iterable[Event]:
-        parts: list[Part] = [Text(piece.text)] if piece.text and self._reader is None else []
-        if self._reader is not None:
-            parts = self._reader.push(piece.text)
-        if piece.finish_reason is not None and self._reader is not None:
+        parts = self._reader.push(piece.text)
+        if piece.finish_reason is not None:
             parts += self._reader.flush()
         logprobs = [] if piece.logprobs is None else chat_logprobs(piece.logprobs, self._texts)["content"]
         yield from self._items.push(parts, logprobs)
@@ -132,10 +125,10 @@ class ResponseWriter:
     def _usage(self) -> dict[str, Any]:
         counts = usage([self._choice])
         thoughts = [item["content"][0]["text"] for item in self._items.done if item["type"] == "reasoning"]
-        encoded = self._tokenizer.backend_tokenizer.encode_batch(thoughts, add_special_tokens=False)
+        encoded = self._texts.tokenizer.backend_tokenizer.encode_batch(thoughts, add_special_tokens=False)
         return {
             "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},
+            "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},  # nothing is billed
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": sum(map(len, encoded))}
             | counts.get("completion_tokens_details", {}),
@@ -154,9 +147,9 @@ def asked_fields(asked: ResponsesRequest) -> dict[str, Any]:
         "parallel_tool_calls": asked.parallel_tool_calls,
         "reasoning": {"effort": asked.reasoning.effort, "summary": None},
         "temperature": chat.temperature,
-        "text": {"format": asked.text.format.model_dump(exclude_none=True, by_alias=True)},
-        "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
-        "tools": [tool.model_dump() for tool in asked.tools],
+        "text": {"format": asked.text.format.fields},
+        "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else dict(asked.tool_choice),
+        "tools": [dict(tool) for tool in asked.tools],
         "top_logprobs": asked.top_logprobs,
         "top_p": chat.top_p,
         "user": asked.user,

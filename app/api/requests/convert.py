@@ -197,7 +197,7 @@ class Converter:
             stop_ids=tuple(dict.fromkeys(stop_ids)),
             stop=tuple(body.stop),
             logprobs=body.logprob_count,
-            prompt_logprobs=body.scored_count,
+            prompt_logprobs=body.prompt_logprob_count,
             verification=body.verification,
             grammar=body.grammar,
         )

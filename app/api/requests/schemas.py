@@ -116,7 +116,7 @@ class GenerationRequest(StructuredFields, TextFields):
     def _fits_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options needs stream to be true")
-        if self.stream and self.scored_count is not None:
+        if self.stream and self.prompt_logprob_count is not None:
             raise refuse("stream goes without log-probabilities of prompts (prompt_logprobs, or echo with logprobs)")
         limit = self.token_limit
         if limit is not None and self.min_tokens > limit:
@@ -137,7 +137,7 @@ class GenerationRequest(StructuredFields, TextFields):
         """Best alternatives to report per token; None: no logprobs at all."""
 
     @property
-    def scored_count(self) -> int | None:
+    def prompt_logprob_count(self) -> int | None:
         """Best alternatives to report per token of a prompt; None: no log-probabilities of prompts."""
         return self.prompt_logprobs
 
@@ -222,7 +222,7 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     @property
-    def scored_count(self) -> int | None:
+    def prompt_logprob_count(self) -> int | None:
         """Best alternatives to report per token of a prompt: those that an echo has, too."""
         echoed = self.logprobs if self.echo else None
         wanted = [count for count in (self.prompt_logprobs, echoed) if count is not None]

@@ -24,6 +24,13 @@ def checked_name(value: str) -> str:
     return value
 
 
+def known_choice(value: Any, named: str) -> Any:
+    """A ``tool_choice`` of a known kind, or an error that says what it must be; ``named``: how one tool is named."""
+    if value in ("auto", "none", "required") or (isinstance(value, dict) and value.get("type") == "function"):
+        return value
+    raise refuse(f"is {shorten(value)}; it must be 'auto', 'none', 'required', or {named}")
+
+
 class FunctionDefinition(Strict):
     """What a model is told of a tool."""
 
@@ -149,12 +156,7 @@ class ToolFields(TemplateFields):
     @field_validator("tool_choice", mode="before")
     @classmethod
     def _known_choice(cls, value: Any) -> Any:
-        if value in ("auto", "none", "required") or (isinstance(value, dict) and value.get("type") == "function"):
-            return value
-        raise refuse(
-            f"is {shorten(value)}; it must be 'auto', 'none', 'required', or "
-            '{"type": "function", "function": {"name": ...}}'
-        )
+        return known_choice(value, '{"type": "function", "function": {"name": ...}}')
 
     @model_validator(mode="after")
     def _tools_fit_together(self) -> Self:

@@ -1,0 +1,61 @@
+"""Log-probabilities of a prompt's tokens, read from the rows before them: for requests that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from engine.device import Array
+from engine.events import TokenLogprob
+from engine.sampling.logprobs import as_logprobs, logprobs_in_pieces
+from engine.step import Work
+from engine.upload import Upload
+from engine.verify.at_once import pieces
+
+
+class PromptLogprobs:
+    """Planned on the host, begun on the device, finished on the host, as all that a step answers.
+
+    Args:
+        works: of the step.
+        ks: how many of the best tokens every work wants told beside each of its own.
+        firsts: where the rows of every work begin in the logits; a work with ``logprobs_of`` has one for every token.
+        vocab: width of the logits.
+        upload: takes what has to be on their device.
+    """
+
+    def __init__(
+        self, works: Sequence[Work], ks: Sequence[int], firsts: Sequence[int], vocab: int, upload: Upload
+    ) -> None:
+        self._n_works = len(works)
+        wanted = [(i, work.logprobs_of) for i, work in enumerate(works) if work.logprobs_of]
+        self._wanted = [(i, tokens, ks[i]) for i, tokens in wanted]
+        rows = [firsts[i] + row for i, tokens in wanted for row in range(len(tokens))]
+        theirs = [token for _, tokens in wanted for token in tokens]
+        self._pieces = [
+            (upload.add(some), upload.add(drawn))
+            for some, drawn in zip(pieces(rows, vocab), pieces(theirs, vocab), strict=True)
+        ]
+
+    def begin(self, logits: Tensor) -> list[Tensor]:
+        """Begin on the device; returns what is to be fetched.
+
+        Args:
+            logits: ``[rows, vocab]``, any float dtype; not changed.
+        """
+        if not self._wanted:
+            return []
+        most = max(k for _, _, k in self._wanted)
+        return logprobs_in_pieces(logits, ((rows.tensor, tokens.tensor) for rows, tokens in self._pieces), most)
+
+    def finish(self, arrays: Iterator[Array]) -> list[list[TokenLogprob] | None]:
+        """Of every work, one entry per token of its ``logprobs_of``; what follows is left in ``arrays``."""
+        found: list[list[TokenLogprob] | None] = [None] * self._n_works
+        told = [next(arrays) for _ in range(3)] if self._wanted else []
+        first = 0
+        for i, tokens, k in self._wanted:
+            n = len(tokens)
+            found[i] = as_logprobs(tokens, [k] * n, *(array[first : first + n] for array in told))
+            first += n
+        return found
