@@ -51,9 +51,11 @@ def test_every_token_of_a_prompt_has_the_models_log_probability(
             assert completion.stats.cached_tokens == 0
 
 
-def test_a_preempted_request_tells_them_once() -> None:
+@pytest.mark.parametrize(("n_blocks", "chunk"), [(32, 9), (28, 2)])  # the second preempts while prompts are read
+def test_a_preempted_request_tells_them_once(n_blocks: int, chunk: int) -> None:
     prompts = random_prompts(4)
-    engine = make_engine(make_target("qwen3", n_blocks=32, block_size=4), None, SchedulerOptions(prefill_chunk=9))
+    target = make_target("qwen3", n_blocks=n_blocks, block_size=4)
+    engine = make_engine(target, None, SchedulerOptions(prefill_chunk=chunk))
     done = complete_all(engine, [job(prompt, max_tokens=40) for prompt in prompts])
     assert sum(completion.stats.preemptions for completion in done) > 0
     for prompt, completion in zip(prompts, done, strict=True):

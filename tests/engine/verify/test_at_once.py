@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.sampling import logprobs
 from engine.sampling.logprobs import logprob_tensors
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import Processing
@@ -50,7 +51,7 @@ def test_no_more_logits_are_processed_together_than_memory_is_meant_for(monkeypa
 
     monkeypatch.setattr(at_once, "CELLS", 3 * VOCAB + 1)
     monkeypatch.setattr(at_once, "Processing", Watched)
-    monkeypatch.setattr(at_once, "logprob_tensors", watched)
+    monkeypatch.setattr(logprobs, "logprob_tensors", watched)
     params = SamplingParams(temperature=0.8, top_p=0.9, logprobs=1)
     with pretended_device():
         run([Case(TokenTree([0, 1, 2], [ROOT, ROOT, 0]), params, seed) for seed in (1, 2)])
