@@ -68,10 +68,10 @@ def run(method: str, style: str, predicted: list[list[int]], stages: int, chunk:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_are_those_of_no_speculation_whatever_is_predicted(method: str, style: str) -> None:
-    for kind, predicted in predictions(style).items():
-        for stages, chunk in ((1, 512), (2, 17)):
-            done = run(method, style, predicted, stages, chunk)
-            assert [completion.token_ids for completion in done] == plain(style), (kind, stages)
+    for i, (kind, predicted) in enumerate(predictions(style).items()):
+        stages, chunk = ((1, 512), (2, 17))[(i + METHODS.index(method)) % 2]
+        done = run(method, style, predicted, stages, chunk)
+        assert [completion.token_ids for completion in done] == plain(style), (kind, stages)
 
 
 @pytest.mark.parametrize("style", ["greedy", "seeded"])

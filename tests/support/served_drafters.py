@@ -113,26 +113,33 @@ class Recording(TrainedDrafts):
         return branches
 
 
-def drafted_anew(family: str, checkpoint: DrafterCheckpoint, text: list[int], ask: BlockAsk) -> Branch | None:
+class DraftsAnew:
     """The draft behind a text by a drafter that reads all of it at once, with Hugging Face's states of the target."""
-    model, spec = tiny_model(family), checkpoint.spec
-    with torch.inference_mode():
-        hidden, final = outputs_of(model, text[:-1])
-        parts = TargetParts(model.model.embed_tokens, model.lm_head)
+
+    def __init__(self, family: str, checkpoint: DrafterCheckpoint) -> None:
+        self._model, self._spec = tiny_model(family), checkpoint.spec
+        parts = TargetParts(self._model.model.embed_tokens, self._model.lm_head)
         place = Place(40, 16, torch.float32, torch.device("cpu"), reference=True)
-        runtime = DraftRuntime(checkpoint, parts, place, SETTINGS)
-        states = final
-        if spec.taps:
-            network = load_network(spec, checkpoint.tensors, parts)
-            assert isinstance(network, TappedNetwork)
-            states = network.fuse(torch.cat([hidden[tap + 1] for tap in spec.taps], dim=-1))
-        table = BlockTable(16)
-        table.extend(range(40))
-        runtime.start(0, table, 0)
-        sequence = runtime.of(0)
-        assert sequence is not None
-        [branch] = runtime.draft([Committed(sequence, 0, states, text[:-1], text[-1], ask)])
-    return branch
+        self._runtime = DraftRuntime(checkpoint, parts, place, SETTINGS)
+        self._network = load_network(self._spec, checkpoint.tensors, parts)
+        self._n = 0
+
+    def draft(self, text: list[int], ask: BlockAsk) -> Branch | None:
+        """Behind ``text``, by a sequence of its own."""
+        with torch.inference_mode():
+            hidden, states = outputs_of(self._model, text[:-1])
+            if self._spec.taps:
+                assert isinstance(self._network, TappedNetwork)
+                states = self._network.fuse(torch.cat([hidden[tap + 1] for tap in self._spec.taps], dim=-1))
+            table = BlockTable(16)
+            table.extend(range(40))
+            self._runtime.start(self._n, table, 0)
+            sequence = self._runtime.of(self._n)
+            assert sequence is not None
+            [branch] = self._runtime.draft([Committed(sequence, 0, states, text[:-1], text[-1], ask)])
+            self._runtime.end(self._n)
+        self._n += 1
+        return branch
 
 
 def outputs_of(model: Any, text: list[int]) -> tuple[list[Tensor], Tensor]:

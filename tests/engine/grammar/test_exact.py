@@ -115,7 +115,7 @@ def test_greedy_and_coupled_texts_are_those_of_masked_decoding(grammars: Grammar
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_rejection_texts_occur_as_often_as_masked_decoding_has_them(grammars: Grammars, name: str, tree: str) -> None:
-    n, found = 1500, dict[Context, int]()
+    n, found = 600, dict[Context, int]()
     for seed in range(n):
         params = SamplingParams(temperature=1.0, seed=seed, stop_ids=(END,), verification="rejection")
         target = MaskedTarget(grammars, name, params)

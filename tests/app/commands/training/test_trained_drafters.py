@@ -29,7 +29,8 @@ def test_a_drafter_drafts_and_changes_no_text(
     kind: str, spectra: Callable[..., Lines], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     folder, method = saved(kind, tiny_checkpoint, tmp_path)
-    for temperature, runs in ((0, ((method, 4), ("auto", 2))), (0.9, ((method, 1), (f"{method}+pld", 2)))):
+    greedy = ((method, 4), ("auto", 2)) if kind in ("eagle 3", "dflash") else ((method, 4),)  # auto measures for long
+    for temperature, runs in ((0, greedy), (0.9, ((f"{method}+pld", 2),))):
         flags = (*SETUP, "--temperature", temperature)
         [wanted] = spectra(*flags, "--method", "autoregressive")
         for name, stages in runs:

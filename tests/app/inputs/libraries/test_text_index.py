@@ -121,8 +121,11 @@ def test_none_is_no_library_and_nothing_at_a_place_is_an_error() -> None:
 # -- snapshots and stores
 
 
-@pytest.mark.parametrize("method", ["spectra", "rest", "spectra-retrieval"])
-@pytest.mark.parametrize("form", ["snapshot", "folder", "redis", "text", "text folder", "builtin"])
+@pytest.mark.parametrize(
+    ("method", "form"),
+    [(method, form) for method in ("spectra", "rest", "spectra-retrieval") for form in ("snapshot", "text")]
+    + [("rest", "folder"), ("spectra", "redis"), ("spectra", "text folder"), ("spectra-retrieval", "builtin")],
+)
 def test_every_form_drafts_and_leaves_the_text_alone(
     method: str, form: str, answer: list[int], snapshot: Path, tiny_checkpoint: Path, generate: Any, tmp_path: Path,
     request: pytest.FixtureRequest, small_builtin: None
