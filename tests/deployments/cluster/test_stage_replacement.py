@@ -114,7 +114,7 @@ def test_the_drafter_drafts_and_changes_no_text(server: Server, wanted: list[int
 
 
 def test_a_killed_stage_alone_is_replaced_and_streams_go_on_with_their_text(server: Server, wanted: list[int]) -> None:
-    strike(server, wanted, signal.SIGKILL, 0, 2)  # each place: test_worker, without Ray
+    strike(server, wanted, signal.SIGKILL, 0)  # each place: test_worker, without Ray; two at once: below
     check_log(server)
 
 
