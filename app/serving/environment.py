@@ -28,6 +28,8 @@ SWITCHES = {  # of every Ray that runs the application
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
     "RAY_SERVE_HAPROXY_RETRIES": "100",  # more than there are replicas
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+    # On a busy machine a proxy takes long to start. By default Serve kills it after 5 s, and the server's start fails.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_worker_niceness": "0",  # Ray's default of 15 starves the model next to anything else
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
