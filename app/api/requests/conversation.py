@@ -104,7 +104,7 @@ class ChatTemplate:
 
         vocabulary = self._tokenizer.backend_tokenizer
         added = vocabulary.get_added_tokens_decoder()
-        special = {token.content: i for i, token in added.items() if token.special}
+        special = {token.content: i for i, token in added.items() if token.special or _is_tag(token.content)}
         functions = [(tool.function.name, tool.function.parameters) for tool in fields.forced or fields.offered]
         calls = CallGrammars(self.family, functions, fields.may_repeat, special)
         close = CLOSE if is_open else ""
@@ -164,6 +164,11 @@ def _source(tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]] | No
 
 def _mentions(source: str, name: str) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", source) is not None
+
+
+def _is_tag(token: str) -> bool:
+    """Whether llguidance takes an added token for a special one, as it does with Qwen's ``<tool_call>``."""
+    return token.startswith("<") and token.endswith(">")
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class CallGrammars:
         family: how the model writes calls.
         functions: that can be called.
         is_parallel: more than one call is allowed.
-        special: token ids of marks that are special tokens, which no text stands for.
+        special: token ids of marks that no text stands for: llguidance knows them by their ids alone.
 
     Raises:
         ValueError: there is no function.

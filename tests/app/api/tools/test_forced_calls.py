@@ -56,18 +56,44 @@ async def test_a_random_model_calls_what_it_has_to(family: str, temperature: flo
             assert told == [told[0]] * 3
 
 
-@pytest.mark.parametrize("calls", [True, False])
-async def test_an_answer_that_may_call_a_strict_function_is_the_same_with_speculation(
-    calls: bool, tiny_checkpoint: Path
-) -> None:
-    """The mark is a token that a bias makes the model begin with, or never write."""
-    tokenizer = load_tokenizer(tiny_checkpoint)
-    mark = tokenizer.convert_tokens_to_ids("<|system|>")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str().replace("<|system|>", "<tool_call>")),
+def with_marks(checkpoint: Path, *, is_special: bool) -> tuple[PreTrainedTokenizerFast, int]:
+    """A tokenizer of Qwen's family whose marks are tokens, special ones or added ones as Qwen's are; the first's id."""
+    tokenizer = load_tokenizer(checkpoint)
+    text = tokenizer.backend_tokenizer.to_str()
+    read = json.loads(text.replace("<|system|>", "<tool_call>").replace("<|assistant|>", "</tool_call>"))
+    for token in read["added_tokens"]:
+        token["special"] = is_special or "tool_call" not in token["content"]
+    marked = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(read)),
         eos_token=tokenizer.eos_token,
         chat_template=OF_FAMILY["qwen 3"][1],
     )
+    return marked, tokenizer.convert_tokens_to_ids("<|system|>")
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+async def test_marks_that_are_tokens_are_written(is_special: bool, tiny_checkpoint: Path) -> None:
+    tokenizer, mark = with_marks(tiny_checkpoint, is_special=is_special)
+    async with over_engine(tiny_checkpoint, tokenizer, 2000) as client:
+        told = []
+        for speculative in ({"enabled": False}, {"method": "pld"}, {"method": "auto"}):
+            fields = {"tool_choice": NAMED, "speculative": speculative, "temperature": 0, "return_token_ids": True}
+            answer = await client.post("/v1/chat/completions", json=CHAT | fields)
+            assert answer.status_code == 200, answer.text
+            [made] = answer.json()["choices"]
+            check_arguments(made["message"]["tool_calls"][0]["function"]["arguments"])
+            assert made["token_ids"][0] == mark
+            told.append(made["token_ids"])
+        assert told == [told[0]] * 3
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize("calls", [True, False])
+async def test_an_answer_that_may_call_a_strict_function_is_the_same_with_speculation(
+    calls: bool, is_special: bool, tiny_checkpoint: Path
+) -> None:
+    """The mark is a token that a bias makes the model begin with, or never write."""
+    tokenizer, mark = with_marks(tiny_checkpoint, is_special=is_special)
     fields = CHAT | {"logit_bias": {str(mark): 100.0 if calls else -100.0}, "parallel_tool_calls": False}
     async with over_engine(tiny_checkpoint, tokenizer, 2000) as client:
         for style in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}):
