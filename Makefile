@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test test-fast test-cluster check format help
+.PHONY: setup serve test test-fast test-cluster test-clients check format help
 
 setup: $(STAMP)  ## .venv with the spectra command
 
@@ -19,7 +19,7 @@ serve: setup  ## start the server with the demo model on PORT (default 8000)
 	@exec $(BIN)/spectra serve --port $(PORT)
 
 test: setup  ## the tests but lengthy ones, in two processes: those that start a Ray cluster, and beside them the others
-	$(BIN)/python -m pytest -n 2 -m "not lengthy"
+	$(BIN)/python -m pytest -n 2 -m "not lengthy and not clients"
 
 test-fast: setup  ## the tests that start no Ray cluster
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
@@ -32,6 +32,9 @@ check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-clients: setup  ## public clients, installed from the package index, against a server
+	$(BIN)/python -m pytest tests/clients
 
 format: setup  ## rewrite the code to the format
 	$(BIN)/ruff format .

@@ -1,0 +1,80 @@
+"""Programs that put load on servers: every request succeeds, and tokens are counted as the server counts them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.demo.paths import DEMO_TARGET
+from tests.clients.conftest import HERE, Run
+from tests.support.server_process import Server
+
+pytestmark = [pytest.mark.cluster, pytest.mark.clients]
+
+QUESTIONS = ("What is 12 plus 7?", "Who are you?", "Sort 9, 3 and 5.", "Write a poem about the sea.")
+N, AT_ONCE, MOST = 12, 3, 24  # requests, clients, tokens
+
+
+@pytest.fixture(scope="module")
+def n_tokens(server: Server) -> int:
+    """Output tokens of all requests, by the server's own count."""
+    counts = []
+    for question in QUESTIONS:
+        fields = {"temperature": 0, "max_tokens": MOST, "messages": [{"role": "user", "content": question}]}
+        answer = server.http.post("/v1/chat/completions", json={"model": "demo"} | fields)
+        counts.append(answer.json()["usage"]["completion_tokens"])
+    return sum(counts) * N // len(QUESTIONS)
+
+
+def questions(folder: Path, field: str) -> Path:
+    """A file with the question of each request in a line's ``field``."""
+    path = folder / "questions.jsonl"
+    path.write_text("".join(json.dumps({field: QUESTIONS[i % len(QUESTIONS)]}) + "\n" for i in range(N)))
+    return path
+
+
+def test_locust(server: Server, run: Run) -> None:
+    file = HERE / "programs" / "locustfile.py"
+    told = run("libraries", "locust", "-f", file, "--headless", "-u", 3, "-r", 3, "-t", "8s", "--host", server.base,
+               "--json")  # fmt: skip
+    entries: list[dict[str, Any]] = json.loads(told)
+    assert {entry["name"] for entry in entries} == {"/v1/chat/completions", "stream"}
+    for entry in entries:
+        assert entry["num_requests"] > 0
+        assert entry["num_failures"] == 0
+
+
+def test_guidellm(server: Server, run: Run, tmp_path: Path, n_tokens: int) -> None:
+    sends = f"kind=openai_http,target={server.base},model=demo,request_format=/v1/chat/completions"
+    extras = f",extras.body.temperature=0,extras.body.max_tokens={MOST}"
+    run(
+        "guidellm", "guidellm", "run", "--backend", sends + extras, "--tokenizer",
+        f"kind=huggingface_auto,model={DEMO_TARGET}",
+        "--profile", f"kind=concurrent,streams={AT_ONCE}", "--constraint", f"kind=max_requests,count={N}",
+        "--data", f"kind=json_file,path={questions(tmp_path, 'prompt')}",
+        "--output", f"kind=json,path={tmp_path}/told.json", "--disable-console",
+    )  # fmt: skip
+    [benchmark] = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (N, 0, 0)
+    assert benchmark["metrics"]["output_token_count"]["successful"]["total_sum"] == n_tokens
+
+
+def test_aiperf(server: Server, run: Run, tmp_path: Path, n_tokens: int) -> None:
+    run(
+        "aiperf", "aiperf", "profile", "-m", "demo", "--url", server.base, "--endpoint-type", "chat", "--streaming",
+        "--tokenizer", DEMO_TARGET, "--input-file", questions(tmp_path, "text"), "--custom-dataset-type", "single_turn",
+        "--concurrency", AT_ONCE, "--request-count", N, "--extra-inputs", "temperature:0",
+        "--extra-inputs", f"max_tokens:{MOST}", "--extra-inputs", 'speculative:{"method":"pld+suffix"}',
+        "--use-server-token-count", "--output-artifact-dir", tmp_path / "told", "--ui", "none",
+    )  # fmt: skip
+    told = json.loads((tmp_path / "told" / "profile_export_aiperf.json").read_text())
+    assert told["request_count"]["avg"] == N
+    assert not told.get("error_summary")
+    assert told["total_output_tokens"]["avg"] == n_tokens
+    lines = (tmp_path / "told" / "profile_export.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["metrics"]["spec_decode_steps"]["value"] for line in lines]
+    assert all(step >= 1 for step in steps)  # it reads what the answers say of speculation
