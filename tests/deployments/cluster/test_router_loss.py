@@ -51,6 +51,15 @@ def plain(number: int) -> dict[str, Any]:
     return job(number) | {"speculative": {"enabled": False}}
 
 
+def constrained(server: Server) -> list[dict[str, Any]]:
+    """A request whose text keeps to a pattern, and one whose text is predicted, but for a few words in between."""
+    pattern = {"structured_outputs": {"regex": "[a-z ]{400,}"}, "ignore_eos": False}
+    text = server.complete(**plain(5)).json()["choices"][0]["text"]
+    wrong = f"{text[:100]} something else {text[120:]}"
+    predicted = {"prediction": {"type": "content", "content": wrong}, "speculative": {"max_nodes": 4}}
+    return [job(4) | pattern, job(5) | predicted]
+
+
 @pytest.fixture(scope="module")
 def texts(server: Server) -> list[list[int]]:
     """Of the jobs, undisturbed."""
@@ -94,16 +103,18 @@ def test_metrics_are_sums_over_ingresses_whichever_is_scraped(server: Server) ->
 def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed(
     server: Server, texts: list[list[int]]
 ) -> None:
+    pattern, predicted = constrained(server)
+    spelled = server.token_ids(**pattern | {"speculative": {"enabled": False}})
     with ThreadPoolExecutor(2) as pool:
         whole = [pool.submit(server.complete, return_token_ids=True, **job(number)) for number in (1, 2)]
-        streams = [Stream(server, **job(number)) for number in range(8)]
+        streams = [Stream(server, **fields) for fields in (*map(job, range(6)), pattern, predicted)]
         for stream in streams:
             stream.until(30)
         router = server.process_of(ROUTER)
         router.kill()
         router.wait(10)
         healthy_again(server, router.pid)
-        assert [stream.all_ids() for stream in streams] == texts
+        assert [stream.all_ids() for stream in streams] == [*texts[:6], spelled, texts[5]]
         for number, answer in zip((1, 2), whole, strict=True):
             body = answer.result().json()
             assert body["choices"][0]["token_ids"] == texts[number]
