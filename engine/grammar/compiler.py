@@ -5,6 +5,7 @@ llguidance loads with the first grammar, so that a process which never sees one 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -95,9 +96,30 @@ class Grammars:
         if not self._eos_ids:
             raise GrammarError("the model has no token that ends a text")
         try:
-            return LLTokenizer(self._read(), eos_token=[*self._eos_ids])
+            return LLTokenizer(_without_marks(self._read()), eos_token=[*self._eos_ids])
         except (OSError, ValueError) as error:
             raise GrammarError(f"the model's tokenizer cannot be used with grammars: {error}") from error
+
+
+def _without_marks(tokenizer: str) -> str:
+    """A ``tokenizer.json`` whose added tokens such as ``<tool_call>`` have the text of none.
+
+    llguidance takes them for special tokens, which grammars name by id and no text stands for. The tokenizer however
+    cuts a text that a grammar forces into them, and no token could follow. So it must not know them by their text.
+    """
+    document = json.loads(tokenizer)
+    model = document.get("model", {})
+    vocabulary = model.get("vocab")
+    for token in document.get("added_tokens", ()):
+        text = token["content"]
+        if not (text.startswith("<") and text.endswith(">")) or text == model.get("unk_token"):
+            continue
+        token["content"] = f"<|mark {token['id']}|>"
+        if isinstance(vocabulary, dict) and text in vocabulary:
+            vocabulary[token["content"]] = vocabulary.pop(text)
+        elif isinstance(vocabulary, list) and token["id"] < len(vocabulary):  # of a unigram model
+            vocabulary[token["id"]][0] = token["content"]
+    return json.dumps(document)
 
 
 def _limits() -> LLParserLimits:

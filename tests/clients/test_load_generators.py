@@ -64,11 +64,11 @@ def test_guidellm(server: Server, run: Run, tmp_path: Path, n_tokens: int) -> No
 
 
 def test_aiperf(server: Server, run: Run, tmp_path: Path, n_tokens: int) -> None:
+    fields = {"temperature": 0, "max_tokens": MOST, "speculative": {"method": "pld+suffix"}}
     run(
         "aiperf", "aiperf", "profile", "-m", "demo", "--url", server.base, "--endpoint-type", "chat", "--streaming",
         "--tokenizer", DEMO_TARGET, "--input-file", questions(tmp_path, "text"), "--custom-dataset-type", "single_turn",
-        "--concurrency", AT_ONCE, "--request-count", N, "--extra-inputs", "temperature:0",
-        "--extra-inputs", f"max_tokens:{MOST}", "--extra-inputs", 'speculative:{"method":"pld+suffix"}',
+        "--concurrency", AT_ONCE, "--request-count", N, "--extra-inputs", json.dumps(fields),
         "--use-server-token-count", "--output-artifact-dir", tmp_path / "told", "--ui", "none",
     )  # fmt: skip
     told = json.loads((tmp_path / "told" / "profile_export_aiperf.json").read_text())

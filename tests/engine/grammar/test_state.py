@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from engine.grammar import compiler
+from engine.grammar.compiler import Grammars
 from engine.grammar.grammar import Grammar, GrammarError
 from engine.grammar.state import forbidden, has, words_of
 from engine.tree import ROOT, TokenTree
@@ -114,6 +116,49 @@ def test_work_that_grows_ends_in_an_error_and_not_in_a_standstill() -> None:
         state.advance(letter)
     assert state.error
     assert np.array_equal(state.words(), words_of([EOS], len(tiny_tokenizer())))
+
+
+MARK = "<tool_call>"
+
+
+def bytewise() -> Tokenizer:
+    """The tiny checkpoint's; pieces are bytes and words."""
+    copy: Tokenizer = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
+    return copy
+
+
+def unigram(marks: list[str]) -> Tokenizer:
+    """Pieces are letters; marks are part of the model's list, as in checkpoints of SentencePiece."""
+    pieces = [("<unk>", 0.0), ("<end>", 0.0), *((mark, 0.0) for mark in marks), *((c, -2.0) for c in {*MARK, *"wet"})]
+    made = Tokenizer(models.Unigram(pieces, unk_id=0))
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens(["<unk>", "<end>"])
+    return made
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+@pytest.mark.parametrize("tokenizer", [bytewise(), unigram([]), unigram([MARK])], ids=["bpe", "unigram", "listed"])
+def test_text_that_is_an_added_token_elsewhere_can_be_forced_and_the_token_named(
+    tokenizer: Tokenizer, is_special: bool
+) -> None:
+    tokenizer.add_tokens([AddedToken(MARK, special=is_special, normalized=False)])
+    mark, size = tokenizer.token_to_id(MARK), tokenizer.get_vocab_size()
+    end = 1 if tokenizer.token_to_id("<end>") == 1 else EOS
+    grammars = Grammars(tokenizer.to_str, (end,), size)
+    spelled = [tokenizer.encode(c, add_special_tokens=False).ids[0] for c in MARK]
+    for tokens, grammar in (
+        (spelled, of_lark(f'start: "{MARK}" "wet"')),
+        ([mark], of_lark(f'start: <[{mark}]> "wet"')),
+    ):
+        state = grammars.state(grammar)
+        drafts = state.forced()
+        while not has(state.words(), end):
+            token = drafts.pop(0) if drafts else int(np.flatnonzero(~forbidden(state.words(), size))[0])
+            state.advance(token)
+            assert not state.error
+        state = grammars.state(grammar, tokens)  # in the smallest pieces
+        assert not state.error
+        assert not has(state.words(), end)
 
 
 def test_compiled_grammars_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
