@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 serve: setup  ## start the server with the demo model on PORT (default 8000)
 	@exec $(BIN)/spectra serve --port $(PORT)
 
-test: setup  ## the tests but lengthy ones, in two processes: those that start a Ray cluster, and beside them the others
-	$(BIN)/python -m pytest -n 2 -m "not lengthy and not clients"
+test: setup  ## the tests but lengthy ones, in three processes, the first for those that start a Ray cluster
+	$(BIN)/python -m pytest -n 3 -m "not lengthy and not clients"
 
 test-fast: setup  ## the tests that start no Ray cluster
 	$(BIN)/python -m pytest -n 2 -m "not cluster"

@@ -62,11 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first; tests on machines, which mostly wait, come last."""
+    """What takes longest begins first, and what mostly waits runs beside it."""
 
     def place(item: pytest.Item) -> int:
         if item.get_closest_marker("machines"):
-            return 2
-        return 0 if item.get_closest_marker("cluster") else 1
+            return 1
+        return 0 if item.get_closest_marker("cluster") else 2
 
     items.sort(key=place)

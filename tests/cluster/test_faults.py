@@ -14,7 +14,7 @@ from tests.support.machines.redis_machine import RedisMachine
 from tests.support.machines.spectra_machines import SpectraMachines, serve_config
 from tests.support.serve_application import APPLICATIONS, is_running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
+pytestmark = [pytest.mark.cluster, pytest.mark.machines]
 
 INTERRUPTION_S = 3.0
 HEADLESS_S = 8.0
@@ -61,7 +61,9 @@ def test_streams_outlive_the_machine_of_target_and_first_stage(
     site.until_nodes(N_NODES)
 
 
-@pytest.mark.parametrize("has_redis", [True, False], ids=["head", "head and Redis"])
+@pytest.mark.parametrize(
+    "has_redis", [True, pytest.param(False, marks=pytest.mark.lengthy)], ids=["head", "head and Redis"]
+)
 def test_without_a_head_streams_go_on_and_its_successor_finds_all_as_it_was(
     site: SpectraMachines,
     redis: RedisMachine,

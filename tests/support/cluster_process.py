@@ -1,8 +1,9 @@
-"""Of ``pytest -n 2``: one process runs the files with tests marked ``cluster``, the other one all files beside.
+"""Of ``pytest -n 3``: one process runs the files with tests marked ``cluster``, the others all files beside.
 
 A Ray cluster uses more than a core while it starts, so there is one at a time; and it takes long to start, so tests of
-one file, which share theirs, stay together. Those marked ``machines`` too mostly wait: they come last, in the process
-that ran all files beside. ``tests/conftest.py`` registers this plugin when pytest-xdist is there.
+one file, which share theirs, stay together. Those marked ``machines`` are the second process's first work. Both wait
+often, for processes to start and to be missed, which is why there is a process more than cores. ``tests/conftest.py``
+registers this plugin when pytest-xdist is there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MACHINES = "pytest.mark.machines"
 
 
 class OneClusterAtATime(LoadScopeScheduling):
-    """Files with tests of one mark are one unit of work, the first or the last; every other file is one."""
+    """Files with tests of one mark are one unit of work, the first and the second; every other file is one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return self._unit_of(nodeid.partition("::")[0])

@@ -13,7 +13,7 @@ import pytest
 from app.cli import main
 from tests.support.ray_scripts import run_script, same
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
 
 SCRIPT = '''
 import json, os, signal, subprocess, sys
