@@ -94,6 +94,35 @@ async def test_usage_so_far_is_in_every_chunk_that_wants_it(client, path, body) 
     assert chunks[-2]["usage"] == chunks[-1]["usage"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT_PATH, {"prompt": "hello", "max_tokens": 9, "repetition_penalty": 1.0, "logprobs": None}),
+        (
+            CHAT_PATH,
+            {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+                "max_completion_tokens": 9,
+            },
+        ),
+    ],
+)
+async def test_vllm_bench_serve_gets_what_it_reads(client, path, body) -> None:
+    """It takes the first chunk with choices for the first token, and counts of tokens from a chunk without any."""
+    [card, *_] = (await client.get("/v1/models")).json()["data"]
+    sent = body | {"model": card["id"], "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    response = await client.post(path, json=sent | {"temperature": 0.0}, headers={"x-request-id": "bench-1"})
+    assert response.status_code == 200, response.text
+    *chunks, last = chunks_of(response)
+    texts = [choice.get("text") or choice["delta"]["content"] for chunk in chunks for choice in chunk["choices"][:1]]
+    assert len(texts) == len(chunks)
+    assert texts[0]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 9
+    assert last["usage"]["prompt_tokens"] > 0
+    assert card["root"]
+
+
 @BODIES
 async def test_obfuscation_pads_every_chunk_to_the_same_sizes(client, path, body) -> None:
     async def stream(**options) -> httpx.Response:
