@@ -71,6 +71,22 @@ def histogram(values: Iterable[int]) -> list[int]:
     return [counts[number] for number in range(max(counts, default=-1) + 1)]
 
 
+class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """The tree of one step and what became of it, for a request that wants to see it. Lists are by node."""
+
+    tokens: list[int]
+    parents: list[int]  # -1: the root
+    sources: list[int]  # of each node, the first of ``names`` that proposed it
+    proposers: list[int]  # all that did, as a bit set over ``names``
+    probe: list[bool]
+    names: tuple[str, ...]
+    accepted: list[int]  # nodes, in the order of their tokens; the bonus token follows
+
+    def source(self, i: int) -> str | None:
+        """Who drafted the ``i``-th token of the step; None: the target drew it itself."""
+        return self.names[self.sources[self.accepted[i]]] if i < len(self.accepted) else None
+
+
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one target step committed for one choice. The first event of a choice comes from the prefill.
 
@@ -85,4 +101,5 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprob] | None = None  # first event: of the prompt's tokens but the first, if wanted
     drafts: dict[str, SourceCounts] | None = None  # this step, by source
     stats: RequestStats | None = None
+    trace: StepTrace | None = None  # of a step that is no prefill, if the request asks for it
     error: str = ""  # what a request that the engine aborted asked for and cannot get; "": nothing of the kind

@@ -32,6 +32,7 @@ class Request(msgspec.Struct, frozen=True):
     request_id: str = ""  # of the client's request, in every log line that concerns it
     traceparent: str = ""  # of the span that traces it, as W3C Trace Context has it; "": it is not traced
     prediction: list[int] = []  # token ids that the output is expected to be much like; "prediction" drafts from them
+    trace: bool = False  # whether every event tells the tree of its step
 
     def with_defaults(self, method: str, max_nodes: int) -> Request:
         """The same with a method and a node limit wherever the client left the choice to the server."""

@@ -29,6 +29,7 @@ class Caller:
     methods: frozenset[str] | None = None  # of speculation, that its requests may name; all have the default
     max_nodes: int | None = None  # drafted nodes per step; None: the server's limit
     is_admin: bool = True  # may read /metrics
+    sees_drafts: bool = True  # whose texts may be those of others
     names_tenant: bool = False  # a request's ``user`` says whose turn it takes
     limited_by: str = ""
 
@@ -55,6 +56,11 @@ class Caller:
             message = f"speculative.namespace is {namespace!r}, but {self.limited_by}"
             raise not_permitted(message, "speculative.namespace")
 
+    def check_trace(self) -> None:
+        """Raises AccessError (403) if this caller may not see what was drafted."""
+        if not self.sees_drafts:
+            raise not_permitted(f"speculative.trace is true, but {self.limited_by}", "speculative.trace")
+
 
 IN_CLUSTER = Caller(names_tenant=True)
 """Callers of Ray handles, and all clients of a server that trusts them: what they say counts."""
@@ -63,6 +69,7 @@ STRANGER = Caller(
     namespaces=NO_NAMES,
     first_priority=0,
     last_priority=0,
+    sees_drafts=False,
     limited_by="this server takes it from no client (trust_clients is false)",
 )
 """A client of a server that asks for no keys: it gets the defaults."""

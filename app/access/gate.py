@@ -134,6 +134,7 @@ class Gate:
             first_priority=0,
             last_priority=0,
             is_admin=False,
+            sees_drafts=False,
             limited_by=STRANGER.limited_by,
         )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.api.answer_form import PLAIN, AnswerForm
-from app.api.piece import Piece
+from app.api.piece import Piece, TracedStep
 from app.api.service import Backend
 from deployments.submission.messages import ModelCard
 from engine.errors import RequestError, SpectraError, TargetLostError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+MOST_TRACED = 1 << 16  # nodes of a choice that a trace shows: a whole answer holds them until it is sent
 LONG_PROMPT = 1024  # tokens; prompts above are encoded one per turn of the event loop, so that others run in between
 
 
@@ -64,6 +65,7 @@ class Choice:
         self._step_tokens: list[int] = []
         self._step_accepted: list[int] = []  # only where a stop string may end the text
         self._drafts: dict[str, SourceCounts] | None = {}
+        self._n_steps = self._n_traced = 0  # steps, and nodes in their traces
         self.is_refused = False  # the backend has not begun it
         self.prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's second token and those behind
 
@@ -83,6 +85,8 @@ class Choice:
         piece = self._by_tokens(event) if self._by_token else self._at_once(event)
         if self.form.echo and not self.n_tokens:
             piece = msgspec.structs.replace(piece, text=self.form.echo + piece.text)
+        if self.request.trace:
+            piece = msgspec.structs.replace(piece, trace=[self._traced(event, piece.token_ids)])
         self._count(event, len(piece.token_ids))
         self.finish_reason = piece.finish_reason
         return piece
@@ -141,6 +145,11 @@ class Choice:
     def _visible_reason(self, event: StepEvent) -> int | None:
         """The stop id if the client asked for it; None for the model's own end of text."""
         return None if event.stop_reason in self._eos_ids else event.stop_reason
+
+    def _traced(self, event: StepEvent, used: list[int]) -> TracedStep:
+        number, self._n_steps = self._n_steps, self._n_steps + 1
+        self._n_traced += 0 if event.trace is None else len(event.trace.tokens)
+        return TracedStep(number, used, event.trace if self._n_traced <= MOST_TRACED else None)
 
     def _count(self, event: StepEvent, used: int) -> None:
         if self.n_tokens:  # the first event is that of the prefill

@@ -12,6 +12,7 @@ import msgspec
 
 from app.inputs.prompts import Question, read_questions
 from app.offline.flags import add_model, add_sampling, add_speculation, check_flags
+from app.reporting.colours import coloured
 from engine.errors import ConfigError
 from speculators.methods import reads_prediction
 
@@ -45,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     add_speculation(parser)
     parser.add_argument("--method", default="auto", help="speculation, e.g. pld (default: auto)")
-    parser.add_argument("--json", action="store_true", help="one JSON object per turn instead of text")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object per turn instead of text")
+    form.add_argument(
+        "--color", action="store_true", help="text in a colour for each source that drafted it; plain: the target's own"
+    )
     parser.set_defaults(run=run)
 
 
@@ -66,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from app.reporting.progress import bar
 
     torch.set_num_threads(arguments.threads)
-    made = generator(arguments, arguments.method)
+    made = generator(arguments, arguments.method, trace=arguments.color)
     turns = [1 if arguments.raw else len(question.turns) for question in asked]
     with bar(None, sum(turns), "turn", disable=sum(turns) < 2) as shown:
         for answer in in_order(_counted(made.answers(asked, arguments.batch_size), shown), turns):
@@ -112,7 +117,8 @@ def in_order(answers: Iterable[Answer], turns: Sequence[int]) -> Iterator[Answer
 
 def _plain(answer: Answer) -> str:
     figures = answer.as_json()
+    text = coloured(answer.parts) if answer.parts else answer.text
     return (
-        f"{answer.text}\n[{len(answer.token_ids)} tokens in {figures['target_forwards']} forwards, "
+        f"{text}\n[{len(answer.token_ids)} tokens in {figures['target_forwards']} forwards, "
         f"{figures['tokens_per_forward']:.2f} tokens per forward, {figures['seconds']:.2f} s]"
     )

@@ -13,6 +13,7 @@ from engine.events import STOP, RequestStats, StepEvent
 from engine.loop import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from engine.text import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Answer:
     token_ids: list[int]  # a terminating EOS included
     finish_reason: str
     stats: RequestStats
+    parts: list[tuple[str, str | None]]  # the text of each token and who drafted it; empty unless it was asked for
 
     def as_json(self) -> dict[str, Any]:
         """The line ``spectra generate --json`` prints."""
@@ -61,6 +63,7 @@ class _Turn:
     index: int
     conversation: Conversation
     token_ids: list[int] = field(default_factory=list)
+    sources: list[str | None] = field(default_factory=list)  # of the tokens, where steps are traced
 
 
 class Generator:
@@ -73,6 +76,7 @@ class Generator:
         method: speculation.
         max_nodes: drafted nodes per step.
         raw: first turns only, without the chat template.
+        trace: answers tell who drafted their tokens.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Generator:
         method: str,
         max_nodes: int,
         raw: bool = False,
+        trace: bool = False,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -90,6 +95,7 @@ class Generator:
         self._method = method
         self._max_nodes = max_nodes
         self._raw = raw
+        self._trace = trace
 
     def answers(self, questions: Sequence[Question], batch_size: int) -> Iterator[Answer]:
         """Every turn's answer, as it is complete; turns of one question in order."""
@@ -102,6 +108,8 @@ class Generator:
             for seq, event in self._engine.step():
                 turn = running[seq]
                 turn.token_ids += event.token_ids
+                if self._trace:
+                    turn.sources += _sources(event)
                 if event.finish_reason is not None:
                     del running[seq]
                     yield self._finish(turn, event, todo)
@@ -112,15 +120,37 @@ class Generator:
         else:
             prompt = encode_chat(self._tokenizer, conversation.ask())
         predicted = encode_prediction(self._tokenizer, conversation.question.prediction)
-        return self._engine.submit(Request(prompt, self._params, self._method, self._max_nodes, prediction=predicted))
+        request = Request(prompt, self._params, self._method, self._max_nodes, prediction=predicted, trace=self._trace)
+        return self._engine.submit(request)
 
     def _finish(self, turn: _Turn, event: StepEvent, todo: list[_Turn]) -> Answer:
         assert event.finish_reason is not None
         assert event.stats is not None
         shown = turn.token_ids[:-1] if event.finish_reason == STOP else turn.token_ids
         text = self._tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        answer = Answer(turn.index, turn.conversation.turn, str(text), turn.token_ids, event.finish_reason, event.stats)
+        answer = Answer(
+            turn.index,
+            turn.conversation.turn,
+            str(text),
+            turn.token_ids,
+            event.finish_reason,
+            event.stats,
+            self._parts(shown, turn.sources),
+        )
         turn.conversation.answer(answer.text)
         if not self._raw and not turn.conversation.is_over:
             todo.append(_Turn(turn.index, turn.conversation))
         return answer
+
+    def _parts(self, shown: Sequence[int], sources: Sequence[str | None]) -> list[tuple[str, str | None]]:
+        """Characters of several tokens are with the last of them."""
+        if not self._trace:
+            return []
+        detokenizer = Detokenizer(self._tokenizer)
+        parts = [(detokenizer.push((token,)), source) for token, source in zip(shown, sources, strict=False)]
+        return [*parts, (detokenizer.flush(), None)]
+
+
+def _sources(event: StepEvent) -> list[str | None]:
+    """Who drafted each token of a step."""
+    return [None if event.trace is None else event.trace.source(i) for i in range(len(event.token_ids))]

@@ -120,7 +120,7 @@ def speculator_options(
     )
 
 
-def generator(arguments: argparse.Namespace, method: str) -> Generator:
+def generator(arguments: argparse.Namespace, method: str, *, trace: bool = False) -> Generator:
     """A generator with fresh speculators on a freshly loaded target."""
     target = load_target(arguments)
     path = model_path(arguments.model)
@@ -128,4 +128,5 @@ def generator(arguments: argparse.Namespace, method: str) -> Generator:
     size = max(64, arguments.batch_size)
     engine = Engine(target, pool, SchedulerOptions(max_sequences=size, max_waiting=size))
     tokenizer = load_tokenizer(path)
-    return Generator(engine, tokenizer, sampling(arguments, target), method, draft_nodes(arguments), arguments.raw)
+    params, n_nodes = sampling(arguments, target), draft_nodes(arguments)
+    return Generator(engine, tokenizer, params, method, n_nodes, arguments.raw, trace)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.events import ABORT, LENGTH, STOP, SourceCounts, StepEvent
+from engine.events import ABORT, LENGTH, STOP, SourceCounts, StepEvent, StepTrace
 from engine.protocol import Artefacts, Outcome, StepTime
 from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult, Work, WorkResult
-from engine.tree import EMPTY_TREE
+from engine.tree import EMPTY_TREE, TokenTree
 
 
 class Commit(NamedTuple):
@@ -40,7 +40,7 @@ def step_time(step: Step, result: StepResult) -> StepTime | None:
 
 def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepTime | None = None) -> Commit:
     """Commit one work's answer: tokens, cache position, accepted path, statistics, state."""
-    drafts = None
+    drafts = trace = None
     if work.tree is None:
         sequence.n_cached = work.n_cached + len(work.tokens)
         if answer.prompt_top_ids is not None:
@@ -60,8 +60,21 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
         sequence.keep = [node + 1 for node in answer.accepted] if answer.accepted else []
         sequence.state = State.DRAFTING
         drafts = sequence.stats.count_step(work.tree, answer.accepted, len(answer.tokens))
+        trace = _trace(work.tree, answer.accepted) if sequence.request.trace else None
     sequence.tokens.extend(answer.tokens)
-    return Commit(sequence, _event(sequence, answer, drafts) if answer.tokens else None, news)
+    return Commit(sequence, _event(sequence, answer, drafts, trace) if answer.tokens else None, news)
+
+
+def _trace(tree: TokenTree, accepted: list[int]) -> StepTrace:
+    return StepTrace(
+        tokens=tree.tokens,
+        parents=tree.parents,
+        sources=tree.sources,
+        proposers=tree.proposers,
+        probe=tree.probe,
+        names=tree.source_names,
+        accepted=accepted,
+    )
 
 
 def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
@@ -81,7 +94,9 @@ def _keep_top_ids(sequence: Sequence, answer: WorkResult) -> None:
     kept.append(top.ids[rows, :k], logprobs)
 
 
-def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None) -> StepEvent:
+def _event(
+    sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCounts] | None, trace: StepTrace | None
+) -> StepEvent:
     last, is_first = answer.tokens[-1], sequence.n_output == len(answer.tokens)
     of_prompt = sequence.prompt_logprobs if is_first and sequence.request.params.prompt_logprobs is not None else None
     stopped = last in sequence.request.params.stop_ids
@@ -94,6 +109,7 @@ def _event(sequence: Sequence, answer: WorkResult, drafts: dict[str, SourceCount
         prompt_logprobs=of_prompt,
         drafts=drafts,
         stats=sequence.stats.freeze() if reason is not None else None,
+        trace=trace,
         error=answer.error,
     )
 

@@ -16,6 +16,7 @@ from app.api.answers.logprobs import (
     prompt_logprobs,
 )
 from app.api.answers.message import finish_reason, whole_message
+from app.api.answers.trace import traced_step
 from app.api.generation import Choice
 from app.api.piece import Piece
 from app.api.requests.predictions import prediction_usage
@@ -131,6 +132,8 @@ def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: Token
     fields["stop_reason"] = piece.stop_reason
     if envelope.return_token_ids:
         fields["token_ids"] = piece.token_ids
+    if piece.trace is not None:
+        fields["trace"] = [traced_step(step, texts) for step in piece.trace]
     return fields
 
 

@@ -54,7 +54,8 @@ class StreamWriter:
         self._open = len(choices)
         self._started: set[int] = set()
         self._readers = {choice.index: reader for choice in choices if (reader := choice.form.reader()) is not None}
-        self._has_tokens = envelope.return_token_ids or choices[0].request.params.logprobs is not None
+        request = choices[0].request
+        self._has_tokens = envelope.return_token_ids or request.params.logprobs is not None or request.trace
         self._is_plain = not (
             self._has_tokens or self._readers or options.continuous_usage_stats or options.include_obfuscation
         )

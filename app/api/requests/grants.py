@@ -17,12 +17,14 @@ def granted(body: GenerationRequest, caller: Caller, settings: Settings) -> Requ
     """What all choices of a body have in common: everything but prompt, parameters and id.
 
     Raises:
-        AccessError: the caller may not ask for the priority, namespace, method or number of nodes.
+        AccessError: the caller may not ask for the priority, namespace, method, number of nodes or trace.
     """
     options = body.speculative
     namespace = "" if options.namespace in (None, settings.shared_namespace) else options.namespace
     caller.check_priority(body.priority)
     caller.check_namespace(namespace)
+    if options.trace:
+        caller.check_trace()
     method, nodes = PLAIN, None
     if options.enabled:
         caller.check_method(options.method or "")
@@ -40,6 +42,7 @@ def granted(body: GenerationRequest, caller: Caller, settings: Settings) -> Requ
         scope=scope_of(caller.tenant, namespace, salt=body.cache_salt),
         teaches=body.cache_salt is None and _feeds(caller, namespace, settings.shared_namespace),
         tenant=caller.tenant or ((body.user or namespace) if caller.names_tenant else ""),
+        trace=options.trace,
     )
 
 

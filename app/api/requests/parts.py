@@ -83,6 +83,7 @@ class SpeculativeOptions(Strict):
     method: Name | None = None  # None: the server's default; "+" joins several methods
     max_nodes: Annotated[int, Field(ge=1, le=4096)] | None = None  # drafted nodes per step, at most the server's limit
     enabled: bool = True  # False: plain autoregressive decoding, whatever `method` says
+    trace: bool = False  # True: the answer tells the tree of every step; by leave, for drafts may be others' texts
     # The tenant whose texts drafts may come from, besides the shared corpus. Requests of one namespace share cached
     # prefixes and what speculators learn from them, unless their tenants or cache salts differ. The caller's key says
     # which namespaces a request may name (`app.api.requests.grants`).

@@ -75,6 +75,7 @@ NOT_PERMITTED = [
     ({"speculative": {"method": "suffix"}}, "speculative.method"),
     ({"speculative": {"method": "pld+suffix"}}, "speculative.method"),
     ({"speculative": {"max_nodes": 9}}, "speculative.max_nodes"),
+    ({"speculative": {"trace": True}}, "speculative.trace"),
 ]
 
 
@@ -123,6 +124,7 @@ async def test_metrics_are_for_administrators_or_for_all(edge: Serve, keys: Keys
     async with edge() as client:
         assert (await client.get("/metrics", headers=plain)).status_code == 403
         assert (await client.get("/metrics", headers=admin)).status_code == 200
+        assert (await ask(client, admin, speculative={"trace": True})).status_code == 200
     async with edge(open_metrics=True) as client:
         assert (await client.get("/metrics")).status_code == 200
         assert (await client.get("/v1/models")).status_code == 401
@@ -155,6 +157,7 @@ NEEDS_TRUST = [
     ({"priority": -3}, "priority"),
     ({"priority": 3}, "priority"),
     ({"speculative": {"namespace": "tenant-a"}}, "speculative.namespace"),
+    ({"speculative": {"trace": True}}, "speculative.trace"),
 ]
 
 
@@ -181,6 +184,7 @@ async def test_a_gateways_header_says_whose_a_request_is(edge: Serve, backend: A
         assert (await ask(client, {"X-Tenant": "bob"})).status_code == 200
         assert (await ask(client, {"X-Tenant": "ann"}, speculative={"namespace": "bob"})).status_code == 403
         assert (await ask(client, {"X-Tenant": "ann"}, priority=-1)).status_code == 403
+        assert (await ask(client, {"X-Tenant": "ann"}, speculative={"trace": True})).status_code == 403
         assert (await client.get("/metrics", headers={"X-Tenant": "ann"})).status_code == 403
         assert (await client.get("/health")).status_code == 200
     assert [(r.tenant, r.namespace, r.teaches) for r in backend.seen] == [
