@@ -17,6 +17,7 @@ drew, and only if the choice between that test and Algorithm 4 does not depend o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan, nan
 
 import numpy as np
 
@@ -58,6 +59,7 @@ class _Builder:
         self.q: dict[int, FloatArray] = {}
         self.probe_ends: set[int] = set()
         self.proposers: list[int] = []  # bit set of the sources that proposed a node to be accepted
+        self.scores: list[float] = []  # NaN: no source has told one
         self.drawers: dict[int, set[int]] = {}  # parent -> who tried to place children to be accepted
 
     def insert(self, branch: Branch) -> None:
@@ -84,6 +86,8 @@ class _Builder:
             placed = nodes[-1]
             if placed is not None and not branch.probe:
                 self.proposers[placed] |= bits
+                if branch.scores is not None and isnan(self.scores[placed]):
+                    self.scores[placed] = float(branch.scores[i])
         if branch.probe and nodes and nodes[-1] is not None:
             self.probe_ends.add(nodes[-1])
 
@@ -119,6 +123,7 @@ class _Builder:
         self.sources.append(source)
         self.probe.append(probe)
         self.proposers.append(0)
+        self.scores.append(nan)
         self.index.setdefault((parent, token), node)
         if not probe:
             self.acceptable.setdefault((parent, token), node)
@@ -134,9 +139,17 @@ class _Builder:
 
     def build(self) -> TokenTree:
         """The finished tree."""
-        names = tuple(self.numbers.names) or ("draft",)
-        q = self._kept_q()
-        return TokenTree(self.tokens, self.parents, self.sources, self.probe, names, q, self.probe_ends, self.proposers)
+        return TokenTree(
+            self.tokens,
+            self.parents,
+            self.sources,
+            self.probe,
+            tuple(self.numbers.names) or ("draft",),
+            self._kept_q(),
+            self.probe_ends,
+            self.proposers,
+            self.scores,
+        )
 
     def _kept_q(self) -> FloatArray | None:
         """``[n_nodes, vocab]`` fp32, rows of zeros where Algorithm 4 applies; ``None`` if that is everywhere."""
@@ -160,12 +173,13 @@ def _alone(branch: Branch, budget: int) -> TokenTree | None:
     if branch.parents is not None and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         return None
     tokens, parents = tokens[:budget], parents[:budget]
+    scores = None if branch.scores is None else branch.scores[:budget]
     if branch.proposers is None:
-        return TokenTree(tokens, parents, source_names=(branch.source,))
+        return TokenTree(tokens, parents, source_names=(branch.source,), scores=scores)
     numbers = _Numbers()
     found = [numbers.of(group) for group in branch.proposers[: len(tokens)]]
     owners, bits = [owner for owner, _ in found], [bits for _, bits in found]
-    return TokenTree(tokens, parents, owners, None, tuple(numbers.names), proposers=bits)
+    return TokenTree(tokens, parents, owners, None, tuple(numbers.names), proposers=bits, scores=scores)
 
 
 def compose(branches: Sequence[Branch], budget: int) -> TokenTree:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 STOP, LENGTH, ABORT = "stop", "length", "abort"  # every finish_reason an event may carry
 
@@ -76,15 +78,36 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: list[int]
     parents: list[int]  # -1: the root
+    depths: list[int]  # 1: below the root
     sources: list[int]  # of each node, the first of ``names`` that proposed it
     proposers: list[int]  # all that did, as a bit set over ``names``
     probe: list[bool]
+    scores: list[float | None]  # probabilities that the target writes a node once its parent was accepted, estimated
     names: tuple[str, ...]
     accepted: list[int]  # nodes, in the order of their tokens; the bonus token follows
 
     def source(self, i: int) -> str | None:
         """Who drafted the ``i``-th token of the step; None: the target drew it itself."""
         return self.names[self.sources[self.accepted[i]]] if i < len(self.accepted) else None
+
+    def path(self) -> StepTrace:
+        """The same with its accepted nodes alone."""
+        nodes = self.accepted
+        return StepTrace(
+            tokens=_of(nodes, self.tokens),
+            parents=[*range(-1, len(nodes) - 1)],
+            depths=_of(nodes, self.depths),
+            sources=_of(nodes, self.sources),
+            proposers=_of(nodes, self.proposers),
+            probe=_of(nodes, self.probe),
+            scores=_of(nodes, self.scores),
+            names=self.names,
+            accepted=[*range(len(nodes))],
+        )
+
+
+def _of(nodes: list[int], values: list[T]) -> list[T]:
+    return [values[node] for node in nodes]
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ class TokenTree:
             count as one-hot (deterministic) proposals. A row of zeros marks a single node as one-hot.
         probe_ends: last node of every probe branch (also where it was merged with a guess): read back there.
         proposers: the sources that proposed a node, as a bit set, ``[n_nodes]``; its own source when omitted.
+        scores: the probability that the target writes a node's token once its parent was accepted, as the first source
+            that told one estimates it, ``[n_nodes]``; NaN: none did; ``None``: for no node.
 
     Raises:
         ValueError: the arrays differ in length, a parent does not precede its child, a normal node hangs
@@ -55,6 +57,7 @@ class TokenTree:
         q: FloatArray | None = None,
         probe_ends: Iterable[int] = (),
         proposers: Sequence[int] | None = None,
+        scores: Sequence[float] | None = None,
     ) -> None:
         n = len(tokens)
         self.tokens = list(tokens)
@@ -64,6 +67,7 @@ class TokenTree:
         self.source_names = tuple(source_names)
         self.q = q
         self.probe_ends = frozenset(probe_ends)
+        self.scores = scores
         self.proposers = [1 << source for source in self.sources] if proposers is None else list(proposers)
         if not len(self.parents) == len(self.sources) == len(self.probe) == n:
             raise ValueError(

@@ -28,8 +28,7 @@ class Caller:
     last_priority: int = MOST
     methods: frozenset[str] | None = None  # of speculation, that its requests may name; all have the default
     max_nodes: int | None = None  # drafted nodes per step; None: the server's limit
-    is_admin: bool = True  # may read /metrics
-    sees_drafts: bool = True  # whose texts may be those of others
+    is_admin: bool = True  # may read /metrics, and see drafts, which may be texts of others
     names_tenant: bool = False  # a request's ``user`` says whose turn it takes
     limited_by: str = ""
 
@@ -58,7 +57,7 @@ class Caller:
 
     def check_trace(self) -> None:
         """Raises AccessError (403) if this caller may not see what was drafted."""
-        if not self.sees_drafts:
+        if not self.is_admin:
             raise not_permitted(f"speculative.trace is true, but {self.limited_by}", "speculative.trace")
 
 
@@ -69,7 +68,6 @@ STRANGER = Caller(
     namespaces=NO_NAMES,
     first_priority=0,
     last_priority=0,
-    sees_drafts=False,
     limited_by="this server takes it from no client (trust_clients is false)",
 )
 """A client of a server that asks for no keys: it gets the defaults."""

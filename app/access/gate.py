@@ -125,7 +125,7 @@ class Gate:
             raise unknown_caller(f"the header {name} is {count}; the gateway must set it", "invalid_tenant")
         tenant = given[0].decode()
         if self._anybody is IN_CLUSTER:
-            return Caller(tenant=tenant, is_admin=False)
+            return Caller(tenant=tenant, is_admin=False, limited_by="a gateway's tenant may not ask for it")
         own = frozenset((tenant,))
         return Caller(
             tenant=tenant,
@@ -134,7 +134,6 @@ class Gate:
             first_priority=0,
             last_priority=0,
             is_admin=False,
-            sees_drafts=False,
             limited_by=STRANGER.limited_by,
         )
 

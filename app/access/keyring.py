@@ -46,7 +46,6 @@ class Entry:
             methods=None if record.methods is None else frozenset(record.methods),
             max_nodes=record.max_nodes,
             is_admin=record.admin,
-            sees_drafts=record.admin,
             limited_by=f"key {record.id} may not ask for it",
         )
         limits = Limits(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)

@@ -19,8 +19,9 @@ from app.api.answers.completions import Envelope, model_fields
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.run import Writer, event_stream, whole_body
 from app.api.answers.stream_writer import StreamWriter
+from app.api.choice import Choice
 from app.api.errors import model_not_found
-from app.api.generation import Choice, Generation
+from app.api.generation import Generation
 from app.api.grammar_checks import GrammarChecks
 from app.api.items.body import ResponsesRequest, as_here
 from app.api.items.writer import ResponseWriter

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.caller import caller_of
-from app.api.generation import Choice
+from app.api.choice import Choice
 from app.api.items.body import ResponsesRequest
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.events import StepTrace, TokenLogprob
-
-
-class TracedStep(msgspec.Struct, frozen=True, gc=False):
-    """A step as the answer to a request with ``speculative.trace`` tells it."""
-
-    number: int  # 0: the prefill
-    token_ids: list[int]  # emitted, without what a stop string cut
-    draft: StepTrace | None  # None: of the prefill, or beyond what an answer traces
+from engine.events import TokenLogprob
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -26,7 +18,6 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     stop_reason: int | str | None = None  # stop id or stop string
     logprobs: list[TokenLogprob] | None = None
     offsets: list[int] | None = None  # of each token's text in the choice's text, in characters
-    trace: list[TracedStep] | None = None  # if the request asks for it
 
     @staticmethod
     def join(pieces: Sequence[Piece]) -> Piece:
@@ -39,5 +30,4 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
             last.stop_reason,
             None if last.logprobs is None else [entry for p in pieces for entry in p.logprobs or ()],
             None if last.offsets is None else [offset for p in pieces for offset in p.offsets or ()],
-            None if last.trace is None else [step for p in pieces for step in p.trace or ()],
         )

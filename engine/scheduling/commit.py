@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -66,12 +67,15 @@ def apply_answer(sequence: Sequence, work: Work, answer: WorkResult, took: StepT
 
 
 def _trace(tree: TokenTree, accepted: list[int]) -> StepTrace:
+    scores = [nan] * len(tree) if tree.scores is None else [float(score) for score in tree.scores]
     return StepTrace(
         tokens=tree.tokens,
         parents=tree.parents,
+        depths=tree.depths,
         sources=tree.sources,
         proposers=tree.proposers,
         probe=tree.probe,
+        scores=[None if isnan(score) else score for score in scores],
         names=tree.source_names,
         accepted=accepted,
     )

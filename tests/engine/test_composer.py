@@ -168,7 +168,12 @@ def made_together(draw: st.DrawFn) -> Branch:
     n = draw(st.integers(1, 5))
     tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=n, max_size=n))
     parents = [draw(st.integers(ROOT, i - 1)) for i in range(n)]
-    return Branch(tokens, "merged", parents, proposers=[draw(NAMES) for _ in range(n)])
+    scores = draw(st.none() | st.lists(st.floats(0.1, 1.0), min_size=n, max_size=n))
+    return Branch(tokens, "merged", parents, scores=scores, proposers=[draw(NAMES) for _ in range(n)])
+
+
+def scores_of(tree: TokenTree) -> list[float]:
+    return [-1.0 if np.isnan(score) else score for score in tree.scores or [np.nan] * len(tree)]
 
 
 def names_of(tree: TokenTree, node: int) -> set[str]:
@@ -206,6 +211,21 @@ def test_a_single_branch_becomes_what_the_builder_makes_of_it(branch: Branch, bu
     for node in range(len(slow)):
         assert fast.source_names[fast.sources[node]] == slow.source_names[slow.sources[node]]
         assert names_of(fast, node) == names_of(slow, node)
+    assert scores_of(fast) == scores_of(slow)
+
+
+@given(st.lists(st.one_of(branches(), made_together()), max_size=8), BUDGETS)
+def test_a_node_has_the_score_of_the_first_that_tells_one(proposals: list[Branch], budget: int) -> None:
+    tree = compose(proposals, budget)
+    for node, score in enumerate(scores_of(tree)):
+        path = path_of(tree, node)
+        scored = [zip(paths(b), b.scores, strict=True) for b in proposals if b.scores is not None]
+        assert score == next((told for pairs in scored for p, told in pairs if p == path), -1.0) or repeats(tree, path)
+
+
+def repeats(tree: TokenTree, path: tuple[int, ...]) -> bool:
+    """Whether several nodes are at the end of a path, of which one has the score: draws stay apart."""
+    return sum(path_of(tree, node) == path for node in range(len(tree))) > 1
 
 
 @given(BRANCHES, BUDGETS)

@@ -16,8 +16,8 @@ from app.api.answers.logprobs import (
     prompt_logprobs,
 )
 from app.api.answers.message import finish_reason, whole_message
-from app.api.answers.trace import traced_step
-from app.api.generation import Choice
+from app.api.answers.trace import untold_steps
+from app.api.choice import Choice
 from app.api.piece import Piece
 from app.api.requests.predictions import prediction_usage
 from deployments.submission.messages import ModelCard
@@ -83,8 +83,16 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     return figures
 
 
-def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
-    """``metrics`` of a response, summed over its choices; empty if a choice has no statistics.
+def speculative_metrics(choices: Sequence[Choice], texts: TokenTexts) -> dict[str, Any]:
+    """``metrics`` of a response, with the steps that were not told before if the request wants to see them."""
+    figures = _speculative_figures(choices)
+    if choices[0].request.trace:
+        figures["trace"] = untold_steps(choices, texts)
+    return {"speculative_decoding": figures} if figures else {}
+
+
+def _speculative_figures(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Sums over choices; empty if a choice has no statistics.
 
     Every decode forward counts as a step, also one without drafts; the bonus token counts as accepted length.
     ``acceptance_histogram`` has an entry for 0 to ``num_spec_tokens`` accepted drafted tokens: steps that accepted as
@@ -104,7 +112,7 @@ def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     for stats in every:
         for n_accepted, n_steps in enumerate(stats.accepted_steps):
             by_accepted[n_accepted] += n_steps
-    figures = {
+    figures: dict[str, Any] = {
         "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "num_spec_steps": steps,
@@ -117,7 +125,7 @@ def speculative_metrics(choices: Sequence[Choice]) -> dict[str, Any]:
     decisions = sum((Counter(stats.decisions) for stats in every), Counter())
     if decisions:
         figures["decisions"] = dict(decisions)
-    return {"speculative_decoding": figures}
+    return figures
 
 
 def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: TokenTexts) -> dict[str, Any]:
@@ -132,8 +140,6 @@ def choice_fields(envelope: Envelope, choice: Choice, piece: Piece, texts: Token
     fields["stop_reason"] = piece.stop_reason
     if envelope.return_token_ids:
         fields["token_ids"] = piece.token_ids
-    if piece.trace is not None:
-        fields["trace"] = [traced_step(step, texts) for step in piece.trace]
     return fields
 
 
@@ -157,7 +163,7 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
         entries.append(entry)
     choices = [choice for choice, _ in done]
     fields["usage"] = usage(choices)
-    fields["metrics"] = speculative_metrics(choices)
+    fields["metrics"] = speculative_metrics(choices, texts)
     add_prompt_ids(fields, envelope, choices[0], entries)
     return encode(fields)
 

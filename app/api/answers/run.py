@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from app.api.generation import Choice, Generation
+from app.api.choice import Choice
+from app.api.generation import Generation
 from app.api.piece import Piece
 
 

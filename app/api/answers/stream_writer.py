@@ -21,7 +21,8 @@ from app.api.answers.completions import (
 )
 from app.api.answers.logprobs import TokenTexts
 from app.api.answers.message import deltas, finish_reason
-from app.api.generation import Choice
+from app.api.answers.trace import untold_steps
+from app.api.choice import Choice
 from app.api.piece import Piece
 from app.api.requests.parts import StreamOptions
 
@@ -87,7 +88,11 @@ class StreamWriter:
         if not self._options.include_usage:
             return DONE
         fields = self._envelope.fields(chunk=True)
-        fields |= {"choices": [], "usage": usage(self._choices), "metrics": speculative_metrics(self._choices)}
+        fields |= {
+            "choices": [],
+            "usage": usage(self._choices),
+            "metrics": speculative_metrics(self._choices, self._texts),
+        }
         return _sse(fields) + DONE
 
     def _full_event(self, choice: Choice, piece: Piece) -> bytes:
@@ -135,7 +140,9 @@ class StreamWriter:
         elif self._options.include_usage:
             fields["usage"] = None
         if not self._options.include_usage and not self._open and ends:
-            fields["metrics"] = speculative_metrics(self._choices)
+            fields["metrics"] = speculative_metrics(self._choices, self._texts)
+        elif steps := untold_steps([choice], self._texts):
+            fields["metrics"] = {"speculative_decoding": {"trace": steps}}
         if is_first:
             add_prompt_ids(fields, self._envelope, choice, [entry])
         if self._options.include_obfuscation:

@@ -1,32 +1,32 @@
-"""Where the tokens of an answer come from: ``choices[].trace`` of requests with ``speculative.trace``."""
+"""Where the tokens of an answer come from: ``metrics.speculative_decoding.trace`` of requests that want to see it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from app.api.answers.logprobs import TokenTexts
-from app.api.piece import TracedStep
+from app.api.choice import Choice, TracedStep
 from engine.events import StepTrace
 
 
-def traced_step(step: TracedStep, texts: TokenTexts) -> dict[str, Any]:
-    """A step as JSON: its tokens, each with the node that it is, and all nodes of its tree.
+def untold_steps(choices: Sequence[Choice], texts: TokenTexts) -> list[dict[str, Any]]:
+    """The steps of choices that no earlier part of the response told, as JSON."""
+    return [{"choice": choice.index} | _step(step, texts) for choice in choices for step in choice.take_trace()]
 
-    A token without a node was drawn by the target itself: a bonus token, or the first one, behind the prompt. ``nodes``
-    is None behind the prompt and beyond what an answer traces.
+
+def _step(step: TracedStep, texts: TokenTexts) -> dict[str, Any]:
+    """A step's tokens, each with the node that it is, and the nodes of its tree.
+
+    A token without a node was drawn by the target itself: a bonus token, or the first one, behind the prompt.
     """
     draft = step.draft
     accepted = [] if draft is None else draft.accepted
     tokens = [
-        {
-            "token_id": token,
-            "text": texts[token][0],
-            "node": accepted[i] if i < len(accepted) else None,
-            "source": None if draft is None else draft.source(i),
-        }
+        {"token_id": token, "text": texts[token][0], "node": accepted[i] if i < len(accepted) else None}
         for i, token in enumerate(step.token_ids)
     ]
-    return {"step": step.number, "tokens": tokens, "nodes": None if draft is None else _nodes(draft, texts)}
+    return {"step": step.number, "tokens": tokens, "nodes": [] if draft is None else _nodes(draft, texts)}
 
 
 def _nodes(draft: StepTrace, texts: TokenTexts) -> list[dict[str, Any]]:
@@ -36,9 +36,11 @@ def _nodes(draft: StepTrace, texts: TokenTexts) -> list[dict[str, Any]]:
             "token_id": token,
             "text": texts[token][0],
             "parent": draft.parents[node],
+            "depth": draft.depths[node],
             "sources": _sources(draft, node),
-            "accepted": node in accepted,
+            "probability": draft.scores[node],
             "probe": draft.probe[node],
+            "accepted": node in accepted,
         }
         for node, token in enumerate(draft.tokens)
     ]

@@ -161,8 +161,7 @@ class ResponsesRequest(HintFields):
             raise refuse("stream_options needs stream to be true")
         if self.top_logprobs and LOGPROBS not in self.include:
             raise refuse(f"top_logprobs needs {LOGPROBS!r} in include")
-        if self.chat.speculative.trace:  # what is wrong with the chat is wrong with this body
-            raise refuse("speculative.trace is told by chat and text completions only")
+        _ = self.chat  # what is wrong with it is wrong with this body
         return self
 
     @cached_property

@@ -9,8 +9,8 @@ from typing import Any
 
 from app.api.answers.completions import Envelope, encode, speculative_metrics, usage
 from app.api.answers.logprobs import TokenTexts, chat_logprobs
+from app.api.choice import Choice
 from app.api.errors import answer_for
-from app.api.generation import Choice
 from app.api.items.body import ResponsesRequest
 from app.api.items.output import COMPLETED, INCOMPLETE, Event, Items
 from app.api.piece import Piece
@@ -119,7 +119,7 @@ class ResponseWriter:
             "system_fingerprint": envelope.system_fingerprint,
         }
         if has_ended:
-            fields["metrics"] = speculative_metrics([self._choice])
+            fields["metrics"] = speculative_metrics([self._choice], self._texts)
         return fields | asked_fields(asked)
 
     def _usage(self) -> dict[str, Any]:

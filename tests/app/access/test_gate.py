@@ -157,7 +157,6 @@ NEEDS_TRUST = [
     ({"priority": -3}, "priority"),
     ({"priority": 3}, "priority"),
     ({"speculative": {"namespace": "tenant-a"}}, "speculative.namespace"),
-    ({"speculative": {"trace": True}}, "speculative.trace"),
 ]
 
 
@@ -171,10 +170,11 @@ async def test_without_keys_clients_are_heard_only_if_they_are_trusted(
         assert "trust_clients is false" in error_of(answer)["message"]
         assert (await ask(client, NO_KEY, user="someone", priority=0)).status_code == 200
         assert (await client.get("/metrics")).status_code == 200
+        assert (await ask(client, NO_KEY, speculative={"trace": True})).status_code == 200  # all are one tenant
     assert backend.seen[0].tenant == ""  # takes no turn of its own by saying so
     async with edge(trust_clients=True) as client:
         assert (await ask(client, NO_KEY, user="someone", **fields)).status_code == 200
-    assert (backend.seen[1].tenant, backend.seen[1].priority) == ("someone", fields.get("priority", 0))
+    assert (backend.seen[2].tenant, backend.seen[2].priority) == ("someone", fields.get("priority", 0))
 
 
 async def test_a_gateways_header_says_whose_a_request_is(edge: Serve, backend: Any) -> None:
@@ -184,7 +184,8 @@ async def test_a_gateways_header_says_whose_a_request_is(edge: Serve, backend: A
         assert (await ask(client, {"X-Tenant": "bob"})).status_code == 200
         assert (await ask(client, {"X-Tenant": "ann"}, speculative={"namespace": "bob"})).status_code == 403
         assert (await ask(client, {"X-Tenant": "ann"}, priority=-1)).status_code == 403
-        assert (await ask(client, {"X-Tenant": "ann"}, speculative={"trace": True})).status_code == 403
+        refusal = await ask(client, {"X-Tenant": "ann"}, speculative={"trace": True})
+        assert (refusal.status_code, error_of(refusal)["param"]) == (403, "speculative.trace")
         assert (await client.get("/metrics", headers={"X-Tenant": "ann"})).status_code == 403
         assert (await client.get("/health")).status_code == 200
     assert [(r.tenant, r.namespace, r.teaches) for r in backend.seen] == [
@@ -199,6 +200,9 @@ async def test_a_gateways_tenant_feeds_no_text_that_other_tenants_read(edge: Ser
     async with edge(tenant_header="X-Tenant", trust_clients=True) as client:
         for speculative in ({}, {"namespace": "default"}, {"namespace": "ann"}):
             assert (await ask(client, {"X-Tenant": "ann"}, speculative=speculative)).status_code == 200
+        refusal = await ask(client, {"X-Tenant": "ann"}, speculative={"trace": True})
+        assert refusal.status_code == 403
+        assert "a gateway's tenant may not ask for it" in error_of(refusal)["message"]
     assert [(r.namespace, r.teaches) for r in backend.seen] == [("", False), ("", False), ("ann", True)]
 
 

@@ -53,7 +53,7 @@ def plain(number: int) -> dict[str, Any]:
 
 def constrained(server: Server) -> list[dict[str, Any]]:
     """A request whose text keeps to a pattern, and one whose text is predicted, but for a few words in between."""
-    pattern = {"structured_outputs": {"regex": "[a-z ]{400,}"}, "ignore_eos": False}
+    pattern = {"structured_outputs": {"regex": "[a-z ]{1500,}"}, "ignore_eos": False}
     text = server.complete(**plain(5)).json()["choices"][0]["text"]
     wrong = f"{text[:100]} something else {text[120:]}"
     predicted = {"prediction": {"type": "content", "content": wrong}, "speculative": {"max_nodes": 4}}
@@ -110,6 +110,7 @@ def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed
         streams = [Stream(server, **fields) for fields in (*map(job, range(6)), pattern, predicted)]
         for stream in streams:
             stream.until(30)
+        assert all(stream.is_running for stream in streams[-2:])
         router = server.process_of(ROUTER)
         router.kill()
         router.wait(10)
