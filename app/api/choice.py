@@ -18,7 +18,7 @@ from engine.text import StopMatcher
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-MOST_TRACED = 1 << 16  # nodes of a choice whose steps are traced as a whole; a whole answer holds them until it is sent
+MOST_HELD = 1 << 14  # nodes of traced steps that wait for the end of a whole answer, which is then made at one go
 
 
 class TracedStep(msgspec.Struct, frozen=True, gc=False):
@@ -26,7 +26,7 @@ class TracedStep(msgspec.Struct, frozen=True, gc=False):
 
     number: int  # 0: the prefill
     token_ids: list[int]  # emitted, without what a stop string cut
-    draft: StepTrace | None  # None: of the prefill; beyond ``MOST_TRACED`` nodes the accepted ones alone
+    draft: StepTrace | None  # None: of the prefill; beyond ``MOST_HELD`` nodes the accepted ones alone
 
 
 class Choice:
@@ -65,7 +65,7 @@ class Choice:
         self._step_accepted: list[int] = []  # only where a stop string may end the text
         self._drafts: dict[str, SourceCounts] | None = {}
         self._untold: list[TracedStep] = []
-        self._n_steps = self._n_traced = 0  # steps, and nodes in their trees, of which a trace tells
+        self._n_steps = self._n_held = 0  # steps that were traced, and nodes of those that are untold
         self.is_refused = False  # the backend has not begun it
         self.prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's second token and those behind
 
@@ -107,7 +107,7 @@ class Choice:
 
     def take_trace(self) -> list[TracedStep]:
         """The steps since this was last asked; none unless the request wants to see them."""
-        taken, self._untold = self._untold, []
+        taken, self._untold, self._n_held = self._untold, [], 0
         return taken
 
     def _at_once(self, event: StepEvent) -> Piece:
@@ -154,8 +154,8 @@ class Choice:
     def _trace(self, event: StepEvent, used: list[int]) -> None:
         draft = event.trace
         if draft is not None:
-            self._n_traced += len(draft.tokens)
-            draft = draft if self._n_traced <= MOST_TRACED else draft.path()
+            self._n_held += len(draft.tokens)
+            draft = draft if self._n_held <= MOST_HELD else draft.path()
         self._untold.append(TracedStep(self._n_steps, used, draft))
         self._n_steps += 1
 

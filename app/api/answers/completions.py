@@ -87,7 +87,7 @@ def speculative_metrics(choices: Sequence[Choice], texts: TokenTexts) -> dict[st
     """``metrics`` of a response, with the steps that were not told before if the request wants to see them."""
     figures = _speculative_figures(choices)
     if choices[0].request.trace:
-        figures["trace"] = untold_steps(choices, texts)
+        figures["trace"] = untold_steps(choices[0], texts)
     return {"speculative_decoding": figures} if figures else {}
 
 

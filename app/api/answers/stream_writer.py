@@ -141,7 +141,7 @@ class StreamWriter:
             fields["usage"] = None
         if not self._options.include_usage and not self._open and ends:
             fields["metrics"] = speculative_metrics(self._choices, self._texts)
-        elif steps := untold_steps([choice], self._texts):
+        elif steps := untold_steps(choice, self._texts):
             fields["metrics"] = {"speculative_decoding": {"trace": steps}}
         if is_first:
             add_prompt_ids(fields, self._envelope, choice, [entry])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from app.api.answers.logprobs import TokenTexts
@@ -10,9 +9,9 @@ from app.api.choice import Choice, TracedStep
 from engine.events import StepTrace
 
 
-def untold_steps(choices: Sequence[Choice], texts: TokenTexts) -> list[dict[str, Any]]:
-    """The steps of choices that no earlier part of the response told, as JSON."""
-    return [{"choice": choice.index} | _step(step, texts) for choice in choices for step in choice.take_trace()]
+def untold_steps(choice: Choice, texts: TokenTexts) -> list[dict[str, Any]]:
+    """The steps that no earlier part of the response told, as JSON."""
+    return [_step(step, texts) for step in choice.take_trace()]
 
 
 def _step(step: TracedStep, texts: TokenTexts) -> dict[str, Any]:

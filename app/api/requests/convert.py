@@ -64,9 +64,10 @@ class Converter:
         common = granted(body, caller, self._settings)
         if isinstance(body, ChatCompletionRequest):
             extras = Extras(body.offered, body.template_variables)
+            self._check_choices(body.n, common)
             prompts = [self.encode_chat(body.messages, extras)]
         else:
-            self._check_choices(len(body.prompt) * body.n)
+            self._check_choices(len(body.prompt) * body.n, common)
             prompts = [self._prompt_ids(p) for p in body.prompt]
         prompts = [self._cut(body, prompt) for prompt in prompts]
         self.check_ids(body.stop_token_ids, "stop_token_ids")
@@ -242,6 +243,8 @@ class Converter:
             raise RequestError("prompt is empty; it must have at least one token", "prompt")
         return ids
 
-    def _check_choices(self, wanted: int) -> None:
-        if wanted > MAX_CHOICES:
-            raise RequestError(f"{wanted} choices are wanted (prompts times n); it must be at most {MAX_CHOICES}", "n")
+    def _check_choices(self, wanted: int, common: Request) -> None:
+        most = 1 if common.trace else MAX_CHOICES  # a whole answer's trace is made at one go
+        if wanted > most:
+            why = " with speculative.trace" if common.trace else ""
+            raise RequestError(f"{wanted} choices are wanted (prompts times n); it must be at most {most}{why}", "n")

@@ -54,7 +54,7 @@ async def test_a_trace_accounts_for_every_token_and_every_node(
     assert "trace" not in plain["metrics"]["speculative_decoding"]
     assert choice["token_ids"] == plain["choices"][0]["token_ids"]
     steps = figures["trace"]
-    assert [(step["choice"], step["step"]) for step in steps] == [(0, i) for i in range(len(steps))]
+    assert [step["step"] for step in steps] == list(range(len(steps)))
     assert [token["token_id"] for step in steps for token in step["tokens"]] == choice["token_ids"]
     assert steps[0]["nodes"] == []
     accepted: Counter[str] = Counter()
@@ -111,13 +111,14 @@ async def test_tokens_behind_a_stop_string_are_in_no_trace(tiny_checkpoint: Path
     assert [token["token_id"] for step in steps_of([answer]) for token in step["tokens"]] == choice["token_ids"]
 
 
-async def test_beyond_a_limit_steps_are_told_with_their_accepted_nodes_alone(
+async def test_a_whole_answer_tells_the_accepted_nodes_alone_beyond_a_limit(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with over_engine(tiny_checkpoint, load_tokenizer(tiny_checkpoint)) as client:
         full = steps_of([await whole(client, "/v1/completions", TEXT, speculative=METHOD, cache_salt="a")])
-        monkeypatch.setattr(choice, "MOST_TRACED", 200)
+        monkeypatch.setattr(choice, "MOST_HELD", 200)
         cut = steps_of([await whole(client, "/v1/completions", TEXT, speculative=METHOD, cache_salt="b")])
+        assert steps_of(await streamed(client, "/v1/completions", TEXT, speculative=METHOD, cache_salt="c")) == full
     n_nodes = n_cut = 0
     for whole_step, step in zip(full, cut, strict=True):
         n_nodes += len(whole_step["nodes"])
@@ -135,6 +136,15 @@ async def test_beyond_a_limit_steps_are_told_with_their_accepted_nodes_alone(
 def drafted(step: dict[str, Any]) -> list[dict[str, Any]]:
     """The tokens of a step that were drafted."""
     return [token for token in step["tokens"] if token["node"] is not None]
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": [PROMPT, "hello"]}])
+async def test_several_choices_are_not_traced(fields: dict[str, Any], tiny_checkpoint: Path) -> None:
+    async with over_engine(tiny_checkpoint, load_tokenizer(tiny_checkpoint)) as client:
+        response = await client.post("/v1/completions", json=TEXT | fields | {"speculative": METHOD})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
+    assert response.json()["error"]["message"].endswith("it must be at most 1 with speculative.trace")
 
 
 async def test_a_response_of_items_has_the_trace_among_its_metrics_too(tiny_checkpoint: Path) -> None:
