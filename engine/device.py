@@ -42,7 +42,8 @@ def fetch(tensors: Sequence[Tensor]) -> list[Array]:
     """
     if not tensors or is_host(tensors[0].device):
         return [tensor.numpy() for tensor in tensors]
-    flat = torch.cat([tensor.reshape(-1).view(torch.int32) for tensor in tensors])
+    parts = [tensor.reshape(-1).view(torch.int32) for tensor in tensors]
+    flat = torch.cat(parts) if len(parts) > 1 else parts[0]
     # Pinned memory comes from torch's cache: the copy is twice as fast as one into new memory.
     host = torch.empty(flat.shape, dtype=torch.int32, pin_memory=flat.is_cuda)
     host.copy_(flat, non_blocking=True)

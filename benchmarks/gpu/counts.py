@@ -1,34 +1,37 @@
 """How many operators, host tensors and waits is a step?
 
 Counted by a dispatch mode in a small model on the device, or, on a CPU, on a pretended one: both must agree. An
-operator is at least one launch. The table holds for any sizes; a model of L layers takes "a layer" times L operators
-and "the rest".
+operator is at least one launch; a launch of one of our kernels counts as one, and so does the replay of a graph. The
+table holds for any sizes; a model of L layers takes "a layer" times L operators and "the rest".
 """
 
 from __future__ import annotations
 
-from benchmarks.gpu.counting.steps import counted_step
+from importlib.util import find_spec
+
+from benchmarks.gpu.counting.steps import FAST, WAYS, counted_step
 from benchmarks.gpu.setting import Report, Setting
 
-COLUMNS = ("step", "a layer", "rest", "verify", "host tensors", "waits in forward", "waits in verify")
+COLUMNS = ("step", "numerics", "a layer", "rest", "verify", "host tensors", "waits in forward", "waits in verify")
 
 
 def run(setting: Setting) -> Report:
     """Count decoding steps, greedy and sampled, and a chunk of a prompt."""
     rows: list[tuple[str | float, ...]] = []
-    for n_sequences in (1, 8):
-        for n_nodes in (0, 63):
-            for temperature in (0.0, 0.8):
-                name = f"{n_sequences} x {n_nodes} nodes, {'sampled' if temperature else 'greedy'}"
-                rows.append(_row(setting, name, n_sequences, n_nodes, temperature, 0))
-        rows.append(_row(setting, f"{n_sequences} x 64 rows of a prompt, greedy", n_sequences, 0, 0.0, 64))
+    for way in WAYS if find_spec("triton") is not None else (FAST,):
+        for n_sequences in (1, 8):
+            for n_nodes in (0, 63):
+                for temperature in (0.0, 0.8):
+                    name = f"{n_sequences} x {n_nodes} nodes, {'sampled' if temperature else 'greedy'}"
+                    rows.append(_row(setting, name, n_sequences, n_nodes, temperature, 0, way))
+            rows.append(_row(setting, f"{n_sequences} x 64 rows of a prompt, greedy", n_sequences, 0, 0.0, 64, way))
     where = "a pretended device" if setting.device.type == "cpu" else "the device"
     document = {"rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows], "counted_on": where}
     return Report("Operators, host tensors and waits of a step", COLUMNS, rows, (f"Counted on {where}.",), document)
 
 
 def _row(
-    setting: Setting, name: str, n_sequences: int, n_nodes: int, temperature: float, chunk: int
+    setting: Setting, name: str, n_sequences: int, n_nodes: int, temperature: float, chunk: int, way: str
 ) -> tuple[str | float, ...]:
-    step = counted_step(setting.device, n_sequences, n_nodes, temperature, chunk)
-    return name, step.per_layer, step.rest, step.verify.ops, step.uploads, step.forward.waits, step.verify.waits
+    step = counted_step(setting.device, n_sequences, n_nodes, temperature, chunk, way)
+    return name, way, step.per_layer, step.rest, step.verify.ops, step.uploads, step.forward.waits, step.verify.waits

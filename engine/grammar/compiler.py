@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError
 from engine.grammar.state import GrammarState
@@ -26,6 +26,7 @@ MASK_FUEL = 50_000  # regex work of a mask, of which a millisecond does 14,000
 MASK_ITEMS = 5_000  # Earley items of a mask, of which a millisecond does 20,000
 ROW_ITEMS = 500  # Earley items of a byte
 LEXER_STATES = 25_000  # of up to 2 kB
+LONGEST = 512  # characters of a vocabulary's token; behind some thousand llguidance panics or does not come back
 
 
 class Grammars:
@@ -110,6 +111,7 @@ def _without_marks(tokenizer: str) -> str:
     document = json.loads(tokenizer)
     model = document.get("model", {})
     vocabulary = model.get("vocab")
+    _check_lengths(vocabulary or (), document.get("added_tokens", ()))
     for token in document.get("added_tokens", ()):
         text = token["content"]
         if not (text.startswith("<") and text.endswith(">")) or text == model.get("unk_token"):
@@ -120,6 +122,13 @@ def _without_marks(tokenizer: str) -> str:
         elif isinstance(vocabulary, list) and token["id"] < len(vocabulary):  # of a unigram model
             vocabulary[token["id"]][0] = token["content"]
     return json.dumps(document)
+
+
+def _check_lengths(vocabulary: Iterable[Any], added: Iterable[dict[str, Any]]) -> None:
+    pieces = [piece if isinstance(piece, str) else piece[0] for piece in vocabulary]  # of a unigram model: with scores
+    longest = max(map(len, [*pieces, *(token["content"] for token in added)]), default=0)
+    if longest > LONGEST:
+        raise ValueError(f"a token of its vocabulary has {longest} characters; at most {LONGEST} are supported")
 
 
 def _limits() -> LLParserLimits:

@@ -72,6 +72,11 @@ class KVArena:
         """A layer's keys and values."""
         return self._layers[layer]
 
+    @property
+    def keys_and_values(self) -> tuple[Tensor, Tensor]:
+        """Those of all layers, ``[n_layers, n_rows, n_kv_heads, head_dim]`` each, as views."""
+        return self._data[:, 0], self._data[:, 1]
+
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy rows over all layers at once: how the accepted paths of a step become committed context.
 

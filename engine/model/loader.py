@@ -13,10 +13,11 @@ from transformers import AutoConfig, GenerationConfig
 
 from engine.errors import UnsupportedModelError
 from engine.model.meta_model import empty_model
-from engine.model.quantization import check_quantization
+from engine.model.quantization import INT8, check_quantization, stored_quantization
 from engine.model.quantized import SCALES, is_quantized, put_int8
 from engine.model.ranges import LayerRange
 from engine.model.resolve import revision_of
+from engine.model.scaled import DTYPES, put_scaled, scale_of
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights.meter import Meter
@@ -71,32 +72,36 @@ def load_shard(
     Args:
         path: checkpoint directory.
         layers: the range; other layers' tensors are not read, and their files need not exist.
-        dtype: of activations, and of all weights that are not int8.
-        device: where weights go; int8 ones are quantised there, some rows at a time.
+        dtype: of activations, and of all weights that do not have one byte.
+        device: where weights go; they are quantised there, some rows at a time.
         n_positions: longest text the shard will see, tokens.
-        quantization: "int8" for the decoder layers' matrices; a checkpoint that has int8 ones keeps them anyway.
+        quantization: "int8" or "fp8" for the decoder layers' matrices; a checkpoint that has such keeps them anyway.
         embeds: whether the shard embeds tokens though it is not the first.
         meter: counts what is read; one of its own by default.
 
     Raises:
         UnsupportedModelError: the model is not supported, or a tensor the range needs is not in the checkpoint, has
             another shape there than the config says, or cannot be read.
-        ConfigError: ``quantization`` is unknown, or its package is not installed.
+        ConfigError: ``quantization`` is unknown, or not the checkpoint's, or its package is not installed.
     """
     spec = load_spec(path)
     config = load_config(path)
-    threshold = check_quantization(quantization, config)
+    wanted_as = check_quantization(quantization, config, device)
+    is_made = wanted_as is not None and (wanted_as.name == INT8 or stored_quantization(config) is None)
     model = empty_model(config, dtype)
     tied = bool(getattr(config, "tie_word_embeddings", False))
     embeds = embeds or layers.is_first
     wanted = list(_wanted(model, layers, tied, embeds))
-    matrices = {name for name in wanted if threshold is not None and is_quantized(model, name)}
+    matrices = {name for name in wanted if wanted_as is not None and is_quantized(model, name)}
     with closing(CheckpointTensors(path, device)) as tensors:
         for name in wanted:
             source = _source(name, tied, tensors)
             shape = model.get_parameter(name).shape
-            if threshold is not None and name in matrices:
-                put_int8(model, name, *tensors.ask_int8(source, shape), threshold)
+            as_what = wanted_as if name in matrices else None
+            if as_what is not None and as_what.threshold is not None:
+                put_int8(model, name, *tensors.ask_int8(source, shape), as_what.threshold)
+            elif as_what is not None and (is_made or scale_of(source) in tensors):  # some may be left as they are
+                put_scaled(model, name, *tensors.ask_scaled(source, shape, DTYPES[as_what.name]))
             else:
                 owner, _, own = name.rpartition(".")
                 weight = nn.Parameter(tensors.ask(source, dtype, shape), requires_grad=False)
@@ -126,7 +131,7 @@ def layer_files(path: Path, layers: LayerRange, embeds: bool) -> set[str]:
     missing = sorted(names - files.keys())
     if missing:
         raise UnsupportedModelError(f"{path} cannot be loaded: its index lacks the tensor {missing[0]!r}")
-    scales = {name.removesuffix("weight") + SCALES for name in names}
+    scales = {name.removesuffix("weight") + SCALES for name in names} | {scale_of(name) for name in names}
     return {files[name] for name in names | (scales & files.keys())}
 
 

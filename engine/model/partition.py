@@ -95,7 +95,7 @@ def _lacking(split: str, stage: int, taken: float, limit: float) -> str:
     return (
         f"stage_memory_gib is {limit / GIB:.4g} for stage {stage}, but {split}, it takes {taken / GIB:.4g} GiB of "
         f"weights and KV cache: {(taken - limit) / GIB:.3g} GiB are missing; more stages, a smaller kv_gib or "
-        f"quantization int8 take less"
+        f"quantization int8 or fp8 take less"
     )
 
 

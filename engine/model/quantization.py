@@ -1,55 +1,120 @@
-"""Whether a model's layers are, or are to be made, int8, and what is needed for it. The layers: ``quantized``."""
+"""Whether a model's layers have, or are to get, weights of one byte, and what is needed for it.
+
+The layers: ``quantized`` (int8 by bitsandbytes, on a CPU) and ``scaled`` (fp8 anywhere, int8 on a GPU).
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError, UnsupportedModelError
 
-INT8 = "int8"
+if TYPE_CHECKING:  # commands read specs and flags without it
+    import torch
+
+INT8, FP8 = "int8", "fp8"
+QUANTIZATIONS = (INT8, FP8)
 THRESHOLD = 6.0  # bitsandbytes' default: activations from here on are outliers
 
 
-def check_quantization(name: str | None, config: Any) -> float | None:
-    """The outlier threshold if a model's decoder layers are, or are to be made, int8; None if they stay as they are.
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What the matrices of a model's decoder layers are.
+
+    Args:
+        name: one of ``QUANTIZATIONS``.
+        threshold: of int8 whose activations are int8 too: from here on they are outliers; None: activations stay as
+            they are.
+    """
+
+    name: str
+    threshold: float | None = None
+
+
+def check_quantization(name: str | None, config: Any, device: torch.device | None = None) -> Quantization | None:
+    """What a model's decoder layers are, or are to be made; None if they stay as they are.
+
+    int8 on a CPU is bitsandbytes', whose activations are int8, too; elsewhere weights alone have one byte.
 
     Args:
         name: what the user asked for.
         config: the checkpoint's Hugging Face config.
+        device: where the layers will run; None: nowhere, and no package is needed.
 
     Raises:
-        ConfigError: ``name`` is unknown, or the package is missing.
+        ConfigError: ``name`` is unknown, or not what the checkpoint has, or the package is missing.
         UnsupportedModelError: the checkpoint is quantised in another way.
     """
-    if name not in (None, INT8):
-        raise ConfigError(f"quantization is {name!r}; it must be {INT8} or left out")
-    stored = stored_int8(config)
-    if name is None and stored is None:
-        return None
+    if name not in (None, *QUANTIZATIONS):
+        raise ConfigError(f"quantization is {name!r}; it must be {' or '.join(QUANTIZATIONS)}, or left out")
+    stored = stored_quantization(config)
+    if stored is not None and name not in (None, stored.name):
+        raise ConfigError(f"quantization is {name!r}, but the checkpoint's weights are {stored.name}; leave it out")
+    wanted = stored if stored is not None or name is None else Quantization(name, THRESHOLD if name == INT8 else None)
+    if wanted is None or wanted.name != INT8 or device is None:
+        return wanted
+    from engine.device import is_host
+
+    if not is_host(device):
+        return Quantization(INT8)
     bitsandbytes()
-    return THRESHOLD if stored is None else float(stored.get("llm_int8_threshold", THRESHOLD))
+    return wanted
 
 
-def stored_int8(config: Any) -> dict[str, Any] | None:
-    """How bitsandbytes quantised a checkpoint; None: it is not quantised.
+def stored_quantization(config: Any) -> Quantization | None:
+    """How a checkpoint is quantised; None: it is not.
 
     Raises:
-        UnsupportedModelError: something else quantised it, or not to int8.
+        UnsupportedModelError: in a way that is not read.
     """
     given = getattr(config, "quantization_config", None)
     if not given:
         return None
     values: dict[str, Any] = given if isinstance(given, dict) else given.to_dict()
     method = str(getattr(values.get("quant_method"), "value", values.get("quant_method", "bitsandbytes")))
+    if method == "compressed-tensors":
+        _check_compressed(values)
+        return Quantization(FP8)
     if method != "bitsandbytes" or not (values.get("load_in_8bit") or values.get("_load_in_8bit")):
         raise UnsupportedModelError(
-            f"quantization_config says {method} ({values}): only weights in full precision, which can be made int8 "
-            f"(quantization int8), and bitsandbytes' int8 (load_in_8bit) are read"
+            f"quantization_config says {method} ({values}): only weights in full precision, which can be made int8 or "
+            f"fp8 (quantization), bitsandbytes' int8 (load_in_8bit) and compressed-tensors' fp8 are read"
         )
-    return values
+    return Quantization(INT8, float(values.get("llm_int8_threshold", THRESHOLD)))
+
+
+def _check_compressed(values: Mapping[str, Any]) -> None:
+    """Of what the format of compressed-tensors can say, fp8 weights with a scale per output or matrix are read.
+
+    What it says of activations is left aside: they are not quantised here, and their scales are not read.
+
+    Raises:
+        UnsupportedModelError: it says something else; names the field.
+    """
+    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        if values.get(name):
+            raise UnsupportedModelError(f"quantization_config has {name} ({values[name]}), which is not read")
+    groups = values.get("config_groups") or {}
+    if not isinstance(groups, Mapping) or not groups:
+        raise UnsupportedModelError("quantization_config says compressed-tensors and has no config_groups")
+    for name, group in groups.items():
+        weights = (group.get("weights") if isinstance(group, Mapping) else None) or {}
+        kind = f"{weights.get('type')}{weights.get('num_bits')}"
+        if kind != "float8" or not weights.get("symmetric", True):
+            raise UnsupportedModelError(
+                f"config_groups.{name}.weights of quantization_config are {kind}, symmetric "
+                f"{weights.get('symmetric', True)}: of compressed-tensors only symmetric fp8 (float, 8 bits) is read"
+            )
+        if weights.get("strategy") not in ("tensor", "channel"):
+            raise UnsupportedModelError(
+                f"config_groups.{name}.weights.strategy of quantization_config is {weights.get('strategy')!r}: fp8 is "
+                f"read with one scale for a matrix (tensor) or for each of its outputs (channel), not for blocks"
+            )
 
 
 @cache
@@ -67,6 +132,7 @@ def bitsandbytes() -> Any:
             import bitsandbytes as package
     except ImportError as error:
         raise ConfigError(
-            "int8 weights need the package bitsandbytes, which is not installed: pip install 'spectra-serve[int8]'"
+            "int8 weights on a CPU need the package bitsandbytes, which is not installed: "
+            "pip install 'spectra-serve[int8]'"
         ) from error
     return package

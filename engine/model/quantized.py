@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights: LLM.int8() (Dettmers et al., 2022) by bitsandbytes' kernels, row by row.
+"""Linear layers with int8 weights on a CPU: LLM.int8() (Dettmers et al., 2022) by bitsandbytes' kernels, row by row.
 
 Weights are int8 with one scale per output; a row of activations is int8 with one scale, except for its outliers (6 and
 above), which are multiplied as they are. bitsandbytes takes a whole column of the batch out of int8 as soon as one row
@@ -33,6 +33,11 @@ class Int8Linear(nn.Module):
         self.register_buffer(SCALES, scales)
         self.bias = bias
         self._threshold = threshold or float("inf")
+
+    @property
+    def output_scales(self) -> Tensor:
+        """What the outputs of the int8 numbers as they are have to be multiplied by, fp32 ``[n_out]``."""
+        return self.get_buffer(SCALES).float() / 127
 
     def forward(self, rows: Tensor) -> Tensor:
         """``[.., n_in]`` -> ``[.., n_out]``, in the dtype of ``rows``."""
@@ -71,7 +76,7 @@ def quantize(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def is_quantized(model: nn.Module, parameter: str) -> bool:
-    """Whether a parameter of a Hugging Face causal LM is a matrix that becomes int8: those in its decoder layers."""
+    """Whether a parameter of a Hugging Face causal LM may have one byte a number: matrices in its decoder layers."""
     owner, _, name = parameter.rpartition(".")
     return parameter.startswith("model.layers.") and name == "weight" and type(model.get_submodule(owner)) is nn.Linear
 

@@ -22,7 +22,13 @@ class RotaryTable:
         like = torch.empty(0, dtype=dtype, device=device)
         kinds = sorted(set(spec.layer_types)) if spec.family == "gemma3_text" else [None]
         self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        self.frequencies: dict[
+            str | None, tuple[Tensor, float]
+        ] = {}  # fp32 [head_dim / 2], and a factor of cos and sin
         for kind in kinds:
+            prefix = "" if kind is None else f"{kind}_"
+            scaling = float(getattr(rotary, f"{prefix}attention_scaling"))
+            self.frequencies[kind] = (getattr(rotary, f"{prefix}inv_freq").to(device, torch.float32), scaling)
             cos, sin = rotary(like, positions) if kind is None else rotary(like, positions, kind)
             self._tables[kind] = (cos[0], sin[0])
 
@@ -63,13 +69,34 @@ class ModelShard:
         for local, layer in enumerate(self.layers):
             layer.self_attn.layer_idx = local  # type: ignore[union-attr]
             layer.self_attn.config._attn_implementation = NAME  # type: ignore[union-attr]
-        self.windows = {_window(layer.self_attn) for layer in self.layers}  # that the layers will ask for
+        self.windows = {window_of(layer.self_attn) for layer in self.layers}  # that the layers will ask for
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 ``[n]`` -> ``[1, n, hidden]``."""
-        assert self._embed is not None, "this shard has no embedding"
-        embedded: Tensor = self._embed(tokens.unsqueeze(0))
+        embedded: Tensor = self.embedding(tokens.unsqueeze(0))
         return embedded
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The module behind ``embed``."""
+        assert self._embed is not None, "this shard has no embedding"
+        return self._embed
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The module behind ``norm``."""
+        assert self._norm is not None, "only the last stage has a norm"
+        return self._norm
+
+    @property
+    def head_module(self) -> nn.Module:
+        """The module behind ``head``."""
+        assert self._head is not None, "only the last stage has a head"
+        return self._head
+
+    def frequencies(self, local: int) -> tuple[Tensor, float]:
+        """Of a layer's rotary embedding: fp32 ``[head_dim / 2]``, and what cos and sin are multiplied by."""
+        return self._rotary.frequencies[self._types[local]]
 
     def run(
         self, hidden: Tensor, positions: Tensor, packed: PackedStep, taps: Collection[int] = ()
@@ -99,25 +126,22 @@ class ModelShard:
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: what the last layer leaves, ``[.., hidden]``, as the head reads it."""
-        assert self._norm is not None, "only the last stage has a norm"
-        normed: Tensor = self._norm(hidden)
+        normed: Tensor = self.final_norm(hidden)
         return normed
 
     def head(self, normed: Tensor) -> Tensor:
         """``[.., hidden]`` as ``norm`` leaves it -> ``[.., vocab]``, soft-capped where the model does so."""
-        assert self._head is not None, "only the last stage has a head"
-        logits: Tensor = self._head(normed)
+        logits: Tensor = self.head_module(normed)
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def head_rows(self, tokens: Tensor) -> Tensor:
         """The head's rows ``[n, hidden]`` of token ids int64 ``[n]``."""
-        assert self._head is not None, "only the last stage has a head"
-        rows: Tensor = self._head.weight[tokens.to(self.device)]  # type: ignore[index]
+        rows: Tensor = self.head_module.weight[tokens.to(self.device)]  # type: ignore[index]
         return rows
 
 
-def _window(attention: Any) -> int | None:
+def window_of(attention: Any) -> int | None:
     """The sliding window that an attention module passes on: its own where layers differ, Mistral's the config's.
 
     A config may name a window that its family has no use for.

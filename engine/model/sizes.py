@@ -16,7 +16,7 @@ from engine.model.quantized import is_quantized
 from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 
-_SCALE = 4  # bytes of the float32 scale that each output of an int8 matrix has
+_SCALE = 4  # bytes of the float32 scale that each output of a matrix of one byte a weight has
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class StageMemory:
 
 
 def weight_bytes(config: Any, spec: ModelSpec, dtype: torch.dtype, quantization: str | None = None) -> ModelParts:
-    """Bytes of every part's weights; an int8 checkpoint counts as int8 whatever ``quantization`` says.
+    """Bytes of every part's weights; those of one byte count as such.
 
     Raises:
-        ConfigError: ``quantization`` is unknown, or its package is not installed.
+        ConfigError: ``quantization`` is unknown, or not the checkpoint's.
     """
     return _parts(config, spec, dtype.itemsize, check_quantization(quantization, config) is not None)
 
 
 def parameters(config: Any, spec: ModelSpec) -> ModelParts:
     """Number of parameters of every part."""
-    return _parts(config, spec, 1, is_int8=False)
+    return _parts(config, spec, 1, is_small=False)
 
 
 def with_kv(weights: ModelParts, per_layer: int) -> ModelParts:
@@ -68,9 +68,9 @@ def one_layer_config(config: Any, kind: str) -> Any:
     return small
 
 
-def _parts(config: Any, spec: ModelSpec, size: int, is_int8: bool) -> ModelParts:
-    """Parameters times ``size``, those of int8 matrices excepted."""
-    kinds = {kind: _layer(one_layer_config(config, kind), size, is_int8) for kind in set(spec.layer_types)}
+def _parts(config: Any, spec: ModelSpec, size: int, is_small: bool) -> ModelParts:
+    """Parameters times ``size``, those of matrices of one byte a weight excepted."""
+    kinds = {kind: _layer(one_layer_config(config, kind), size, is_small) for kind in set(spec.layer_types)}
     matrix = spec.vocab_size * spec.hidden_size * size
     return ModelParts(
         layers=tuple(kinds[kind] for kind in spec.layer_types),
@@ -80,12 +80,12 @@ def _parts(config: Any, spec: ModelSpec, size: int, is_int8: bool) -> ModelParts
     )
 
 
-def _layer(config: Any, size: int, is_int8: bool) -> int:
+def _layer(config: Any, size: int, is_small: bool) -> int:
     """The same of the only layer of a model."""
     model = empty_model(config)
     total = 0
     for name, weight in model.named_parameters():
         if name.startswith("model.layers."):
-            as_int8 = is_int8 and is_quantized(model, name)
-            total += weight.numel() + weight.shape[0] * _SCALE if as_int8 else weight.numel() * size
+            is_matrix = is_small and is_quantized(model, name)
+            total += weight.numel() + weight.shape[0] * _SCALE if is_matrix else weight.numel() * size
     return total

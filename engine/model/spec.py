@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModelError
-from engine.model.quantization import stored_int8
+from engine.model.quantization import stored_quantization
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 # Tables of cos and sin by position are exact only where the frequencies do not depend on the sequence's length.
@@ -53,7 +53,7 @@ def read_spec(config: Any, eos_ids: tuple[int, ...] | None = None) -> ModelSpec:
             f"hook; supported are {', '.join(FAMILIES)}"
         )
     _check_rope(config)
-    stored_int8(config)  # refuses every other quantisation
+    stored_quantization(config)  # refuses every other quantisation
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModelError("use_bidirectional_attention is set: a decoder must be causal")
     if getattr(config, "attn_logit_softcapping", None) is not None:

@@ -59,6 +59,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.temperature == 0.0
 
     @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p may drop a token."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def has_penalties(self) -> bool:
         """Whether processing needs to know which tokens are before a position."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

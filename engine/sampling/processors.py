@@ -17,7 +17,7 @@ from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
 from engine.sampling.shift import is_shifted, operations
 from engine.sampling.shifted_row import ShiftedRow
-from engine.sampling.truncation import DeviceTruncation, truncate, truncates
+from engine.sampling.truncation import DeviceTruncation, truncate
 from engine.upload import Upload
 
 
@@ -50,7 +50,7 @@ class Processing:
         if any(p.temperature not in (0.0, 1.0) for p in params):
             # an array, because a GPU multiplies by the reciprocal when the divisor is a Python number
             self._heats = upload.add(np.array([[p.temperature or 1.0] for p in params], np.float32), np.float32)
-        index = [i for i, p in enumerate(params) if not p.is_greedy and truncates(p)]
+        index = [i for i, p in enumerate(params) if not p.is_greedy and p.truncates]
         self._truncated = [params[i] for i in index]
         self._index = upload.add(index) if 0 < len(index) < len(params) else None  # None: all rows or none
         self._on_device = None

@@ -29,11 +29,6 @@ _NEG_INF = float("-inf")
 Ids = npt.NDArray[np.intp]
 
 
-def truncates(params: SamplingParams) -> bool:
-    """Whether top-k, top-p or min-p may drop a token."""
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-
-
 def truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """A copy of ``scores`` ``[n, vocab]`` fp32 (after temperature), on a CPU, with dropped tokens at -inf."""
     rows = scores.numpy()

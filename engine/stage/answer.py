@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.device import fetch
+from engine.events import TokenLogprob
 from engine.grammar.compiler import Grammars
 from engine.grammar.state import GrammarState
 from engine.sampling.history import History
 from engine.stage.artefacts import StatesReadBack
 from engine.stage.base import Activations
-from engine.stage.logit_readback import LogitRows, ReadBack, logit_rows
+from engine.stage.logit_readback import ReadBack, TopRows, logit_rows
 from engine.stage.packing import Span
 from engine.stage.prompt_logprobs import PromptLogprobs
 from engine.step import SequenceStart, Work, WorkResult
-from engine.tree import EMPTY_TREE
+from engine.tree import EMPTY_TREE, FloatArray
 from engine.upload import Upload
 from engine.verify.batch import Verification, Walk, WalkItem
 
@@ -52,13 +53,10 @@ class StageSequence:
                 self.grammar = grammars.state(params.grammar, output)
             self.draws, self.text = True, []
 
-    def walk_item(self, work: Work, rows: LogitRows, first: int) -> WalkItem:
-        """What is to be walked; the work's rows begin at ``first``."""
-        if work.tree is None:
-            first, context, tree = first + len(rows.rows) - 1, work.n_cached + len(work.tokens), EMPTY_TREE
-        else:
-            context, tree = work.n_cached + 1, work.tree
-        return WalkItem(tree, first, self.start.params, self.history, context, work.max_new, self.grammar)
+    def walk_item(self, work: Work, root: int) -> WalkItem:
+        """What is to be walked; ``root`` is the row of the tree's root, or of the chunk's last token."""
+        context, tree = work.n_cached + len(work.tokens), work.tree or EMPTY_TREE
+        return WalkItem(tree, root, self.start.params, self.history, context, work.max_new, self.grammar)
 
 
 class StepAnswer:
@@ -70,6 +68,7 @@ class StepAnswer:
         sequences: of every work; they remember its text.
         vocab: width of the logits.
         upload: takes what has to be on the device, to be sent before ``results``.
+        head: makes logits ``[n, vocab]`` of hidden states ``[n, hidden]``.
         grammars: of the model; None: no sequence may have one.
     """
 
@@ -80,9 +79,10 @@ class StepAnswer:
         sequences: Sequence[StageSequence],
         vocab: int,
         upload: Upload,
+        head: Callable[[Tensor], Tensor],
         grammars: Grammars | None = None,
     ) -> None:
-        self._works = works
+        self._works, self._head = works, head
         needs = [sequence.start.needs for sequence in sequences]
         needed = [logit_rows(work, need) for work, need in zip(works, needs, strict=True)]
         picked: list[int] = []
@@ -93,7 +93,7 @@ class StepAnswer:
             picked.extend(span.first + row for row in rows.rows)
             sequence.remember(work, grammars)
             if work.draw:
-                items.append(sequence.walk_item(work, rows, firsts[-1]))
+                items.append(sequence.walk_item(work, firsts[-1] + (len(rows.rows) - 1 if work.tree is None else 0)))
         is_all = len(picked) == sum(span.n for span in spans)
         self._picked = None if is_all else upload.add(picked)  # rows of the step that go through the head
         self._verification = Verification(items, vocab, upload)
@@ -102,10 +102,10 @@ class StepAnswer:
         self._prompt_logprobs = PromptLogprobs(works, ks, firsts, vocab, upload)
         self._states = StatesReadBack(works, needs, spans)
 
-    def results(self, activations: Activations, head: Callable[[Tensor], Tensor]) -> list[WorkResult]:
-        """The answer to every work, in order; ``head`` makes logits ``[n, vocab]`` of hidden states ``[n, hidden]``."""
+    def results(self, activations: Activations) -> list[WorkResult]:
+        """The answer to every work, in order."""
         hidden = activations.hidden[0]
-        logits = head(hidden if self._picked is None else hidden.index_select(0, self._picked.tensor))
+        logits = self._head(hidden if self._picked is None else hidden.index_select(0, self._picked.tensor))
         begun = [
             *self._verification.begin(logits),
             *self._read_back.begin(logits),
@@ -116,21 +116,29 @@ class StepAnswer:
         drawn = iter(self._verification.finish(arrays))
         walks = [next(drawn) if work.draw else Walk() for work in self._works]
         tops, of_prompts = self._read_back.finish(arrays), self._prompt_logprobs.finish(arrays)
-        states = self._states.finish(arrays, walks)
-        return [
-            WorkResult(
-                work.seq,
-                walk.tokens,
-                walk.accepted,
-                walk.logprobs,
-                top.nodes,
-                top.prompt_ids,
-                its_states,
-                prompt_top_logprobs=top.prompt_logprobs,
-                prompt_logprobs=its_prompt,
-                error=walk.error,
-            )
-            for work, walk, top, its_prompt, its_states in zip(
-                self._works, walks, tops, of_prompts, states, strict=True
-            )
-        ]
+        return assemble(self._works, walks, tops, of_prompts, self._states.finish(arrays, walks))
+
+
+def assemble(
+    works: Sequence[Work],
+    walks: Sequence[Walk],
+    tops: Sequence[TopRows],
+    of_prompts: Sequence[list[TokenLogprob] | None],
+    states: Sequence[FloatArray | None],
+) -> list[WorkResult]:
+    """The answers, of what every work has of each kind."""
+    return [
+        WorkResult(
+            work.seq,
+            walk.tokens,
+            walk.accepted,
+            walk.logprobs,
+            top.nodes,
+            top.prompt_ids,
+            its_states,
+            prompt_top_logprobs=top.prompt_logprobs,
+            prompt_logprobs=its_prompt,
+            error=walk.error,
+        )
+        for work, walk, top, its_prompt, its_states in zip(works, walks, tops, of_prompts, states, strict=True)
+    ]

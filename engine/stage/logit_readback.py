@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.cuda.plan.answer import Told
 from engine.device import Array, is_host
 from engine.protocol import Needs
 from engine.step import Work
@@ -86,7 +87,8 @@ class ReadBack:
         needs: of every work.
         rows: the rows of every work that have logits.
         firsts: where they begin in the logits.
-        upload: takes what has to be on their device, to be sent before ``begin``.
+        upload: takes what has to be on their device, to be sent before ``begin``; None: an executor tells of all rows,
+            and ``chosen`` takes the place of ``begin``.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class ReadBack:
         needs: Sequence[Needs],
         rows: Sequence[LogitRows],
         firsts: Sequence[int],
-        upload: Upload,
+        upload: Upload | None = None,
     ) -> None:
         self._n_works = len(works)
         self._alike: dict[tuple[int, bool], _Alike] = {}  # by width, and whether log-probabilities are wanted
@@ -109,8 +111,25 @@ class ReadBack:
                 nodes = None if work.tree is None else [its.nodes[place] for place in places]
                 group.members.append((i, nodes, len(places)))
         for group in self._alike.values():
-            if not group.is_run:
+            if upload is not None and not group.is_run:
                 group.index = upload.add(group.rows)
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows of the logits that are read back."""
+        return [row for group in self._alike.values() for row in group.rows]
+
+    @property
+    def n_best(self) -> int:
+        """Ids of the row of which most are read back."""
+        return max((k for k, _ in self._alike), default=0)
+
+    def chosen(self, told: Told) -> Iterator[Array]:
+        """What would have been fetched, of what was told of all rows."""
+        for (k, with_logprobs), group in self._alike.items():
+            yield told.ids[group.rows, :k]
+            if with_logprobs:
+                yield told.logprobs[group.rows, :k]
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device; returns what is to be fetched.

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.attention.batches import Share
 from engine.attention.hook import PackedStep
 from engine.attention.packing import Attends, pack_shares
+from engine.cuda.plan.items import PathWork
+from engine.cuda.plan.plan import PlanShape, make_plan
+from engine.cuda.planned_step import PlannedStep
 from engine.kv.arena import BlockTable, KVArena
 from engine.step import SequenceStart, Step, Work
 from engine.upload import Upload, Uploaded
@@ -83,11 +88,14 @@ class RowMoves:
     compaction: RowMove | None  # of accepted paths
 
 
-def plan_moves(step: Step, tables: dict[int, BlockTable], block_size: int, upload: Upload) -> RowMoves:
-    """The moves of a step."""
+def plan_moves(
+    step: Step, tables: dict[int, BlockTable], block_size: int, upload: Upload, compacts: bool = True
+) -> RowMoves:
+    """The moves of a step; without its compaction for an executor, whose plan tells it."""
+    wanted = [copies(step.starts, tables, block_size), compaction(step.work, tables) if compacts else ([], [])]
     planned = [
         RowMove(upload.add(source), upload.add(target), set(source).isdisjoint(target)) if source else None
-        for source, target in (copies(step.starts, tables, block_size), compaction(step.work, tables))
+        for source, target in wanted
     ]
     return RowMoves(*planned)
 
@@ -97,9 +105,9 @@ class Packed:
     """A step ready to run once its upload is sent."""
 
     spans: list[Span]
+    step: PackedStep
     tokens: Uploaded  # int64 [n_rows]
     positions: Uploaded  # int64 [n_rows]
-    step: PackedStep
 
 
 def pack(
@@ -135,4 +143,24 @@ def pack(
         first += len(below)
     step = pack_shares(shares, arena, upload, groups, windows, attends)
     tokens = [token for work in works for token in row_tokens(work)]
-    return Packed(spans, upload.add(tokens), upload.add(positions), step)
+    return Packed(spans, step, upload.add(tokens), upload.add(positions))
+
+
+def pack_plan(
+    works: Sequence[Work], tables: dict[int, BlockTable], arena: KVArena, upload: Upload, shape: PlanShape
+) -> Packed:
+    """As ``pack``, for an executor of ``engine.cuda``, which plans steps of this shape, compaction included."""
+    spans: list[Span] = []
+    planned: list[PathWork] = []
+    first = 0
+    for work in works:
+        n_rows = len(row_tokens(work))
+        is_chain = work.tree is None or work.tree.is_chain
+        parents = None if is_chain or work.tree is None else work.tree.parents
+        planned.append(PathWork(work.n_cached, n_rows, parents, tables[work.seq].blocks))
+        spans.append(Span(first, n_rows))
+        first += n_rows
+    tokens = [token for work in works for token in row_tokens(work)]
+    plan = make_plan(planned, shape, tokens, compaction(works, tables))
+    step = PlannedStep(arena, [], None, None, plan=plan, ints=upload.add(plan.ints, np.int32))
+    return Packed(spans, step, step.ints, step.ints)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from engine.cuda.plan.answer import Told
 from engine.device import Array
 from engine.events import TokenLogprob
 from engine.sampling.logprobs import as_logprobs, logprobs_in_pieces
@@ -22,21 +23,39 @@ class PromptLogprobs:
         ks: how many of the best tokens every work wants told beside each of its own.
         firsts: where the rows of every work begin in the logits; a work with ``logprobs_of`` has one for every token.
         vocab: width of the logits.
-        upload: takes what has to be on their device.
+        upload: takes what has to be on their device; None: an executor tells of all rows, and ``chosen`` takes the
+            place of ``begin``.
     """
 
     def __init__(
-        self, works: Sequence[Work], ks: Sequence[int], firsts: Sequence[int], vocab: int, upload: Upload
+        self,
+        works: Sequence[Work],
+        ks: Sequence[int],
+        firsts: Sequence[int],
+        vocab: int,
+        upload: Upload | None = None,
     ) -> None:
         self._n_works = len(works)
         wanted = [(i, work.logprobs_of) for i, work in enumerate(works) if work.logprobs_of]
         self._wanted = [(i, tokens, ks[i]) for i, tokens in wanted]
         rows = [firsts[i] + row for i, tokens in wanted for row in range(len(tokens))]
         theirs = [token for _, tokens in wanted for token in tokens]
-        self._pieces = [
-            (upload.add(some), upload.add(drawn))
-            for some, drawn in zip(pieces(rows, vocab), pieces(theirs, vocab), strict=True)
-        ]
+        self.tokens = dict(zip(rows, theirs, strict=True))  # by rows of the logits
+        self._pieces = []
+        if upload is not None:
+            both = zip(pieces(rows, vocab), pieces(theirs, vocab), strict=True)
+            self._pieces = [(upload.add(some), upload.add(drawn)) for some, drawn in both]
+
+    @property
+    def n_best(self) -> int:
+        """Tokens told of the row of which most are."""
+        return max((k for _, _, k in self._wanted), default=0)
+
+    def chosen(self, told: Told) -> Iterator[Array]:
+        """What would have been fetched, of what was told of all rows."""
+        if self._wanted:
+            rows = list(self.tokens)
+            yield from (told.asked[rows], told.logprobs[rows], told.ids[rows])
 
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device; returns what is to be fetched.
@@ -46,8 +65,8 @@ class PromptLogprobs:
         """
         if not self._wanted:
             return []
-        most = max(k for _, _, k in self._wanted)
-        return logprobs_in_pieces(logits, ((rows.tensor, tokens.tensor) for rows, tokens in self._pieces), most)
+        some = ((rows.tensor, tokens.tensor) for rows, tokens in self._pieces)
+        return logprobs_in_pieces(logits, some, self.n_best)
 
     def finish(self, arrays: Iterator[Array]) -> list[list[TokenLogprob] | None]:
         """Of every work, one entry per token of its ``logprobs_of``; what follows is left in ``arrays``."""

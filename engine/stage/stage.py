@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,14 +17,20 @@ from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.grammar.compiler import Grammars
 from engine.kv.arena import BlockTable, KVArena
 from engine.model.shard import ModelShard
+from engine.protocol import Needs
 from engine.stage.answer import StageSequence, StepAnswer
 from engine.stage.artefacts import AttentionRows, CapturedStep, CapturedWork, project
 from engine.stage.base import Activations, Computing
 from engine.stage.device_work import DeviceWork, begin
 from engine.stage.drafts import StageDrafts
-from engine.stage.packing import Packed, RowMoves, pack, plan_moves
+from engine.stage.packing import Packed, RowMoves, pack, pack_plan, plan_moves
+from engine.stage.planned_answer import PlannedAnswer, answer_of
+from engine.stage.taps import local_heads, local_tap, tap_dims
 from engine.step import Step, Work, WorkResult
 from engine.upload import Upload
+
+if TYPE_CHECKING:  # needs Triton
+    from engine.cuda.executor import Executor
 
 
 @dataclass(slots=True)
@@ -32,7 +39,7 @@ class _Running:
 
     packed: Packed | None = None
     works: Sequence[Work] = field(default_factory=list)
-    answer: StepAnswer | None = None  # last stage only
+    answer: StepAnswer | PlannedAnswer | None = None  # last stage only
     computing: DeviceWork | None = None
 
 
@@ -46,6 +53,7 @@ class Stage:
         reference: use the slow oracle attention.
         drafter: this stage's part of a trained drafter.
         grammars: compiles those of requests, on the last stage.
+        executor: runs the layers and the head of ``shard`` in its place.
     """
 
     def __init__(
@@ -56,8 +64,9 @@ class Stage:
         reference: bool = False,
         drafter: DrafterPart = NO_DRAFTER,
         grammars: Grammars | None = None,
+        executor: Executor | None = None,
     ) -> None:
-        self._shard = shard
+        self._shard, self._executor = shard, executor
         self._grammars = grammars if shard.range.is_last else None
         self._spec = shard.spec
         self._attends: Attends = "one by one" if shard.device.type == "cpu" else "together"
@@ -65,13 +74,14 @@ class Stage:
             self._attends = "reference"
         self._arena = KVArena(
             len(shard.range),
-            n_blocks,
+            n_blocks + (executor is not None),  # one more for rows that fill a bucket
             block_size,
             self._spec.n_kv_heads,
             self._spec.head_dim,
             shard.dtype,
             shard.device,
         )
+        self._plan_shape = None if executor is None else executor.plan_shape(self._arena)
         self._tables: dict[int, BlockTable] = {}
         self._sequences: dict[int, StageSequence] = {}
         self._running = _Running()
@@ -83,6 +93,12 @@ class Stage:
     def n_sequences(self) -> int:
         """Sequences the stage holds state of."""
         return len(self._sequences)
+
+    @torch.inference_mode()
+    def warm_up(self, answers: bool = True) -> None:
+        """What an executor does before its first step; ``answers``: verification will be asked for."""
+        if self._executor is not None:
+            self._executor.warm_up(self._arena, answers)
 
     def reset(self) -> None:
         """Forget every sequence; the cache's contents become meaningless."""
@@ -98,26 +114,29 @@ class Stage:
         """Run this stage's layers over a step; ``incoming`` is None on the first stage."""
         self.admit(step)
         computing = begin(self._shard.device)
-        works = step.work
-        upload = Upload(self._shard.device)
-        moves = plan_moves(step, self._tables, self._arena.block_size, upload)
-        windows, groups = self._shard.windows, self._spec.groups
-        packed = pack(works, self._tables, self._arena, upload, groups, windows, self._attends)
-        packed.step.capture_heads = self._local_heads(works)
+        works, upload = step.work, Upload(self._shard.device)
+        moves = plan_moves(step, self._tables, self._arena.block_size, upload, compacts=self._executor is None)
+        packed = self._pack(works, upload)
+        packed.step.capture_heads = local_heads(self._needs(works), self._shard.range)
         packed.step.capture_index = {layer: upload.add(heads) for layer, heads in packed.step.capture_heads.items()}
         answer = None
         if self._shard.range.is_last:
             sequences = [self._sequences[work.seq] for work in works]
-            answer = StepAnswer(works, packed.spans, sequences, self._spec.vocab_size, upload, self._grammars)
+            answers = None if self._executor is None else self._executor.answers
+            answer = answer_of(works, packed.spans, sequences, upload, self._shard, answers, self._grammars)
         upload.send()
         self._copy_rows(moves)
-        if incoming is None:
-            incoming = Activations(self._shard.embed(packed.tokens.tensor))
         outgoing = self._run(works, packed, incoming)
         if computing is not None:
             computing.end()
         self._running = _Running(packed, works, answer, computing)
         return outgoing
+
+    def _pack(self, works: Sequence[Work], upload: Upload) -> Packed:
+        if self._plan_shape is not None:
+            return pack_plan(works, self._tables, self._arena, upload, self._plan_shape)
+        shard = self._shard
+        return pack(works, self._tables, self._arena, upload, shard.spec.groups, shard.windows, self._attends)
 
     def _copy_rows(self, moves: RowMoves) -> None:
         """Copied prefixes begin in the drafter's cache too; what a tree left there is written anew."""
@@ -127,15 +146,30 @@ class Stage:
             copies = moves.copies
             self._drafts.runtime.copy(copies.source.tensor, copies.target.tensor, copies.is_apart)
 
-    def _run(self, works: Sequence[Work], packed: Packed, incoming: Activations) -> Activations:
+    def _run(self, works: Sequence[Work], packed: Packed, incoming: Activations | None) -> Activations:
         """The layers, and what they are tapped for."""
-        tap = self._local_tap(works)
-        relay = self._relay if any(self._sequences[work.seq].start.needs.drafter for work in works) else None
+        needs = self._needs(works)
+        tap = local_tap(needs, self._shard.range)
+        relay = self._relay if any(need.drafter for need in needs) else None
         taps = {*([] if tap is None else [tap]), *([] if relay is None else relay.taps)}
-        hidden, outputs = self._shard.run(incoming.hidden, packed.positions.tensor, packed.step, taps)
-        tapped = incoming.tapped if tap is None else project(outputs[tap], self._tap_dims(works))
-        fused = incoming.fused if relay is None else relay.add(incoming.hidden, outputs, incoming.fused)
+        read, tapped, fused = None, None, None
+        if incoming is not None:
+            read, tapped, fused = incoming.hidden, incoming.tapped, incoming.fused
+        if self._executor is None:
+            read = self._shard.embed(packed.tokens.tensor) if read is None else read
+            hidden, outputs = self._shard.run(read, packed.positions.tensor, packed.step, taps)
+        else:
+            if read is None and relay is not None:  # else an executor embeds by itself
+                read = self._executor.embed(packed.step)
+            hidden, outputs = self._executor.run(read, packed.step, taps)
+        if tap is not None:
+            tapped = project(outputs[tap], tap_dims(needs))
+        if relay is not None and read is not None:
+            fused = relay.add(read, outputs, fused)
         return Activations(hidden, tapped, fused)
+
+    def _needs(self, works: Sequence[Work]) -> list[Needs]:
+        return [self._sequences[work.seq].start.needs for work in works]
 
     def computing(self) -> Computing | None:
         """What a GPU still does of the last ``forward``; None on a CPU."""
@@ -148,11 +182,11 @@ class Stage:
         answer, running.answer = running.answer, None  # logits are not for keeping through the next forward
         assert answer is not None, "verify follows forward, on the last stage"
         assert running.packed is not None, "an answer is made with its rows"
-        results = answer.results(activations, self._shard.logits)
-        if self._drafts is None:
-            return results
-        sequences = [self._sequences[work.seq] for work in running.works]
-        return self._drafts.attach(running.works, running.packed.spans, sequences, results, activations)
+        results = answer.results(activations)
+        if self._drafts is not None:
+            sequences = [self._sequences[work.seq] for work in running.works]
+            results = self._drafts.attach(running.works, running.packed.spans, sequences, results, activations)
+        return results
 
     @torch.inference_mode()
     def attention(self, results: Sequence[WorkResult]) -> AttentionRows:
@@ -214,26 +248,3 @@ class Stage:
                 if self._drafts is not None:
                     self._drafts.runtime.move_runs(runs)
                 table.replace(work.new_blocks)
-
-    def _local_tap(self, works: Sequence[Work]) -> int | None:
-        """Local layer whose output is wanted by any sequence of the step (one layer per deployment)."""
-        for work in works:
-            layer = self._sequences[work.seq].start.needs.hidden_layer
-            if layer is not None and self._shard.range.first <= layer < self._shard.range.last:
-                return layer - self._shard.range.first
-        return None
-
-    def _tap_dims(self, works: Sequence[Work]) -> int:
-        """Dimensions in which the tapped states travel; 0, all of them, where sequences of one step do not agree."""
-        wanted = [self._sequences[work.seq].start.needs for work in works]
-        dims = {needs.hidden_dims for needs in wanted if needs.hidden_layer is not None}
-        return dims.pop() if len(dims) == 1 else 0
-
-    def _local_heads(self, works: Sequence[Work]) -> dict[int, list[int]]:
-        """Heads that any sequence of the step needs a row of, by local layer."""
-        wanted: dict[int, set[int]] = {}
-        for work in works:
-            for layer, head in self._sequences[work.seq].start.needs.heads:
-                if self._shard.range.first <= layer < self._shard.range.last:
-                    wanted.setdefault(layer - self._shard.range.first, set()).add(head)
-        return {layer: sorted(heads) for layer, heads in wanted.items()}

@@ -26,6 +26,7 @@ from engine.model.partition import ModelParts
 from engine.model.quantization import check_quantization
 from engine.model.quantized import is_quantized, put_int8, quantize
 from engine.model.ranges import LayerRange
+from engine.model.scaled import DTYPES, put_scaled, quantize_rows
 from engine.model.shard import ModelShard
 from engine.model.sizes import one_layer_config
 from engine.model.spec import ModelSpec, read_spec
@@ -33,13 +34,14 @@ from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
+from engine.target.numerics import multiply_small_weights
 from engine.tree import ROOT, TokenTree
 
 CONTEXT = 256  # tokens of the prompt chunk, and before every tree
 MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
 REPEATS = 7  # of each kind of step, after a first one that finds memory and threads unprepared
 BLOCK = 64  # tokens
-VERSION = 1  # of the file
+VERSION = 2  # of the file
 
 
 class _TimedShard(ModelShard):
@@ -73,7 +75,7 @@ def layer_costs(
     Args:
         config: the checkpoint's Hugging Face config.
         spec: of the model.
-        dtype: of activations, and of all weights that are not int8.
+        dtype: of activations, and of all weights that do not have one byte.
         device: to measure on; its process must be the only one at work there.
         quantization: as for ``load_shard``.
         folder: where measurements are kept; "": nowhere.
@@ -134,19 +136,24 @@ def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
 
 def _one_layer(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> _TimedShard:
     """A model of one layer with random weights."""
-    threshold = check_quantization(quantization, config)
+    wanted = check_quantization(quantization, config, device)
     model = empty_model(config, dtype)
     for name, parameter in list(model.named_parameters()):
         owner, _, own = name.rpartition(".")
         weight = torch.empty(parameter.shape, dtype=dtype, device=device).normal_(0, 0.02)
-        if threshold is not None and is_quantized(model, name):
-            put_int8(model, name, *quantize(weight, device), threshold)
+        if wanted is not None and is_quantized(model, name):
+            if wanted.threshold is not None:
+                put_int8(model, name, *quantize(weight, device), wanted.threshold)
+            else:
+                put_scaled(model, name, *quantize_rows(weight, DTYPES[wanted.name]))
         else:
             setattr(model.get_submodule(owner), own, torch.nn.Parameter(weight, requires_grad=False))
     model.tie_weights()
     model.to(device)  # buffers
     spec = read_spec(config, ())
-    return _TimedShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
+    shard = _TimedShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
+    multiply_small_weights(str(device), [shard])
+    return shard
 
 
 def _now(device: torch.device) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.grammar.compiler import Grammars
@@ -18,7 +19,12 @@ from engine.stage.stage import Stage
 from engine.step import Step, StepResult
 from engine.target.info import TargetInfo
 from engine.target.loading import describe_target, grammars_of, load_parts, stage_ranges
+from engine.target.memory import room_of, with_cache
+from engine.target.numerics import executors_of
 from engine.target.options import TargetOptions
+
+if TYPE_CHECKING:  # its kernels need Triton
+    from engine.cuda.executor import Executor
 
 
 class LocalTarget:
@@ -31,12 +37,14 @@ class LocalTarget:
         reference: bool = False,
         drafter: Sequence[DrafterPart] = (),
         grammars: Grammars | None = None,
+        executors: Sequence[Executor] = (),
     ) -> None:
         self.info = info
         parts = drafter or [NO_DRAFTER] * len(shards)
+        run: Sequence[Executor | None] = executors or [None] * len(shards)
         self._stages = [
-            Stage(shard, info.n_blocks, info.block_size, reference, part, grammars)
-            for shard, part in zip(shards, parts, strict=True)
+            Stage(shard, info.n_blocks, info.block_size, reference, part, grammars, executor)
+            for shard, part, executor in zip(shards, parts, run, strict=True)
         ]
 
     @classmethod
@@ -47,9 +55,16 @@ class LocalTarget:
             UnsupportedModelError: the checkpoint cannot be run.
             ConfigError: an option is wrong.
         """
+        options = with_cache(
+            options, path, [room_of(options.device) - options.beside] if options.kv_bytes is None else []
+        )
         info = describe_target(options, path)
         shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
-        return cls(info, shards, options.reference, drafter, grammars_of(path, info.spec))
+        executors = executors_of(options, shards)
+        target = cls(info, shards, options.reference, drafter, grammars_of(path, info.spec), executors)
+        for stage in target._stages:
+            stage.warm_up()
+        return target
 
     @property
     def n_sequences(self) -> int:

@@ -8,6 +8,9 @@ from engine.drafter.settings import DrafterSettings
 from engine.simulated.profile import Simulation
 
 GIB = 1 << 30
+CPU_CACHE = GIB // 2  # bytes of KV cache on a CPU where no number is named
+STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most unless told otherwise
+EXACT, FAST = "exact", "fast"  # numerics
 _NODES, _GPU_NODES = 64, 63  # drafted nodes of a step; GPUs multiply by tiles of 64 rows, and the root is one of them
 
 
@@ -24,14 +27,17 @@ class TargetOptions:
     stages: int = 1
     dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
     device: str = "cpu"
-    kv_bytes: int = GIB  # over all stages
+    kv_bytes: int | None = GIB  # over all stages; None: what the devices have left (``memory.with_cache``)
     block_size: int = 64  # tokens
+    step_rows: int = STEP_ROWS  # of the largest step, for which a GPU keeps memory where kv_bytes is None
+    beside: int = 0  # bytes that others will take of the device in this process, where kv_bytes is None
     max_model_len: int | None = None  # tokens; None: the model's, or what the cache holds
     reference: bool = False  # oracle attention
-    quantization: str | None = None  # "int8": the decoder layers' matrices, by bitsandbytes
+    quantization: str | None = None  # the decoder layers' matrices: "int8" (on a CPU bitsandbytes') or "fp8"
     split: str = "auto"  # auto, even, measured, or a layer count for every stage: "22,20,20,18"
     stage_memory: tuple[int, ...] = ()  # bytes per stage for weights and KV, or one number for all; none: no limit
     cost_folder: str = ""  # in the cache, where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
     drafter: DrafterSettings | None = None  # trained for the model; on the last stage
+    numerics: str = FAST  # on cuda, "exact": by kernels of which every row's numbers depend on its text alone
     revision: str | None = None  # branch, tag or commit of ``model`` on the hub; None: the main branch

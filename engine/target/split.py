@@ -16,6 +16,7 @@ import torch
 from engine.kept_files import in_cache
 from engine.model.loader import load_config
 from engine.model.partition import ModelParts, check_ranges, partition
+from engine.model.quantization import check_quantization
 from engine.model.ranges import LayerRange, split_layers
 from engine.model.sizes import parameters, weight_bytes, with_kv
 from engine.model.spec import ModelSpec
@@ -55,6 +56,7 @@ def choose_ranges(
     check_split(options.split, spec.n_layers, options.n_stages)
     limits = check_memory(options.memory, options.n_stages)
     config = load_config(path)
+    check_quantization(options.quantization, config, device)  # a package may be missing
     weights = weight_bytes(config, spec, dtype, options.quantization)
     memory = with_kv(weights, kv_per_layer)
     memory = replace(memory, head=memory.head + drafter.n_bytes)

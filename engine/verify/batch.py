@@ -43,6 +43,11 @@ class Verification:
         self._levels = active
         self._at_once = DrawnAtOnce(at_once, vocab, upload) if at_once else None
 
+    @property
+    def any(self) -> bool:
+        """Whether a token is to be drawn."""
+        return bool(self._levels or self._at_once)
+
     def begin(self, logits: Tensor) -> list[Tensor]:
         """Begin on the device; returns what is to be fetched.
 

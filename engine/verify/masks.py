@@ -80,6 +80,10 @@ class TreeMasks:
         if known:
             apply_masks(scores, *zip(*known, strict=True))
 
+    def words_of(self, row: int) -> Words | None:
+        """The mask of a row of the logits; None: it has none."""
+        return self._words.get(row)
+
     def note_errors(self, item: WalkItem, walk: Walk) -> None:
         """Say of a walk that is over why its text cannot go on, if it cannot."""
         walk.error = next((self._errors[row] for row in walk.rows(item) if row in self._errors), "")

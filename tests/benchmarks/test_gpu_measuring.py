@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.measuring.profiling import Kernel, Profile, of_cuda
 from benchmarks.gpu.measuring.rows import Row, Rows
+from benchmarks.gpu.measuring.writing import compared
 from benchmarks.gpu.setting import Setting
-from benchmarks.gpu.texts import compared
 from engine.composer import compose
 from engine.events import RequestStats, TokenLogprob
 from engine.loop import Completion

@@ -1,7 +1,8 @@
 """Counts what a step asks of its device: operations, copies, and the times at which the host waits for it.
 
-A dispatch mode sees every operator, on a GPU as on a pretended one (``pretended``); waits for streams and events are
-counted where they are called. How many kernels one operator launches is not seen; a profiler can tell.
+A dispatch mode sees every operator, on a GPU as on a pretended one (``pretended``); waits for streams and events,
+launches of Triton's kernels and replays of graphs are counted where they are called. How many kernels one operator
+launches is not seen; a profiler can tell.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -27,11 +29,16 @@ _NO_KERNEL = {"_unsafe_view", "_reshape_alias", "detach", "empty", "empty_like",
 class Counts:
     """What was asked of the device."""
 
-    ops: int = 0  # operators that compute or copy on the device; views and allocations do not
+    ops: int = 0  # that compute or copy on the device: operators (no views and allocations), launches, replays
     uploads: int = 0  # copies from the host, each a host tensor
     downloads: int = 0  # copies to the host, single values included
     waits: int = 0  # of the host: blocking copies, values, shapes that depend on values, streams and events
     by_name: Counter[str] = field(default_factory=Counter)  # of ``ops``
+
+    def add(self, name: str) -> None:
+        """One more of ``ops``."""
+        self.ops += 1
+        self.by_name[name] += 1
 
 
 @contextmanager
@@ -42,6 +49,12 @@ def counted() -> Iterator[Counts]:
         for owner in (torch.cuda.Event, torch.cuda.Stream):
             waits = _counting(owner.synchronize, counts)
             stack.enter_context(mock.patch.object(owner, "synchronize", waits))
+        stack.enter_context(mock.patch.object(torch.cuda.CUDAGraph, "replay", _counting_replays(counts)))
+        if find_spec("triton") is not None:
+            from triton.runtime.jit import KernelInterface
+
+            launched = _counting_launches(KernelInterface.__getitem__, counts)
+            stack.enter_context(mock.patch.object(KernelInterface, "__getitem__", launched))
         stack.enter_context(_Mode(counts))
         yield counts
 
@@ -52,6 +65,24 @@ def _counting(synchronize: Callable[[Any], None], counts: Counts) -> Callable[[A
         synchronize(self)
 
     return synchronize_counted
+
+
+def _counting_replays(counts: Counts) -> Callable[[Any], None]:
+    replay = torch.cuda.CUDAGraph.replay
+
+    def replay_counted(self: Any) -> None:
+        counts.add("graph")
+        replay(self)
+
+    return replay_counted
+
+
+def _counting_launches(launcher_of: Callable[[Any, Any], Any], counts: Counts) -> Callable[[Any, Any], Any]:
+    def launcher_counted(self: Any, grid: Any) -> Any:
+        counts.add(self.__name__)
+        return launcher_of(self, grid)
+
+    return launcher_counted
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -84,21 +115,17 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if _is_on_device(source) != _is_on_device(target):
                 self._copy(_is_on_device(source), not _argument(func, args, kwargs, "non_blocking"))
             elif not _is_same(source, target):
-                self._op(name)
+                self.counts.add(name)
         elif name == "_local_scalar_dense":
             self._copy(to_host=True, blocks=True)
         elif not func.is_view and name not in _NO_KERNEL:
-            self._op(name)
+            self.counts.add(name)
             if name.startswith("index"):
                 for x in inputs[1:]:
                     if not _is_on_device(x) and x.dim():
                         self._copy(to_host=False, blocks=True)
                     counts.waits += x.dtype == torch.bool
             counts.waits += name in _SHAPED_BY_VALUES
-
-    def _op(self, name: str) -> None:
-        self.counts.ops += 1
-        self.counts.by_name[name] += 1
 
     def _copy(self, to_host: bool, blocks: bool) -> None:
         self.counts.downloads += to_host

@@ -1,14 +1,15 @@
 """A CUDA device that is none: tensors say that they are on one, and a CPU computes them.
 
 So the code of that device runs, and ``counter`` counts what it would ask for, where there is no GPU. Memory of
-the "device" cannot be read without a copy, as on a real one.
+the "device" cannot be read without a copy, as on a real one. Triton's kernels are launched, but compute nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -83,6 +84,26 @@ class PretendedEvent:
         return (end._at - self._at) * 1e3
 
 
+class PretendedGraph:
+    """A graph that is recorded by running it."""
+
+    def pool(self) -> None:
+        """It has no memory of its own."""
+
+    def replay(self) -> None:
+        """What it would compute is computed nowhere: kernels do not run here."""
+
+
+@contextmanager
+def _recording(graph: PretendedGraph, **_: Any) -> Iterator[None]:
+    yield
+
+
+def _launch_nothing(kernel: Any, grid: Any) -> Callable[..., None]:
+    """Triton's kernels read memory that is not there."""
+    return lambda *args, **options: None
+
+
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Catches what has no tensor of the device among its arguments: factories."""
 
@@ -98,6 +119,13 @@ def pretended_cuda() -> Iterator[torch.device]:
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", PretendedStream))
         stack.enter_context(mock.patch.object(torch.cuda, "Event", PretendedEvent))
         stack.enter_context(mock.patch.object(torch.cuda, "Stream", PretendedStream))
+        stack.enter_context(mock.patch.object(torch.cuda, "device_of", return_value=nullcontext()))
+        stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", PretendedGraph))
+        stack.enter_context(mock.patch.object(torch.cuda, "graph", _recording))
+        if find_spec("triton") is not None:
+            from triton.runtime.jit import KernelInterface
+
+            stack.enter_context(mock.patch.object(KernelInterface, "__getitem__", _launch_nothing))
         stack.enter_context(mock.patch.object(torch, "tensor", _make))
         stack.enter_context(torch.inference_mode())
         stack.enter_context(_Mode())  # type: ignore[no-untyped-call]

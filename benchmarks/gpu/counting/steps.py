@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +22,14 @@ from engine.tree import TokenTree
 
 PROMPT = 100  # tokens
 BLOCKS = 4  # of every sequence
+FAST, LAUNCHES, GRAPHS = WAYS = ("fast", "exact, launch by launch", "exact")
 
 
 @dataclass(frozen=True, slots=True)
 class CountedStep:
     """What a step asked for, before its result was wanted and from then on."""
 
-    per_layer: int  # operators of a layer
+    per_layer: int  # operators and launches of a layer
     rest: int  # operators of the forward beside its layers
     forward: Counts  # of a model of one layer
     verify: Counts
@@ -44,27 +46,26 @@ class CountedStep:
 
 
 def counted_step(
-    device: torch.device, n_sequences: int, n_nodes: int, temperature: float, chunk: int = 0
+    device: torch.device, n_sequences: int, n_nodes: int, temperature: float, chunk: int = 0, way: str = FAST
 ) -> CountedStep:
     """A step of ``n_sequences``, each with a random tree of ``n_nodes``, or with ``chunk`` more tokens of its prompt.
 
     Every tree follows one of which a node was accepted, so keys move. On a CPU the device is a pretended one.
+    ``way`` is one of ``WAYS``.
     """
-    one, two = (_count(device, n_layers, n_sequences, n_nodes, temperature, chunk) for n_layers in (1, 2))
+    one, two = (_count(device, n_layers, n_sequences, n_nodes, temperature, chunk, way) for n_layers in (1, 2))
     per_layer = two[0].ops - one[0].ops
     return CountedStep(per_layer, one[0].ops - per_layer, *one)
 
 
 def _count(
-    device: torch.device, n_layers: int, n_sequences: int, n_nodes: int, temperature: float, chunk: int
+    device: torch.device, n_layers: int, n_sequences: int, n_nodes: int, temperature: float, chunk: int, way: str
 ) -> tuple[Counts, Counts]:
-    if device.type != "cpu":
-        return _run(_stage(device, n_layers), n_sequences, n_nodes, temperature, chunk)
-    with pretended_cuda():
-        return _run(_stage(device, n_layers), n_sequences, n_nodes, temperature, chunk)
+    with pretended_cuda() if device.type == "cpu" else nullcontext():
+        return _run(_stage(device, n_layers, way), n_sequences, n_nodes, temperature, chunk)
 
 
-def _stage(device: torch.device, n_layers: int) -> Stage:
+def _stage(device: torch.device, n_layers: int, way: str) -> Stage:
     """A whole model in bf16; counts depend on no size but the number of layers."""
     geometry = Geometry("counted", 64, 96, n_layers, 8, 2, 16, 512)
     model = random_model(geometry, device, torch.bfloat16)
@@ -72,7 +73,14 @@ def _stage(device: torch.device, n_layers: int) -> Stage:
         move_to_pretended(model)
     spec = read_spec(config(geometry, 512), ())
     shard = ModelShard(model, spec, LayerRange(0, n_layers, n_layers), n_positions=512)
-    return Stage(shard, n_blocks=BLOCKS * 32, block_size=BLOCK)
+    executor = None
+    if way != FAST:
+        from engine.cuda.executor import Executor  # needs Triton
+
+        executor = Executor(shard, records=way == GRAPHS)
+    stage = Stage(shard, n_blocks=BLOCKS * 32, block_size=BLOCK, executor=executor)
+    stage.warm_up()
+    return stage
 
 
 def _run(stage: Stage, n_sequences: int, n_nodes: int, temperature: float, chunk: int) -> tuple[Counts, Counts]:

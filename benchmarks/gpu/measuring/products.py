@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,11 +51,20 @@ def _differing(one: Tensor, other: Tensor) -> int:
     return int((one.view(torch.uint8) != other.view(torch.uint8)).any(dim=1).sum())
 
 
-def seconds_of(setting: Setting, multiply: Product, shape: tuple[int, int], rows: int) -> float:
-    """Of one product, its weights read from memory; on CUDA from a graph, so that launches do not count."""
+def seconds_of(
+    setting: Setting,
+    multiply: Callable[[Tensor, Any], Tensor],
+    shape: tuple[int, int],
+    rows: int,
+    made: Callable[[Tensor], Any] = Tensor.clone,
+) -> float:
+    """Of one product, its weights read from memory; on CUDA from a graph, so that launches do not count.
+
+    ``multiply`` gets what is ``made`` of a weight.
+    """
     x, weight = operands(setting, shape, rows)
-    n = 1 if setting.tiny else max(1, -(-CACHE // (weight.numel() * weight.element_size())))
-    weights = [weight, *(weight.clone() for _ in range(n - 1))]
+    n = 1 if setting.tiny else max(1, -(-CACHE // weight.numel()))  # a byte each, or more
+    weights = [made(weight) for _ in range(n)]
 
     def all_of_them() -> None:
         for one in weights:

@@ -10,10 +10,8 @@ from transformers import LlamaConfig
 
 from benchmarks.gpu.measuring.geometry import SPREAD, Geometry
 from engine.model.meta_model import empty_model
-from engine.model.quantization import bitsandbytes
-from engine.model.quantized import Int8Linear, is_quantized
-
-GATED = 0.5  # standard deviation of what gate and up give in int8
+from engine.model.quantized import is_quantized
+from engine.model.scaled import ScaledLinear
 
 
 def config(geometry: Geometry, max_positions: int = 131072) -> LlamaConfig:
@@ -41,21 +39,14 @@ def random_model(
     """A Hugging Face causal LM on ``device``, its matrices normal with ``SPREAD`` and its norms 1.
 
     The same seed gives the same weights on the same kind of device. With ``int8`` the decoder layers' matrices are
-    random bytes with one scale per output, never in full precision anywhere; those of gate and up are scaled so that
-    hardly an activation is an outlier, whose column bitsandbytes takes out of int8: ``SPREAD`` would make them 3 %.
-
-    Raises:
-        ConfigError: ``int8``, and bitsandbytes is not installed.
+    random bytes with one scale per output, never in full precision anywhere.
     """
-    if int8:
-        bitsandbytes()
     model = empty_model(config(geometry), dtype)
     random = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(model.named_parameters()):
         owner, _, last = name.rpartition(".")
         if int8 and is_quantized(model, name):
-            spread = GATED / parameter.shape[1] ** 0.5 if owner.endswith(("gate_proj", "up_proj")) else SPREAD
-            model.set_submodule(owner, _random_int8(parameter.shape, spread, device, random))
+            model.set_submodule(owner, _random_int8(parameter.shape, device, random))
             continue
         value = torch.empty(parameter.shape, dtype=dtype, device=device)
         value = value.normal_(0, SPREAD, generator=random) if value.dim() > 1 else value.fill_(1)
@@ -66,8 +57,8 @@ def random_model(
     return model.eval()
 
 
-def _random_int8(shape: torch.Size, spread: float, device: torch.device, random: torch.Generator) -> Int8Linear:
-    """A layer whose weights have the standard deviation ``spread``."""
+def _random_int8(shape: torch.Size, device: torch.device, random: torch.Generator) -> ScaledLinear:
+    """A layer whose weights have the standard deviation ``SPREAD``."""
     weight: Tensor = torch.randint(-127, 128, shape, dtype=torch.int8, device=device, generator=random)
-    scales = torch.full((shape[0],), spread * 3**0.5, dtype=torch.float32, device=device)
-    return Int8Linear(weight, scales, None)
+    scales = torch.full((shape[0],), SPREAD * 3**0.5 / 127, dtype=torch.float32, device=device)
+    return ScaledLinear(weight, scales, None)

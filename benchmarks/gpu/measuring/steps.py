@@ -66,7 +66,7 @@ def bushy(n_nodes: int, vocab: int, seed: int = 0) -> TokenTree:
     return TokenTree([rng.randrange(vocab) for _ in range(n_nodes)], parents)
 
 
-def local_target(model: Any, n_blocks: int, max_model_len: int, stages: int = 1) -> LocalTarget:
+def local_target(model: Any, n_blocks: int, max_model_len: int, stages: int = 1, exact: bool = False) -> LocalTarget:
     """A target on a model that is there; of several on one model only the last made may be used.
 
     Args:
@@ -74,12 +74,16 @@ def local_target(model: Any, n_blocks: int, max_model_len: int, stages: int = 1)
         n_blocks: of its KV cache.
         max_model_len: tokens of the longest text.
         stages: among which the layers are split, one after the other in this process.
+        exact: whether the executor of ``engine.cuda`` runs them; needs Triton, and a GPU or its interpreter.
     """
     spec = read_spec(model.config, ())
     info = TargetInfo(spec, n_blocks, BLOCK, max_model_len)
-    return LocalTarget(
-        info, [ModelShard(model, spec, part, positions(info)) for part in split_layers(spec.n_layers, stages)]
-    )
+    shards = [ModelShard(model, spec, part, positions(info)) for part in split_layers(spec.n_layers, stages)]
+    if not exact:
+        return LocalTarget(info, shards)
+    from engine.cuda.executor import Executor
+
+    return LocalTarget(info, shards, executors=[Executor(shard) for shard in shards])
 
 
 class Decoding:

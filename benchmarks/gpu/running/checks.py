@@ -51,7 +51,9 @@ CHECKS: dict[str, Check] = {
         Check("counts", 1),
         Check("step", 5),
         Check("texts", 6),
-        Check("seventy", 4),
+        Check("kernels", 6),
+        Check("exact", 8),
+        Check("seventy", 6),
         Check("load", 3),
         Check("train", 8),
     )

@@ -1,9 +1,7 @@
 """Downloads the wheels that a bare machine lacks: its Python and platform, whatever those of this machine are.
 
 The machine that these checks were written for has Python 3.12 on x86-64 Linux with torch 2.11+cu130, Triton 3.6,
-transformers, accelerate, safetensors and numba; it lacks msgspec. For int8 (`seventy`) it lacks bitsandbytes, 60 MB:
-too large where 64 MiB travel with a command and the checkout takes 15 of them. `seventy` then leaves int8 out.
-There, from the wheels' folder, without a network:
+transformers, accelerate, safetensors and numba; it lacks msgspec. There, from the wheels' folder, without a network:
 
     python3 -m pip install --no-index --no-deps --target /tmp/site DIR/*.whl && export PYTHONPATH=/tmp/site
 
@@ -23,7 +21,6 @@ from pathlib import Path
 from benchmarks.gpu.running.checks import ROOM
 
 NEEDED = ("msgspec",)
-FOR_INT8 = ("bitsandbytes",)
 PYTHON = "3.12"
 GLIBC = (17, 24, 27, 28, 34)  # pip takes a wheel only of a platform that it is told of: manylinux_2_N
 
@@ -34,12 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python3 -m benchmarks.gpu wheels", description=__doc__, formatter_class=raw)
     parser.add_argument("folder", type=Path, metavar="DIR", help="where the wheels go")
     parser.add_argument("packages", nargs="*", help=f"others than {', '.join(NEEDED)}; NAME or NAME==VERSION")
-    parser.add_argument("--int8", action="store_true", help=f"{', '.join(FOR_INT8)} as well")
     parser.add_argument("--python", default=PYTHON, help=f"of that machine (default: {PYTHON})")
     asked = parser.parse_args(arguments)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    packages = [*(asked.packages or NEEDED), *(FOR_INT8 if asked.int8 else ())]
-    status = subprocess.run(command(asked.folder, packages, asked.python)).returncode
+    status = subprocess.run(command(asked.folder, asked.packages or NEEDED, asked.python)).returncode
     for wheel in sorted(asked.folder.glob("*.whl")):
         print(f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB")
     return status

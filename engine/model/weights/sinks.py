@@ -1,14 +1,14 @@
-"""Where the bytes of a tensor go once they are read: its own memory, the file's, another dtype or device, int8."""
+"""Where a tensor's bytes go once they are read: its own memory, the file's, another dtype or device, a byte each."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.model.quantized import quantize
 from engine.model.weights.tensor_file import Place
 
 
@@ -56,6 +56,35 @@ class Copied:
         self._flat[begin : begin + len(stored)].copy_(there)
 
 
+class Scales:
+    """A scale for each output of a matrix, fp32, of one for each or of one for all.
+
+    Args:
+        place: of the scales.
+        n_out: outputs.
+        device: where they go.
+        divisor: of what is stored: 127 where that is the largest number of a row of int8.
+    """
+
+    def __init__(self, place: Place, n_out: int, device: torch.device, divisor: float = 1.0) -> None:
+        self.place, self._divisor = place, divisor
+        self.unit = place.dtype.itemsize
+        self.tensor = torch.empty(n_out, dtype=torch.float32, device=device)
+
+    def memory(self, first: int, n_bytes: int) -> memoryview | None:
+        """As ``Sink`` says."""
+        return None
+
+    def put(self, first: int, stored: Tensor) -> None:
+        """As ``Sink`` says."""
+        begin = first // self.unit
+        there = stored.to(self.tensor.device).float() / self._divisor
+        if self.place.n_bytes == self.unit:
+            self.tensor.copy_(there.expand(len(self.tensor)))
+        else:
+            self.tensor[begin : begin + len(stored)] = there
+
+
 class Mapped:
     """A tensor in the file's own memory: to read it brings its pages into the cache, where the map finds them.
 
@@ -76,21 +105,30 @@ class Mapped:
 
 
 class Quantized:
-    """A matrix ``[n_out, n_in]`` that becomes int8, row by row.
+    """A matrix ``[n_out, n_in]`` that becomes int8, or fp8, row by row.
 
     Args:
         place: of the matrix.
         device: where its rows are quantised, and stay.
-        one_at_a_time: held while rows are quantised: the kernel takes several times what comes out.
+        one_at_a_time: held while rows are quantised: that takes several times what comes out.
+        dtype: int8 or fp8.
+        quantizes: rows on the device -> their numbers and scales.
     """
 
-    def __init__(self, place: Place, device: torch.device, one_at_a_time: threading.Lock) -> None:
+    def __init__(
+        self,
+        place: Place,
+        device: torch.device,
+        one_at_a_time: threading.Lock,
+        dtype: torch.dtype,
+        quantizes: Callable[[Tensor], tuple[Tensor, Tensor]],
+    ) -> None:
         n_out, self._n_in = place.shape
         self.place = place
         self.unit = self._n_in * place.dtype.itemsize
-        self.tensor = torch.empty(place.shape, dtype=torch.int8, device=device)
+        self.tensor = torch.empty(place.shape, dtype=dtype, device=device)
         self.scales = torch.empty(n_out, dtype=torch.float32, device=device)
-        self._one_at_a_time = one_at_a_time
+        self._one_at_a_time, self._quantizes = one_at_a_time, quantizes
 
     def memory(self, first: int, n_bytes: int) -> memoryview | None:
         """As ``Sink`` says."""
@@ -99,8 +137,9 @@ class Quantized:
     def put(self, first: int, stored: Tensor) -> None:
         """As ``Sink`` says."""
         rows = slice(first // self.unit, first // self.unit + len(stored) // self._n_in)
+        matrix = stored.view(-1, self._n_in).to(self.tensor.device)
         with self._one_at_a_time:
-            self.tensor[rows], self.scales[rows] = quantize(stored.view(-1, self._n_in), self.tensor.device)
+            self.tensor[rows], self.scales[rows] = self._quantizes(matrix)
 
 
 def plain(place: Place, device: torch.device, dtype: torch.dtype) -> Copied | Mapped:

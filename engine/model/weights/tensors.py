@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from engine.errors import UnsupportedModelError
 from engine.model.quantization import bitsandbytes
-from engine.model.quantized import SCALES
+from engine.model.quantized import SCALES, quantize
+from engine.model.scaled import FP8_DTYPE, quantize_rows, scale_of
 from engine.model.weights.meter import Meter
 from engine.model.weights.reader import read
-from engine.model.weights.sinks import Copied, Mapped, Quantized, Sink, plain
+from engine.model.weights.sinks import Copied, Mapped, Quantized, Scales, Sink, plain
 from engine.model.weights.tensor_file import Place, TensorFile
 
 INDEX = "model.safetensors.index.json"
@@ -55,14 +57,17 @@ class CheckpointTensors:
 
         Raises:
             UnsupportedModelError: the checkpoint lacks it, or the file that holds it, or that is damaged, or it has
-                another shape.
+                another shape, or is fp8, of which the numbers alone say nothing.
         """
-        sink: Copied | Mapped = plain(self._place(name, shape), self._device, dtype)
+        place = self._place(name, shape)
+        if place.dtype == FP8_DTYPE != dtype:
+            raise UnsupportedModelError(f"{name!r} in {self._path} is fp8, which only matrices of its layers may be")
+        sink: Copied | Mapped = plain(place, self._device, dtype)
         self._sinks.append(sink)
         return sink.tensor
 
     def ask_int8(self, name: str, shape: Shape) -> tuple[Tensor, Tensor]:
-        """A matrix as int8 with its scales, likewise: as they are stored, or quantised when it is read.
+        """A matrix as bitsandbytes has it in int8, with its scales: as they are stored, or quantised when it is read.
 
         Raises:
             UnsupportedModelError: as ``ask``.
@@ -72,9 +77,33 @@ class CheckpointTensors:
         if scales in self:
             return self.ask(name, torch.int8, shape), self.ask(scales, torch.float32, shape[:1])
         bitsandbytes()
-        sink = Quantized(self._place(name, shape), self._device, self._quantizing)
+        by = partial(quantize, device=self._device)
+        sink = Quantized(self._place(name, shape), self._device, self._quantizing, torch.int8, by)
         self._sinks.append(sink)
         return sink.tensor, sink.scales
+
+    def ask_scaled(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A matrix as fp8 or int8 with the scales of its outputs, likewise: as stored, or quantised when it is read.
+
+        Raises:
+            UnsupportedModelError: as ``ask``; or the scales are neither one nor one for each output.
+        """
+        is_fp8, n_out = dtype == FP8_DTYPE, shape[0]
+        scales = scale_of(name) if is_fp8 else name.removesuffix("weight") + SCALES
+        if scales not in self:
+            by = partial(quantize_rows, dtype=dtype)
+            sink = Quantized(self._place(name, shape), self._device, self._quantizing, dtype, by)
+            self._sinks.append(sink)
+            return sink.tensor, sink.scales
+        place = self._opened(scales).place(scales)
+        if place.shape not in ((), (1,), (n_out,), (n_out, 1)):
+            raise UnsupportedModelError(
+                f"{scales!r} in {self._path} has the shape {[*place.shape]}; {'fp8' if is_fp8 else 'int8'} is read "
+                f"with one scale for a matrix ([1]) or for each of its outputs ([{n_out}, 1]), not for blocks"
+            )
+        spread = Scales(place, n_out, self._device, 1.0 if is_fp8 else 127.0)
+        self._sinks.append(spread)
+        return self.ask(name, dtype, shape), spread.tensor
 
     def read(self, meter: Meter) -> None:
         """Read all that was asked for.

@@ -161,9 +161,9 @@ def test_text_that_is_an_added_token_elsewhere_can_be_forced_and_the_token_named
         assert not has(state.words(), end)
 
 
-def test_compiled_grammars_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_grammars_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "MOST_KEPT", 2)
-    grammars = letters(tmp_path)
+    grammars = letters()
     a, b, c = (of_regex(letter) for letter in "abc")
     first = grammars.prepare(a)
     assert grammars.prepare(Grammar(a.source)) is first  # by content
@@ -181,3 +181,11 @@ def test_a_model_without_an_end_or_a_tokenizer_is_refused(tmp_path: Path) -> Non
     assert "no token that ends" in endless.state(of_regex("a")).error
     missing = compiler.Grammars((tmp_path / "tokenizer.json").read_text, (1,), 5)
     assert "tokenizer" in missing.state(of_regex("a")).error
+
+
+def test_a_vocabulary_with_a_token_that_llguidance_cannot_hold_is_refused() -> None:
+    for length in (513, 5000):  # at 5,000 it would panic
+        tokenizer = bytewise()
+        tokenizer.add_tokens([AddedToken("a" * length, normalized=False)])
+        long = compiler.Grammars(tokenizer.to_str, (EOS,), tokenizer.get_vocab_size())
+        assert f"has {length} characters; at most 512" in long.state(of_regex("a+")).error

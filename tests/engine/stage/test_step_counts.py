@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu.counting.counter import counted
 from benchmarks.gpu.counting.pretended import move_to_pretended, pretended_cuda
-from benchmarks.gpu.counting.steps import counted_step
+from benchmarks.gpu.counting.steps import GRAPHS, LAUNCHES, counted_step
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def test_a_step_is_one_upload_one_download_and_one_wait_however_many_sequences(
     assert step.per_layer <= (52 if n_nodes else 40)
     assert step.rest <= 6
     assert (step.verify.uploads, step.verify.downloads, step.verify.waits) == (0, 1, 1)
-    assert step.verify.ops <= (45 if temperature else 12)
+    assert step.verify.ops <= (44 if temperature else 11)
 
 
 def test_a_chunk_of_a_prompt_is_causal_attention_without_a_mask() -> None:
@@ -31,6 +31,24 @@ def test_a_chunk_of_a_prompt_is_causal_attention_without_a_mask() -> None:
     assert step.per_layer <= 41
     assert step.forward.by_name["_flash_attention_forward"] == 1
     assert not step.forward.by_name["bmm"]
+
+
+@pytest.mark.parametrize(("n_sequences", "n_nodes", "chunk"), [(1, 0, 0), (8, 63, 0), (2, 0, 64)])
+def test_an_exact_step_is_two_graphs_whatever_it_draws(n_sequences: int, n_nodes: int, chunk: int) -> None:
+    step = counted_step(CPU, n_sequences, n_nodes, 0.8, chunk, GRAPHS)
+    assert step.per_layer == 0
+    assert step.forward.by_name == {"copy_": 1, "graph": 1, "clone": 1}, "the plan, and what the next step writes over"
+    assert step.verify.by_name == {"_embed": 1, "copy_": 1, "graph": 1}, "rows are picked, the plan"
+    assert (step.forward.uploads, step.forward.downloads, step.forward.waits) == (1, 0, 0)
+    assert (step.verify.uploads, step.verify.downloads, step.verify.waits) == (0, 1, 1)
+
+
+def test_an_exact_step_launch_by_launch() -> None:
+    step = counted_step(CPU, 8, 63, 0.8, way=LAUNCHES)
+    assert step.per_layer == 10
+    assert step.rest == 2, "moves, embedding"
+    assert step.verify.ops == 6, "rows are picked, norm, head, draw"
+    assert (step.uploads, step.waits) == (1, 1)
 
 
 def test_the_counter_sees_what_it_is_there_for() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -18,33 +18,56 @@ from tests.support.tiny_models import tiny_model
 
 NAME = "acme/tiny"
 PROGRAM = """
-import json, sys
+import json, os, sys
 from pathlib import Path
-from engine.errors import SpectraError
-from engine.model.identity import model_hash
-from engine.model.ranges import LayerRange
-from engine.model.resolve import pinned
-from engine.target.fetching import layers_of, texts_of
-from engine.target.options import TargetOptions
+# What takes long to import and knows no hub, once for all: each process below is a fork.
+import torch, torch._dynamo, torch.distributed.tensor
 
-said = []
-for what, model, revision, layers in json.loads(sys.argv[1]):
-    options = TargetOptions(model, revision=revision)
-    try:
-        if what == "pinned":
-            said.append(pinned(model))
-        else:
-            path = texts_of(options) if what == "texts" else layers_of(options, LayerRange(*layers))
-            if what == "layers":
-                import torch
-                from engine.model.weights.tensors import CheckpointTensors
+def said(questions):
+    from engine.errors import SpectraError
+    from engine.model.identity import model_hash
+    from engine.model.ranges import LayerRange
+    from engine.model.resolve import pinned
+    from engine.model.weights.tensors import CheckpointTensors
+    from engine.target.fetching import layers_of, texts_of
+    from engine.target.options import TargetOptions
 
-                CheckpointTensors(path, torch.device("cpu")).close()
-            said.append([path.name, sorted(file.name for file in path.glob("*.safetensors")), model_hash(path)])
-    except SpectraError as error:
-        said.append(str(error))
-print(json.dumps(said))
+    for what, model, revision, layers in questions:
+        options = TargetOptions(model, revision=revision)
+        try:
+            if what == "pinned":
+                yield pinned(model)
+            else:
+                path = texts_of(options) if what == "texts" else layers_of(options, LayerRange(*layers))
+                if what == "layers":
+                    CheckpointTensors(path, torch.device("cpu")).close()
+                yield [path.name, sorted(file.name for file in path.glob("*.safetensors")), model_hash(path)]
+        except SpectraError as error:
+            yield str(error)
+
+assert "huggingface_hub" not in sys.modules  # which reads the environment as it is imported
+for line in sys.stdin:
+    environment, questions = json.loads(line)
+    process = os.fork()
+    if not process:
+        os.environ |= environment
+        print(json.dumps([*said(questions)]), flush=True)
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
 """
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A process that forks one for every line of its stdin, which holds an environment and questions."""
+    errors = tmp_path_factory.mktemp("forks") / "stderr.txt"
+    with errors.open("w") as stderr:
+        command = [sys.executable, "-c", PROGRAM]
+        program = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=stderr, text=True)
+        with program:
+            yield program
+            assert program.poll() is None, errors.read_text()
+            program.communicate()
 
 
 @pytest.fixture
@@ -61,16 +84,17 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def process(hub: ModelHub, tmp_path: Path) -> Callable[..., list[Any]]:
+def process(hub: ModelHub, forks: subprocess.Popen[str], tmp_path: Path) -> Callable[..., list[Any]]:
     """``process("one", ["layers", NAME, None, [0, 2, 4]])``: what a process of that client says to these questions."""
 
     def ask(client: str, *questions: list[Any], **environment: str) -> list[Any]:
         told = {"HF_HOME": f"{tmp_path}/{client}", "HF_HUB_USER_AGENT_ORIGIN": client}
         told |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_PROGRESS_BARS": "1"} | environment
-        command = [sys.executable, "-c", PROGRAM, json.dumps(questions)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | told)
-        assert done.returncode == 0, done.stderr
-        said: list[Any] = json.loads(done.stdout.splitlines()[-1])
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        print(json.dumps([told, questions]), file=forks.stdin, flush=True)
+        said: list[Any] = json.loads(forks.stdout.readline() or "null")
+        assert said is not None, "it failed; what it wrote follows when the module ends"
         return said
 
     return ask

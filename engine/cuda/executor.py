@@ -1,0 +1,201 @@
+"""Runs a stage's layers by the kernels of this room: every row gets the same bits, whatever the step consists of.
+
+It stands beside a ``ModelShard``, whose weights it uses and whose ``run`` and ``logits`` it takes the place of. On CUDA
+a step of ordinary size is one recorded graph; the same launches one by one are what Triton's interpreter runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from engine.attention.hook import CapturedQuery, PackedStep
+from engine.cuda.answers import Answers
+from engine.cuda.graphs import PARTIAL_BYTES, Graphs
+from engine.cuda.kernels.attention import PROGRAMS, Partials
+from engine.cuda.kernels.embed import embed
+from engine.cuda.kernels.moves import MOST_MOVES, move_rows
+from engine.cuda.layer import StepOnDevice, Stream, run_layer
+from engine.cuda.plan.layout import BUCKETS, SPLIT
+from engine.cuda.plan.plan import Plan, PlanShape
+from engine.cuda.planned_step import PlannedStep
+from engine.cuda.recorder import Recorder
+from engine.cuda.weights import Embedding, LayerWeights, pack_layers
+from engine.kv.arena import KVArena
+from engine.model.shard import ModelShard
+
+logger = logging.getLogger(__name__)
+
+
+class Executor:
+    """The layers of a stage, with the embedding before them on the first, and ``answers`` behind them on the last.
+
+    Args:
+        shard: has the weights; its modules share them from now on.
+        split: positions of a split of attention; the same on all stages.
+        buckets: of rows.
+        partial_bytes: that partial softmaxes of a layer may take; a step that needs more attends piece by piece.
+        records: whether steps become graphs; by default they do on CUDA.
+
+    Raises:
+        UnsupportedModelError: a part of the model has no kernel.
+    """
+
+    def __init__(
+        self,
+        shard: ModelShard,
+        split: int = SPLIT,
+        buckets: tuple[int, ...] = BUCKETS,
+        partial_bytes: int = PARTIAL_BYTES,
+        records: bool | None = None,
+    ) -> None:
+        self._shard = shard
+        self._layers = pack_layers(shard)
+        self._embedding = Embedding.of(shard.embedding) if shard.range.is_first else None
+        if shard.device.type == "cuda":
+            torch.cuda.empty_cache()  # matrices that became one: NCCL and graphs ask for memory beside torch's cache
+        self._split, self._buckets, self._partial_bytes = split, buckets, partial_bytes
+        records = shard.device.type == "cuda" if records is None else records
+        recorder = Recorder() if records else None
+        self._graphs = None
+        if recorder is not None:
+            self._graphs = Graphs(self._run_static, shard, buckets, recorder, partial_bytes)
+        self.answers = Answers(shard, buckets, recorder) if shard.range.is_last else None
+
+    def plan_shape(self, arena: KVArena) -> PlanShape:
+        """How steps are planned; the arena's last row belongs to no sequence."""
+        groups = self._shard.spec.groups
+        windows, size = self._shard.windows, arena.block_size
+        return PlanShape.of(windows, groups, size, arena.n_rows - 1, self._split, self._buckets)
+
+    def warm_up(self, arena: KVArena, answers: bool = True) -> None:
+        """Compile kernels and record steps, and unless told not to their answers; the log tells how far it is.
+
+        A step that was not foreseen (see ``Answers.warm_up``) is recorded when it comes, of kernels that are there.
+        """
+        if self._graphs is None:
+            return
+        logger.info("kernels are compiled and steps recorded")
+        began = time.monotonic()
+        with torch.cuda.device_of(arena.layer(0).keys):  # type: ignore[no-untyped-call]
+            done = self._graphs.warm_up(self.plan_shape(arena), arena)
+            for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else ()):
+                logger.info("recorded: %s, %.1f s since the beginning", what, time.monotonic() - began)
+
+    def embed(self, packed: PackedStep) -> Tensor:
+        """What the first layer reads, ``[1, n, hidden]``: a trained drafter may read it, too."""
+        assert isinstance(packed, PlannedStep), "an executor's steps are planned"
+        plan = packed.plan
+        with torch.cuda.device_of(packed.ints.tensor):  # type: ignore[no-untyped-call]  # launches go to the current device
+            return self._embedded(packed.ints.tensor[plan.layout.tokens])[: plan.n_rows].unsqueeze(0)
+
+    def run(
+        self, hidden: Tensor | None, packed: PackedStep, taps: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The step's moves in the cache, and all layers.
+
+        Queries and outputs of layers that are wanted besides, and a first stage's embedding that is given, are nothing
+        that a graph could tell: a step with any of these runs launch by launch.
+
+        Args:
+            hidden: ``[1, n, hidden]``; None: the first stage embeds the plan's tokens.
+            packed: a ``PlannedStep``.
+            taps: local layers whose outputs are wanted as well.
+
+        Returns:
+            The last layer's output ``[1, n, hidden]``, and those of tapped layers.
+        """
+        assert isinstance(packed, PlannedStep), "an executor's steps are planned"
+        with torch.cuda.device_of(packed.ints.tensor):  # type: ignore[no-untyped-call]
+            return self._run(hidden, packed, taps)
+
+    def _run(
+        self, hidden: Tensor | None, packed: PlannedStep, taps: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        plan, ints, arena = packed.plan, packed.ints.tensor, packed.arena
+        is_usual = not taps and not packed.capture_heads and (hidden is None) == self._shard.range.is_first
+        if self._graphs is not None and is_usual:
+            found = self._graphs.run(None if hidden is None else hidden[0], plan, ints, arena)
+            if found is not None:
+                return found.unsqueeze(0), {}
+        pieces, partials = self._memory(plan)
+        programs = tuple(min(max(1, PROGRAMS // len(pieces[0])), n) for n in plan.n_items)
+        step = StepOnDevice(ints, plan.layout, partials, pieces, programs)
+        _move(step, arena, plan.n_moves)
+        stream = Stream.into(self._layers[0], self._rows(hidden, plan, ints))
+        tapped: dict[int, Tensor] = {}
+        for local, layer in enumerate(self._layers):
+            stream = run_layer(layer, stream, step, arena.layer(local), self._capturing(packed, local, plan.n_rows))
+            if local in taps:
+                tapped[local] = stream.sum()[: plan.n_rows].clone().unsqueeze(0)
+        return stream.sum()[: plan.n_rows].unsqueeze(0), tapped
+
+    def _rows(self, hidden: Tensor | None, plan: Plan, ints: Tensor) -> Tensor:
+        """What the first layer reads and changes, ``[n_rows of the bucket, hidden]``."""
+        if hidden is None:
+            return self._embedded(ints[plan.layout.tokens])
+        rows = hidden.new_zeros(plan.layout.n_rows, hidden.shape[2])
+        rows[: plan.n_rows] = hidden[0]
+        return rows
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        assert self._embedding is not None, "the first stage embeds"
+        table = self._embedding.table
+        rows = table.new_empty(len(tokens), table.shape[1])
+        embed(tokens, table, rows, self._embedding.scale)
+        return rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[n, hidden]`` -> fp32 ``[n, vocab]``, soft-capped where the model does so."""
+        assert self.answers is not None, "only the last stage has a head"
+        return self.answers.logits(hidden)
+
+    def _memory(self, plan: Plan) -> tuple[tuple[range, ...], Partials]:
+        """Pieces of the key heads for which a step's partials stay within their memory, or are those of a key head."""
+        spec = self._shard.spec
+        one = Partials.bytes_of(plan.n_partials, spec.groups, spec.head_dim)
+        size = min(spec.n_kv_heads, max(1, self._partial_bytes // one))
+        while spec.n_kv_heads % size:
+            size -= 1
+        pieces = tuple(range(first, first + size) for first in range(0, spec.n_kv_heads, size))
+        return pieces, Partials.empty(plan.n_partials, size * spec.groups, spec.head_dim, self._shard.device)
+
+    def _run_static(self, hidden: Tensor | None, step: StepOnDevice, arena: KVArena) -> Tensor:
+        """Moves and all layers over a bucket's rows ``[n_rows, hidden]``, or its tokens."""
+        _move(step, arena, step.layout.n_rows)
+        rows = self._embedded(step.plan[step.layout.tokens]) if hidden is None else hidden.clone()
+        stream = Stream.into(self._layers[0], rows)
+        for local, layer in enumerate(self._layers):
+            stream = run_layer(layer, stream, step, arena.layer(local))
+        return stream.sum()
+
+    def _capturing(self, packed: PackedStep, local: int, n_rows: int) -> Callable[[Tensor], None] | None:
+        """Keeps the queries of heads that attention rows are wanted of."""
+        index = packed.capture_index.get(local)
+        if index is None:
+            return None
+        layer: LayerWeights = self._layers[local]
+        heads = layer.heads
+
+        def keep(query: Tensor) -> None:
+            by_head = query[:n_rows].view(n_rows, heads.n_heads, heads.head_dim).transpose(0, 1)
+            chosen = by_head.index_select(0, index.tensor)
+            packed.captured[local] = CapturedQuery(chosen, heads.n_heads, heads.scale, heads.window)
+
+        return keep
+
+
+def _move(step: StepOnDevice, arena: KVArena, n_moves: int) -> None:
+    """The first moves of the plan, as many at once as a bucket has rows: for a graph's launch to be the same.
+
+    Accepted paths move towards their roots, in ascending order: what comes later is not written over before.
+    """
+    sources, targets = step.plan[step.layout.sources], step.plan[step.layout.targets]
+    for first in range(0, n_moves, MOST_MOVES):
+        some = slice(first, first + MOST_MOVES)
+        move_rows(*arena.keys_and_values, sources[some], targets[some])

@@ -1,0 +1,67 @@
+"""What the last stage does behind its layers: final norm, head, draws, best ids. Launches alone: nothing waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.cuda.kernels.best import best_ids
+from engine.cuda.kernels.draw import draw
+from engine.cuda.kernels.gemm import linear
+from engine.cuda.kernels.norm import rms_norm
+from engine.cuda.kernels.truncation import Truncation
+from engine.cuda.plan.answer import AnswerKind, AnswerLayout
+from engine.cuda.weights import Norm, matrix_of
+from engine.model.shard import ModelShard
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOnDevice:
+    """Rows that are answered together, in memory that a graph knows or in any other."""
+
+    hidden: Tensor  # [n_rows of the bucket, hidden]
+    plan: Tensor  # int32, as ``layout`` lays it out
+    layout: AnswerLayout
+    mask: Tensor | None  # bits of allowed ids, int32 [n_rows of the bucket, ceil(vocab / 32)]
+    logits: Tensor  # fp32 [n_rows of the bucket, vocab], written
+    told: Tensor  # int32 [n_rows of the bucket, ``kind.columns``], written: see ``plan.answer.Told``
+
+
+class Head:
+    """Final norm and head of a stage's shard."""
+
+    def __init__(self, shard: ModelShard) -> None:
+        self._norm, self._head = Norm.of(shard.final_norm), matrix_of(shard.head_module)
+        self._cap = shard.spec.logit_softcap
+
+    @property
+    def vocab(self) -> int:
+        """Width of the logits."""
+        return len(self._head.weight)
+
+    def logits(self, hidden: Tensor, out: Tensor) -> None:
+        """``[n, hidden]`` -> fp32 ``[n, vocab]``, soft-capped where the model does so."""
+        norm, head = self._norm, self._head
+        normed = torch.empty_like(hidden)
+        rms_norm(hidden, norm.weight, normed, norm.eps, offset=norm.offset)
+        linear(normed, head.weight, out, bias=head.bias, scales=head.scales)
+        if self._cap is not None:
+            out.div_(self._cap).tanh_().mul_(self._cap)
+
+    def answer(self, rows: RowsOnDevice, kind: AnswerKind) -> None:
+        """Logits of the rows, and what is told of them."""
+        self.logits(rows.hidden, rows.logits)
+        plan, layout, told, width = rows.plan, rows.layout, rows.told, kind.width
+        if kind.draws:
+            truncation = None
+            if kind.truncates:
+                top_p, log_min_p = (plan[one].view(torch.float64) for one in (layout.top_p, layout.log_min_p))
+                truncation = Truncation(plan[layout.top_k], top_p, log_min_p)
+            temperatures, keys = plan[layout.temperatures].view(torch.float32), plan[layout.keys].view(2, -1)
+            draw(rows.logits, temperatures, keys, told[:, 0], mask=rows.mask, truncation=truncation)
+        if width:
+            numbers = told.view(torch.float32)
+            ids, logprobs = told[:, 2 : 2 + width], numbers[:, 2 + width :]
+            best_ids(rows.logits, width, plan[layout.asked], told[:, 0], ids, logprobs, numbers[:, 1])

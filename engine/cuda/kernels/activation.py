@@ -1,0 +1,70 @@
+"""The gated activation between the two matrices of an MLP, rounded where Hugging Face's modules round."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.cuda.kernels.parts import Parts, read
+
+KINDS = ("silu", "gelu_tanh")
+
+
+@triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
+def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
+    gate_up,
+    out,
+    n_rows,
+    width,
+    gate_up_stride,
+    out_stride,
+    parts: tl.constexpr,
+    is_silu: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    inside = at < width
+    dtype: tl.constexpr = out.dtype.element_ty
+    gate = read(gate_up, row, at, inside, n_rows, gate_up_stride, parts, dtype)
+    up = read(gate_up, row, width + at, inside, n_rows, gate_up_stride, parts, dtype)
+    x = gate.to(tl.float32)
+    # Both are x times a logistic function: (1 + tanh z) / 2 is that of 2 z.
+    z = x if is_silu else 2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    power = tl.exp(-tl.abs(z))  # of numbers that are not positive: nothing overflows
+    active = tl.div_rn(x * tl.where(z >= 0.0, 1.0, power), 1.0 + power).to(dtype)
+    result = active.to(tl.float32) * up.to(tl.float32)
+    tl.store(out + row * out_stride + at, result.to(dtype), mask=inside)
+
+
+def gated(gate_up: Tensor | Parts, out: Tensor, kind: str) -> None:
+    """``out = act(gate) * up``, where ``act(gate)`` is rounded to its dtype before it is multiplied.
+
+    Args:
+        gate_up: ``[rows, 2 * width]``, the gate first, of the dtype of ``out``, rows contiguous; or a product's parts.
+        out: ``[rows, width]``.
+        kind: "silu", or "gelu_tanh" (GELU by tanh, Gemma's).
+
+    Raises:
+        ValueError: ``kind`` is another.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+    n_rows, width = out.shape
+    if not n_rows:
+        return
+    product, block = Parts.of(gate_up), min(1024, triton.next_power_of_2(width))
+    _gated[(n_rows, triton.cdiv(width, block))](
+        product.values,
+        out,
+        n_rows,
+        width,
+        product.values.stride(0),
+        out.stride(0),
+        product.n_parts,
+        kind == "silu",
+        block,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )

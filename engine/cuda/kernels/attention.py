@@ -1,0 +1,226 @@
+"""Attention over paged keys in which every row's arithmetic depends on its text alone.
+
+Keys are taken by their position in the text: in splits of a number of positions, each in tiles, always from multiples
+of both, whatever the step consists of. ``attend`` leaves one partial softmax for a row and a split, and
+``combine`` merges a row's partials from the first split to the last. A row of a tree therefore goes through the same
+sums in the same order as the row that plain decoding would have at its place: keys that it does not see weigh exactly
+0. Which rows and keys go together is said by a plan on the device (``engine.cuda.plan``); programs take items of it
+until none is left, so that the launch does not depend on the step. The idea of splits merged by their log-sum-exp is
+FlashDecoding's (Dao et al., 2023); the fixed splits are what makes it the same for every step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.cuda.plan.layout import HEAD, ITEM, Layout
+
+ROWS = 64  # rows times query heads of a key head in a tile: what a Hopper GPU multiplies at once
+PROGRAMS = 528  # of ``attend`` over all key heads: four for each multiprocessor of an H100 or H200
+_PIPELINED = 512  # bytes of a head up to which two tiles of keys and values are held at once
+_TILE_BYTES = (
+    64 * 256
+)  # of a tile of keys, at most 64 and at least 16: more, in large heads or fp32, fills the registers
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How a layer attends.
+
+    Args:
+        n_heads: query heads.
+        n_kv_heads: key heads.
+        head_dim: numbers of a head.
+        scale: of scores, before the cap.
+        window: a row sees its last ``window`` positions, itself included; None: all.
+        softcap: scores are ``softcap * tanh(score / softcap)``; None: as they are.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """What ``attend`` leaves for ``combine``, in fp32: of every row and split, of the query heads of some key heads."""
+
+    sums: Tensor  # [n_partials, n_heads, head_dim], weighted values
+    largest: Tensor  # [n_partials, n_heads], scores times log2(e)
+    weights: Tensor  # [n_partials, n_heads], sums of weights
+
+    @classmethod
+    def empty(cls, n_partials: int, n_heads: int, head_dim: int, device: torch.device) -> Partials:
+        """Memory without values."""
+        shape = (n_partials, n_heads)
+        return cls(
+            torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+        )
+
+    @staticmethod
+    def bytes_of(n_partials: int, n_heads: int, head_dim: int) -> int:
+        """What ``empty`` takes."""
+        return 4 * n_partials * n_heads * (head_dim + 2)
+
+
+@triton.jit(do_not_specialize=["n_rows", "first_kv_head"])  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
+    q,  # [n_rows, n_heads, head_dim]
+    keys,  # [n_slots, n_kv_heads, head_dim]
+    values,
+    plan,
+    sums,
+    largest,
+    weights,
+    scale,  # times log2(e) unless there is a cap
+    softcap,
+    n_rows,  # of the step's bucket: where its rows' arrays lie in the plan
+    first_kv_head,  # of the launch
+    place: tl.constexpr,  # of the window in the plan
+    window: tl.constexpr,  # 0: none
+    capped: tl.constexpr,
+    n_heads: tl.constexpr,
+    n_kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    split_size: tl.constexpr,
+    tile: tl.constexpr,
+    block_m: tl.constexpr,
+    head_ints: tl.constexpr,
+    item_ints: tl.constexpr,
+):
+    groups: tl.constexpr = n_heads // n_kv_heads
+    kv_head = first_kv_head + tl.program_id(1)
+    part_heads = tl.num_programs(1) * groups  # that the partials have
+    n_items = tl.load(plan + place * 2)
+    items = plan + tl.load(plan + place * 2 + 1)
+    positions = plan + head_ints
+    firsts = plan + head_ints + (2 + place) * n_rows
+    member = tl.arange(0, block_m) // groups  # of a tile's rows: which of the item's, and which head of the group
+    in_group = tl.arange(0, block_m) % groups
+    head = kv_head * groups + in_group
+    dims = tl.arange(0, block_d)
+    in_head = dims < head_dim
+    for number in tl.range(tl.program_id(0), n_items, tl.num_programs(0)):
+        item = items + number * item_ints
+        members = plan + tl.load(item)
+        inside = member < tl.load(item + 1)
+        table = plan + tl.load(item + 2)
+        base = tl.load(item + 3)
+        unit = tl.load(item + 4)
+        split = tl.load(item + 5)
+        end = tl.load(item + 6)
+        row = tl.load(members + member, mask=inside, other=0)
+        position = tl.load(positions + row, mask=inside, other=0)
+        q_at = (row * n_heads + head)[:, None] * head_dim + dims[None, :]
+        query = tl.load(q + q_at, mask=inside[:, None] & in_head[None, :], other=0.0)
+        total = tl.zeros((block_m, block_d), tl.float32)
+        most = tl.full((block_m,), float("-inf"), tl.float32)
+        weight = tl.zeros((block_m,), tl.float32)
+        for first in tl.range(split * split_size, tl.minimum(end, (split + 1) * split_size), tile):
+            at = first + tl.arange(0, tile)
+            there = at < end
+            entry = tl.load(table + (at - base) // unit, mask=there & (at >= base), other=0)
+            slot = (entry * unit + (at - base) % unit).to(tl.int64)
+            there = there & (at >= base)
+            kv_at = (slot * n_kv_heads + kv_head) * head_dim
+            key = tl.load(keys + kv_at[None, :] + dims[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
+            score = tl.dot(query, key, input_precision="ieee") * scale  # which bf16 ignores
+            if capped:  # tanh by exp2, which is everywhere; 2.885... is 2 log2(e)
+                score = (1.0 - 2.0 / (1.0 + tl.exp2(score / softcap * 2.8853900817779268))) * softcap
+                score = score * 1.4426950408889634
+            seen = there[None, :] & (at[None, :] <= position[:, None])
+            if window > 0:
+                seen = seen & (at[None, :] > position[:, None] - window)
+            score = tl.where(seen, score, float("-inf"))
+            more = tl.maximum(most, tl.max(score, 1))
+            safe = tl.where(more == float("-inf"), 0.0, more)  # a row may see nothing of a tile
+            share = tl.exp2(score - safe[:, None])
+            before = tl.exp2(most - safe)
+            value = tl.load(values + kv_at[:, None] + dims[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
+            total = total * before[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+            weight = weight * before + tl.sum(share, 1)
+            most = more
+        skipped = 0
+        if window > 0:
+            skipped = tl.maximum(position - window + 1, 0) // split_size
+        # A row is among an item's for its neighbours' sake too, behind a window: of such a split nothing is kept.
+        kept = inside & (split >= skipped) & (split * split_size <= position)
+        partial = (tl.load(firsts + row, mask=inside, other=0) + split - skipped).to(tl.int64) * part_heads
+        partial += tl.program_id(1) * groups + in_group
+        tl.store(sums + partial[:, None] * head_dim + dims[None, :], total, mask=kept[:, None] & in_head[None, :])
+        tl.store(largest + partial, most, mask=kept)
+        tl.store(weights + partial, weight, mask=kept)
+
+
+def _tile(block_d: int, dtype: torch.dtype) -> int:
+    """Keys of a tile: as many as registers hold beside the sums; fp32, which no tensor core takes, needs the most."""
+    if dtype == torch.float32:
+        return 16
+    return 32 if block_d > 128 else 64
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Tensor,
+    layout: Layout,
+    heads: Heads,
+    kv_heads: range,
+    into: Partials,
+    programs: int,
+) -> None:
+    """Partial attention of every row over every split that it sees.
+
+    Args:
+        q: ``[n_rows, n_heads * head_dim]``, rotated; ``n_rows`` is the plan's bucket.
+        keys: ``[n_slots, n_kv_heads, head_dim]``, this step's own among them.
+        values: alike.
+        plan: int32, as ``layout`` lays it out.
+        layout: of the plan.
+        heads: of the layer.
+        kv_heads: the key heads to attend with.
+        into: memory for the plan's partials, of these heads.
+        programs: that share the items, for each key head.
+    """
+    capped, block_d = heads.softcap is not None, max(16, triton.next_power_of_2(heads.head_dim))
+    _attend[(programs, len(kv_heads))](
+        q,
+        keys,
+        values,
+        plan,
+        into.sums,
+        into.largest,
+        into.weights,
+        heads.scale * (1.0 if capped else math.log2(math.e)),
+        heads.softcap or 1.0,
+        layout.n_rows,
+        kv_heads.start,
+        layout.place(heads.window),
+        heads.window or 0,
+        capped,
+        heads.n_heads,
+        heads.n_kv_heads,
+        heads.head_dim,
+        block_d,
+        layout.split,
+        min(_tile(block_d, keys.dtype), layout.split),
+        ROWS,
+        HEAD,
+        ITEM,
+        num_warps=8,  # with 4, numbers of large heads do not fit the registers
+        num_stages=2 if block_d * keys.element_size() <= _PIPELINED else 1,
+        enable_fp_fusion=False,
+    )

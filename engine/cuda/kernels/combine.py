@@ -1,0 +1,97 @@
+"""The second half of attention: a row's partial softmaxes, merged from its first split to its last."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.cuda.kernels.attention import Heads, Partials
+from engine.cuda.plan.layout import HEAD, Layout
+
+_HEADS = 8  # that a program takes
+
+
+@triton.jit(do_not_specialize=["n_rows", "first_head", "part_heads"])  # type: ignore[untyped-decorator]
+def _combine(  # type: ignore[no-untyped-def]
+    sums,
+    largest,
+    weights,
+    plan,
+    out,  # [n_rows, n_heads, head_dim]
+    n_rows,
+    first_head,  # of the partials
+    part_heads,  # that they have
+    place: tl.constexpr,
+    window: tl.constexpr,
+    n_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_h: tl.constexpr,
+    block_d: tl.constexpr,
+    split_size: tl.constexpr,
+    head_ints: tl.constexpr,
+):
+    row = tl.program_id(0)
+    head = tl.program_id(1) * block_h + tl.arange(0, block_h)  # of the partials'
+    dims = tl.arange(0, block_d)
+    is_head = head < part_heads
+    inside = is_head[:, None] & (dims < head_dim)[None, :]
+    position = tl.load(plan + head_ints + row)
+    first = tl.load(plan + head_ints + (2 + place) * n_rows + row)
+    n_splits = position // split_size + 1
+    if window > 0:
+        n_splits = n_splits - tl.maximum(position - window + 1, 0) // split_size
+    n_splits = tl.where(first < 0, 0, n_splits)  # a row that fills the bucket
+    total = tl.zeros((block_h, block_d), tl.float32)
+    most = tl.full((block_h,), float("-inf"), tl.float32)
+    weight = tl.zeros((block_h,), tl.float32)
+    for split in tl.range(0, n_splits):
+        at = (first + split).to(tl.int64) * part_heads + head
+        its = tl.load(largest + at, mask=is_head, other=0.0)
+        more = tl.maximum(most, its)
+        before = tl.exp2(most - more)
+        now = tl.exp2(its - more)
+        value = tl.load(sums + at[:, None] * head_dim + dims[None, :], mask=inside, other=0.0)
+        total = total * before[:, None] + value * now[:, None]
+        weight = weight * before + tl.load(weights + at, mask=is_head, other=1.0) * now
+        most = more
+    result = tl.where(n_splits > 0, total / tl.where(weight > 0.0, weight, 1.0)[:, None], 0.0)
+    tl.store(
+        out + (row * n_heads + first_head + head)[:, None] * head_dim + dims[None, :],
+        result.to(out.dtype.element_ty),
+        inside,
+    )
+
+
+def combine(partials: Partials, plan: Tensor, layout: Layout, heads: Heads, kv_heads: range, out: Tensor) -> None:
+    """The attention of every row, merged from its partials in ascending order of splits.
+
+    Args:
+        partials: as ``attend`` left them.
+        plan: int32, as ``layout`` lays it out.
+        layout: of the plan.
+        heads: of the layer.
+        kv_heads: the key heads of the partials.
+        out: ``[n_rows, n_heads * head_dim]``; rows that fill the bucket become 0.
+    """
+    groups, n_heads = heads.n_heads // heads.n_kv_heads, partials.largest.shape[1]
+    _combine[(layout.n_rows, triton.cdiv(n_heads, _HEADS))](
+        partials.sums,
+        partials.largest,
+        partials.weights,
+        plan,
+        out,
+        layout.n_rows,
+        kv_heads.start * groups,
+        n_heads,
+        layout.place(heads.window),
+        heads.window or 0,
+        heads.n_heads,
+        heads.head_dim,
+        _HEADS,
+        max(16, triton.next_power_of_2(heads.head_dim)),
+        layout.split,
+        HEAD,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )

@@ -1,0 +1,213 @@
+"""Rotary position embedding of queries and keys, their norms, and keys and values into the arena, in one launch.
+
+One program takes a key head of a row with the query heads that share it. Angles are fp32, as in Hugging Face's modules;
+their cosines and sines are computed in fp64, to less than an fp32 step, without the tables that a library needs for
+large angles: a position may be a million.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.cuda.kernels.parts import Parts, read
+
+
+@triton.jit
+def _cos_sin(angles):  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
+    """Cosines and sines of fp32 ``angles``, from 0 to 2**26, as fp32: Taylor's series between -pi / 4 and pi / 4."""
+    x = angles.to(tl.float64)
+    quarter = tl.floor(x * 0.6366197723675814 + 0.5)
+    x = (x - quarter * 1.5707963267948966) - quarter * 6.123233995736766e-17
+    s = x * x
+    cos = 2.08767569878681e-9 - s * 1.1470745597729725e-11
+    cos = -2.755731922398589e-7 + s * cos
+    cos = 2.48015873015873e-5 + s * cos
+    cos = -1.3888888888888889e-3 + s * cos
+    cos = 4.1666666666666664e-2 + s * cos
+    cos = 1.0 + s * (-0.5 + s * cos)
+    sin = 1.6059043836821613e-10 - s * 7.647163731819816e-13
+    sin = -2.505210838544172e-8 + s * sin
+    sin = 2.7557319223985893e-6 + s * sin
+    sin = -1.984126984126984e-4 + s * sin
+    sin = 8.333333333333333e-3 + s * sin
+    sin = x + x * s * (-1.6666666666666666e-1 + s * sin)
+    turn = quarter.to(tl.int32) & 3
+    is_odd = (turn & 1) == 1
+    to_cos = tl.where(is_odd, sin, cos)
+    to_sin = tl.where(is_odd, cos, sin)
+    to_cos = tl.where((turn == 1) | (turn == 2), -to_cos, to_cos)
+    to_sin = tl.where(turn >= 2, -to_sin, to_sin)
+    return to_cos.to(tl.float32), to_sin.to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _normed(  # type: ignore[no-untyped-def]
+    first, second, weight, at, half, inside, eps, offset, is_gemma: tl.constexpr
+):
+    """Halves of heads ``[heads, half]``, normalised as ``norm.rms_norm`` does, in their dtype."""
+    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    total = tl.sum(wide_first * wide_first + wide_second * wide_second, axis=1)
+    scale = tl.rsqrt(total / (2 * half) + eps)[:, None]
+    factor_first = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    factor_second = tl.load(weight + half + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    wide_first, wide_second = wide_first * scale, wide_second * scale
+    if not is_gemma:
+        wide_first, wide_second = wide_first.to(first.dtype).to(tl.float32), wide_second.to(first.dtype).to(tl.float32)
+    new_first, new_second = wide_first * (offset + factor_first), wide_second * (offset + factor_second)
+    return new_first.to(first.dtype), new_second.to(first.dtype)
+
+
+@triton.jit
+def _rotated(first, second, cos, sin):  # type: ignore[no-untyped-def]
+    """Halves of heads ``[heads, half]``, turned; both products and their sum are rounded to the heads' dtype."""
+    dtype: tl.constexpr = first.dtype
+    one, two = first.to(tl.float32), second.to(tl.float32)
+    new_first = (one * cos).to(dtype).to(tl.float32) - (two * sin).to(dtype).to(tl.float32)
+    new_second = (two * cos).to(dtype).to(tl.float32) + (one * sin).to(dtype).to(tl.float32)
+    return new_first.to(dtype), new_second.to(dtype)
+
+
+@triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
+def _rope_write(  # type: ignore[no-untyped-def]
+    qkv,
+    positions,
+    slots,
+    inv_freq,
+    q_norm,
+    k_norm,
+    q_out,
+    k_arena,
+    v_arena,
+    n_rows,
+    qkv_stride,
+    q_stride,
+    k_stride,
+    v_stride,
+    eps,
+    offset,
+    attention_scaling,
+    parts: tl.constexpr,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    half: tl.constexpr,
+    has_norm: tl.constexpr,
+    is_gemma: tl.constexpr,
+    block_g: tl.constexpr,
+    block_h: tl.constexpr,
+):
+    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    groups: tl.constexpr = heads // kv_heads
+    at = tl.arange(0, block_h)
+    inside = at < half
+    position = tl.load(positions + row).to(tl.float32)
+    cos, sin = _cos_sin(position * tl.load(inv_freq + at, mask=inside, other=0.0))
+    dtype: tl.constexpr = q_out.dtype.element_ty
+    cos = (cos * attention_scaling).to(dtype).to(tl.float32)[None, :]
+    sin = (sin * attention_scaling).to(dtype).to(tl.float32)[None, :]
+
+    group = tl.arange(0, block_g)
+    within = (group < groups)[:, None] & inside[None, :]
+    place = (kv_head * groups + group)[:, None] * (2 * half) + at[None, :]
+    first = read(qkv, row, place, within, n_rows, qkv_stride, parts, dtype)
+    second = read(qkv, row, place + half, within, n_rows, qkv_stride, parts, dtype)
+    if has_norm:
+        first, second = _normed(first, second, q_norm, at, half, inside, eps, offset, is_gemma)
+    first, second = _rotated(first, second, cos, sin)
+    tl.store(q_out + row * q_stride + place, first, mask=within)
+    tl.store(q_out + row * q_stride + place + half, second, mask=within)
+
+    slot = tl.load(slots + row).to(tl.int64)
+    place = kv_head * (2 * half) + at[None, :]
+    within, of_key = inside[None, :], heads * (2 * half) + place
+    first = read(qkv, row, of_key, within, n_rows, qkv_stride, parts, dtype)
+    second = read(qkv, row, of_key + half, within, n_rows, qkv_stride, parts, dtype)
+    if has_norm:
+        first, second = _normed(first, second, k_norm, at, half, inside, eps, offset, is_gemma)
+    first, second = _rotated(first, second, cos, sin)
+    tl.store(k_arena + slot * k_stride + place, first, mask=within)
+    tl.store(k_arena + slot * k_stride + place + half, second, mask=within)
+
+    of_value = of_key + kv_heads * (2 * half)
+    first = read(qkv, row, of_value, within, n_rows, qkv_stride, parts, dtype)
+    second = read(qkv, row, of_value + half, within, n_rows, qkv_stride, parts, dtype)
+    tl.store(v_arena + slot * v_stride + place, first, mask=within)
+    tl.store(v_arena + slot * v_stride + place + half, second, mask=within)
+
+
+def rope_write(
+    qkv: Tensor | Parts,
+    positions: Tensor,
+    slots: Tensor,
+    inv_freq: Tensor,
+    q_out: Tensor,
+    k_arena: Tensor,
+    v_arena: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    attention_scaling: float = 1.0,
+) -> None:
+    """Turn queries and keys by their positions (the halves of a head are a pair), and write keys and values.
+
+    Norms round as ``norm.rms_norm`` does; cosines, sines, their products and the sums of these are rounded to the dtype
+    of ``q_out`` one by one, as in Hugging Face's modules. Of rows with one slot any may be the one that is kept.
+
+    Args:
+        qkv: ``[rows, (heads + 2 * kv_heads) * head_dim]``: queries, keys, values; rows contiguous; or
+            a product's parts, whose sums are rounded to the dtype of ``q_out``.
+        positions: int32 or int64 ``[rows]``, at least 0.
+        slots: arena row of every row, int32 or int64 ``[rows]``.
+        inv_freq: fp32 ``[head_dim / 2]``, the rotary module's.
+        q_out: ``[rows, heads * head_dim]``, of the dtype of the arena, and of ``qkv`` if that is finished.
+        k_arena: ``[n_slots, kv_heads, head_dim]``, a slot's heads contiguous.
+        v_arena: likewise.
+        heads: of the queries; a multiple of ``kv_heads``.
+        kv_heads: of keys and values.
+        head_dim: an even number.
+        q_norm: weight of the queries' norm, ``[head_dim]``; None: neither they nor the keys are normalised.
+        k_norm: of the keys'.
+        eps: of both norms.
+        offset: added to both weights: 1 for Gemma.
+        attention_scaling: the rotary module's factor of cosines and sines.
+    """
+    product, half = Parts.of(qkv), head_dim // 2
+    n_rows = product.n_rows
+    if not n_rows:
+        return
+    block_g, block_h = triton.next_power_of_2(heads // kv_heads), triton.next_power_of_2(half)
+    _rope_write[(n_rows, kv_heads)](
+        product.values,
+        positions,
+        slots,
+        inv_freq,
+        inv_freq if q_norm is None else q_norm,
+        inv_freq if k_norm is None else k_norm,
+        q_out,
+        k_arena,
+        v_arena,
+        n_rows,
+        product.values.stride(0),
+        q_out.stride(0),
+        k_arena.stride(0),
+        v_arena.stride(0),
+        eps,
+        offset,
+        attention_scaling,
+        product.n_parts,
+        heads,
+        kv_heads,
+        half,
+        q_norm is not None,
+        offset != 0.0,
+        block_g,
+        block_h,
+        num_warps=min(4, max(1, block_g * block_h // 128)),
+        enable_fp_fusion=False,
+    )

@@ -1,0 +1,235 @@
+"""Top-k, top-p and min-p on the device without a sort: what ``sampling.truncation`` keeps on a CPU.
+
+Ordered by falling score, equal ones by rising id, what is kept of a row is a beginning. It is told by its *floor*: the
+last score that is kept, and the last id of those with that score. ``search`` finds the scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.cuda.kernels.scores import BLOCK, Scored, best_of, ordered, packed_id, packed_value, scores_of, unordered
+from engine.cuda.kernels.search import DIGITS, found_by, searched, weights_of
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What may be dropped of every row; None: no row has such a rule.
+
+    Args:
+        top_k: int32 ``[rows]``; 0 and what exceeds the vocabulary: no limit.
+        top_p: fp64 ``[rows]``; 1: no limit.
+        log_min_p: logarithms, fp64 ``[rows]``; -inf: no limit.
+    """
+
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    log_min_p: Tensor | None = None
+
+
+class Floors(NamedTuple):
+    """What is kept of every row: higher scores than ``values``, and equal ones up to ``ids``.
+
+    Args:
+        values: fp32 ``[rows]``.
+        ids: int32 ``[rows]``.
+    """
+
+    values: Tensor
+    ids: Tensor
+
+
+@triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
+def _count_ties(  # type: ignore[no-untyped-def]
+    logits,
+    mask,
+    temperatures,
+    best,
+    limits,
+    least,
+    sums,
+    places,
+    nucleus,
+    above,
+    ties,
+    vocab,
+    n_rows,
+    n_chunks,
+    stride,
+    mask_stride,
+    has_mask: tl.constexpr,
+    has_least: tl.constexpr,
+    size: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+):
+    """The nucleus's least key; of every chunk, the probability above it (up to a factor), and how many ids have it."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0.0:
+        place, _ = found_by(sums, places, limits, row, n_rows, n_chunks, 8, vocab, True, block_c)
+        if has_least:
+            place = tl.maximum(place, tl.load(least + row))
+        if chunk == 0:
+            tl.store(nucleus + row, place)
+        top = packed_value(best_of(best, row, n_chunks, block_c))
+        top = tl.where(top == float("-inf"), 0.0, top).to(tl.float64)
+        mass = tl.zeros((block,), tl.float64)
+        n_ties = tl.zeros((block,), tl.int32)
+        for first in range(0, tl.minimum(size, vocab - chunk * size), block):
+            ids = chunk * size + first + tl.arange(0, block)
+            inside = ids < vocab
+            scores = scores_of(logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask)
+            keys = ordered(scores).to(tl.int64) + 0x80000000
+            mass += tl.where(inside, weights_of(scores, keys, place + 1, top, True), 0.0)
+            n_ties += (inside & (keys == place)).to(tl.int32)
+        tl.store(above + row * n_chunks + chunk, tl.sum(mass, axis=0))
+        tl.store(ties + row * n_chunks + chunk, tl.sum(n_ties, axis=0))
+
+
+@triton.jit
+def _ties_kept(above, target, weight, n_ties):  # type: ignore[no-untyped-def]
+    """How many of equal ids stay: those before which less than ``target`` is, and at least one."""
+    estimate = tl.ceil((target - above) / tl.where(weight > 0.0, weight, 1.0))
+    n = tl.minimum(tl.maximum(estimate, 1.0), tl.maximum(n_ties, 1).to(tl.float64)).to(tl.int32)
+    n = tl.where((n > 1) & (above + (n - 1).to(tl.float64) * weight >= target), n - 1, n)
+    return tl.where((n < n_ties) & (above + n.to(tl.float64) * weight < target), n + 1, n)
+
+
+@triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
+def _floor(  # type: ignore[no-untyped-def]
+    logits,
+    mask,
+    temperatures,
+    best,
+    top_p,
+    log_min_p,
+    least,
+    sums,
+    nucleus,
+    above,
+    ties,
+    floor_values,
+    floor_ids,
+    vocab,
+    n_rows,
+    n_chunks,
+    stride,
+    mask_stride,
+    has_mask: tl.constexpr,
+    has_top_k: tl.constexpr,
+    has_top_p: tl.constexpr,
+    has_min_p: tl.constexpr,
+    size: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+):
+    """The floor of a row, written by one of its programs: where the nucleus ends among equal scores, their chunk's."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0.0:
+        first_best = best_of(best, row, n_chunks, block_c)
+        top = packed_value(first_best)
+        best_key = ordered(top).to(tl.int64) + 0x80000000
+        key = tl.zeros((), tl.int64)
+        if has_top_k:
+            key = tl.load(least + row)
+        if has_min_p:
+            lowest = (top.to(tl.float64) + tl.load(log_min_p + row)).to(tl.float32)
+            key = tl.maximum(key, ordered(lowest).to(tl.int64) + 0x80000000)
+        last_id = vocab
+        is_mine = chunk == 0
+        if has_top_p:
+            place = tl.load(nucleus + row)
+            limit = tl.load(top_p + row)
+            if limit < 1.0:
+                key = tl.maximum(key, place)
+            if (limit < 1.0) & (place == key) & (key <= best_key):
+                chunks = tl.arange(0, block_c)
+                here = chunks < n_chunks
+                of_chunks = tl.load(ties + row * n_chunks + chunks, mask=here, other=0)
+                mass = tl.sum(tl.load(above + row * n_chunks + chunks, mask=here, other=0.0), axis=0)
+                cells = sums + (row * n_chunks + chunks) * DIGITS
+                target = limit * tl.sum(tl.load(cells, mask=here, other=0.0), axis=0)
+                value = unordered((place - 0x80000000).to(tl.int32)).to(tl.float64)
+                kept = _ties_kept(mass, target, tl.exp(value - top.to(tl.float64)), tl.sum(of_chunks, axis=0))
+                before = tl.sum(tl.where(chunks < chunk, of_chunks, 0), axis=0)
+                mine = tl.sum(tl.where(chunks == chunk, of_chunks, 0), axis=0)
+                is_mine = (before < kept) & (kept <= before + mine)
+                if is_mine:
+                    for first in range(0, tl.minimum(size, vocab - chunk * size), block):
+                        ids = chunk * size + first + tl.arange(0, block)
+                        scores = scores_of(logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask)
+                        is_tie = (ids < vocab) & (ordered(scores).to(tl.int64) + 0x80000000 == place)
+                        rank = before + tl.cumsum(is_tie.to(tl.int32), axis=0)
+                        last_id += tl.sum(tl.where(is_tie & (rank == kept), ids - vocab, 0), axis=0)
+                        before += tl.sum(is_tie.to(tl.int32), axis=0)
+        if is_mine:
+            is_empty = key > best_key  # then the best one stays
+            key = tl.where(is_empty, best_key, key)
+            tl.store(floor_values + row, unordered((key - 0x80000000).to(tl.int32)))
+            tl.store(floor_ids + row, tl.where(is_empty, packed_id(first_best), last_id))
+
+
+def floors(scored: Scored, best: Tensor, truncation: Truncation) -> Floors:
+    """The floor of every row that has a temperature; of others nothing in particular.
+
+    Args:
+        scored: the rows.
+        best: the best ``packed`` score of every chunk, int64 ``[rows, chunks]``.
+        truncation: the rules of every row.
+    """
+    n_rows = scored.grid[0]
+    unused = best
+    least = nucleus = sums = above = ties = unused
+    if truncation.top_k is not None:
+        least = best.new_empty(n_rows)
+        searched(scored, best, truncation.top_k, None).end(least)
+    has_top_k, has_top_p = truncation.top_k is not None, truncation.top_p is not None
+    front, flags = (*scored.tensors, best), (scored.chunk, BLOCK, scored.block_c)
+    if truncation.top_p is not None:
+        search = searched(scored, best, truncation.top_p, least if has_top_k else None)
+        sums, nucleus = search.sums, best.new_empty(n_rows)
+        above, ties = torch.empty_like(best, dtype=torch.float64), torch.empty_like(best, dtype=torch.int32)
+        tallies = (nucleus, above, ties)
+        _count_ties[scored.grid](
+            *front,
+            truncation.top_p,
+            least,
+            sums,
+            search.places,
+            *tallies,
+            *scored.sizes,
+            scored.has_mask,
+            has_top_k,
+            *flags,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    found = Floors(best.new_empty(n_rows, dtype=torch.float32), best.new_empty(n_rows, dtype=torch.int32))
+    _floor[scored.grid](
+        *front,
+        unused if truncation.top_p is None else truncation.top_p,
+        unused if truncation.log_min_p is None else truncation.log_min_p,
+        least,
+        sums,
+        nucleus,
+        above,
+        ties,
+        *found,
+        *scored.sizes,
+        scored.has_mask,
+        has_top_k,
+        has_top_p,
+        truncation.log_min_p is not None,
+        *flags,
+        num_warps=8,
+        enable_fp_fusion=False,
+    )
+    return found

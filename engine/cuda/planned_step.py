@@ -1,0 +1,17 @@
+"""A step that an executor can run: packed, and planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.attention.hook import PackedStep
+from engine.cuda.plan.plan import Plan
+from engine.upload import Uploaded
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedStep(PackedStep):
+    """A ``PackedStep`` whose rows attend as its plan says; of segments and batches it has none."""
+
+    plan: Plan
+    ints: Uploaded  # the plan's, int32

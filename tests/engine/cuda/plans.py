@@ -1,0 +1,73 @@
+"""Steps to plan, and what a plan says when it is read as a device reads it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from engine.cuda.plan.items import PathWork
+from engine.cuda.plan.layout import ITEM
+from engine.cuda.plan.plan import Plan
+
+
+def random_parents(rng: random.Random, n: int) -> list[int]:
+    """A tree of ``n`` nodes with long and short branches."""
+    return [rng.choice([i - 1, rng.randrange(-1, i)]) for i in range(n)]
+
+
+def random_works(rng: random.Random, sizes: Sequence[tuple[int, int, bool]], block_size: int) -> list[PathWork]:
+    """Works of (committed tokens, rows, whether they are a tree), in blocks that are shuffled and have no gaps."""
+    needed = [-(-(n_cached + n_rows) // block_size) for n_cached, n_rows, _ in sizes]
+    blocks = rng.sample(range(sum(needed)), sum(needed))
+    works = []
+    for (n_cached, n_rows, is_tree), n in zip(sizes, needed, strict=True):
+        mine, blocks = blocks[:n], blocks[n:]
+        works.append(PathWork(n_cached, n_rows, random_parents(rng, n_rows - 1) if is_tree else None, mine))
+    return works
+
+
+SIZES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20), st.booleans()), min_size=1, max_size=4)
+
+
+def ancestors(work: PathWork, row: int) -> list[int]:
+    """Rows of a work that a row sees, itself included, in ascending order of positions."""
+    if work.parents is None:
+        return list(range(row + 1))
+    seen = [row]
+    while seen[-1]:
+        seen.append(work.parents[seen[-1] - 1] + 1)
+    return seen[::-1]
+
+
+def wanted_slots(work: PathWork, row: int, window: int | None, block_size: int) -> list[int]:
+    """The slots of a row's text, one for every position that it sees, by the definition of a tree."""
+    own = [*range(work.n_cached), *(work.n_cached + seen for seen in ancestors(work, row))]
+    slots = [work.blocks[slot // block_size] * block_size + slot % block_size for slot in own]
+    return slots if window is None else slots[-window:]
+
+
+def seen_slots(plan: Plan, place: int) -> list[list[tuple[int, int, int]]]:
+    """Of every row (split, position, slot) of the keys that it sees under a window, in the order of its partials."""
+    ints, layout = plan.ints, plan.layout
+    window, positions = layout.windows[place], ints[layout.positions]
+    partials: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    n_items, at = ints[2 * place : 2 * place + 2]
+    for members, n, table, base, unit, split, end, _ in ints[at : at + n_items * ITEM].reshape(-1, ITEM).tolist():
+        for row in ints[members : members + n].tolist():
+            position = int(positions[row])
+            keys = []
+            for key in range(split * layout.split, end):
+                if key > position or (window is not None and key <= position - window):
+                    continue
+                slot = int(ints[table + (key - base) // unit]) * unit + (key - base) % unit
+                keys.append((split, key, slot))
+            if split < layout.first_split(position, window):
+                assert not keys
+                continue
+            assert (row, split) not in partials, "one partial has one writer"
+            partials[row, split] = keys
+    return [[key for split in range(99) for key in partials.pop((row, split), [])] for row in range(plan.n_rows)] + (
+        [[(-1, -1, -1)]] if partials else []
+    )

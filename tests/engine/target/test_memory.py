@@ -1,0 +1,142 @@
+"""The KV cache of ``kv_gib: auto``: all that is left on the device with least, and as much on GPUs of the same kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.cuda.graphs import PARTIAL_BYTES
+from engine.drafter.checkpoint.write import write_drafter
+from engine.drafter.settings import DrafterSettings
+from engine.errors import ConfigError
+from engine.model.loader import load_config, load_spec
+from engine.scheduling.options import SchedulerOptions
+from engine.target.info import TargetInfo
+from engine.target.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target.local import LocalTarget
+from engine.target.memory import ANY, MOST_BLOCKS, PARTIALS, room_of, step_bytes, with_cache
+from engine.target.options import CPU_CACHE, GIB, STEP_ROWS, TargetOptions
+from tests.support.served_drafters import drafter_spec, random_checkpoint
+from tests.support.tiny_models import saved_model
+
+MIB = 1 << 20
+
+
+def options_of(path: Path, stages: int = 1, **changes: object) -> TargetOptions:
+    """Of a target on a GPU, which nothing here asks for."""
+    made = TargetOptions(str(path), stages, "float32", "cuda", kv_bytes=None, block_size=16)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def held(options: TargetOptions, path: Path) -> tuple[TargetInfo, list[int], list[int]]:
+    """The target, and bytes of each stage with and without its share of a block more."""
+    info = describe_target(options, path)
+    ranges, config = stage_ranges(options, path, info), load_config(path)
+    more = replace(info, n_blocks=info.n_blocks + 1)
+    steps = [step_bytes(config, info.spec, STEP_ROWS, layers.is_last, False) for layers in ranges]
+    taken = []
+    for it in (info, more):
+        stages = memory_of_stages(options, path, it, ranges)
+        taken.append([one.weights + one.kv + step for one, step in zip(stages, steps, strict=True)])
+    return info, taken[0], taken[1]
+
+
+@pytest.mark.parametrize("rooms", [(60 * MIB,), (60 * MIB, 40 * MIB), (40 * MIB, 60 * MIB), (50 * MIB,) * 4], ids=str)
+def test_the_stage_with_least_room_is_filled_and_none_is_overfilled(rooms: tuple[int, ...]) -> None:
+    path = saved_model("llama")
+    info, taken, more = held(with_cache(options_of(path, len(rooms)), path, rooms), path)
+    assert info.n_blocks > 100
+    assert all(one <= room for one, room in zip(taken, rooms, strict=True))
+    assert any(one > room for one, room in zip(more, rooms, strict=True))
+
+
+def test_larger_steps_and_what_stands_beside_leave_less() -> None:
+    path, rooms = saved_model("llama"), (60 * MIB,)
+    plain, larger = (
+        describe_target(with_cache(options_of(path, step_rows=rows), path, rooms), path).n_blocks
+        for rows in (STEP_ROWS, 2 * STEP_ROWS)
+    )
+    assert larger < plain
+    info = replace(describe_target(options_of(path, kv_bytes=ANY), path), n_blocks=3)
+    [three] = memory_of_stages(options_of(path), path, info, stage_ranges(options_of(path), path, info))
+    with pytest.raises(ConfigError, match="kv_gib is auto, but stage 0 has no room for a KV cache"):
+        with_cache(options_of(path, stage_memory=(three.weights + three.kv,)), path, rooms)
+
+
+def test_a_drafter_has_room_on_the_last_stage(tmp_path: Path) -> None:
+    path, rooms = saved_model("llama"), (60 * MIB, 60 * MIB)
+    spec = load_spec(path)
+    write_drafter(tmp_path, random_checkpoint(drafter_spec("p-eagle", spec)), spec)
+    drafter = DrafterSettings(str(tmp_path))
+    plain = with_cache(options_of(path, 2), path, rooms)
+    both = with_cache(options_of(path, 2, drafter=drafter), path, rooms)
+    info, taken, more = held(both, path)
+    assert info.n_blocks < describe_target(plain, path).n_blocks
+    assert max(taken) <= 60 * MIB < max(more)
+
+
+def test_stages_of_one_process_share_its_device() -> None:
+    path = saved_model("llama")
+    alone = describe_target(with_cache(options_of(path), path, [60 * MIB]), path)
+    shared = describe_target(with_cache(options_of(path, 4), path, [60 * MIB]), path)
+    assert shared.n_blocks == alone.n_blocks
+
+
+def test_the_smallest_decides_and_the_others_do_not() -> None:
+    path = saved_model("llama")
+    found = [
+        describe_target(with_cache(options_of(path, 2), path, rooms), path).n_blocks
+        for rooms in ((60 * MIB, 40 * MIB), (50 * MIB, 40 * MIB), (ANY, 40 * MIB))
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_cap_of_the_stages_and_one_of_all_caches_hold() -> None:
+    path = saved_model("llama")
+    most = describe_target(with_cache(options_of(path, 2), path, [ANY, ANY]), path)
+    assert most.n_blocks == MOST_BLOCKS
+    capped = with_cache(options_of(path, 2, stage_memory=(MIB,)), path, [ANY, ANY])
+    info = describe_target(capped, path)
+    stages = memory_of_stages(capped, path, info, stage_ranges(capped, path, info))
+    assert 0.9 * MIB < max(one.weights + one.kv for one in stages) <= MIB
+
+
+def test_too_little_room_is_told_with_what_takes_it() -> None:
+    path = saved_model("llama")
+    with pytest.raises(ConfigError, match=r"kv_gib is auto, but stage 1 has no room for a KV cache: .* GiB of weights"):
+        with_cache(options_of(path, 2), path, [60 * MIB, MIB])
+    with pytest.raises(ConfigError, match="but the target has no room"):
+        with_cache(options_of(path, 2), path, [MIB])
+
+
+def test_a_number_stays_and_a_cpu_takes_its_own() -> None:
+    path = saved_model("llama")
+    named = options_of(path, kv_bytes=MIB)
+    assert with_cache(named, path, [1]) is named
+    on_a_cpu = options_of(path, device="cpu")
+    assert with_cache(on_a_cpu, path, []) == replace(on_a_cpu, kv_bytes=CPU_CACHE)
+    assert LocalTarget.load(on_a_cpu, path).info == describe_target(replace(on_a_cpu, kv_bytes=GIB // 2), path)
+
+
+def test_the_same_gpus_give_the_same_room_whatever_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 80 * GIB))
+    rooms = set()
+    for free[0] in (79 * GIB, 78 * GIB, 75 * GIB):
+        rooms.add((room_of("cuda"), room_of("cuda:1", 2.0), 2 * room_of("cuda", 0.5)))
+    assert rooms == {(72 * GIB,) * 3}
+    free[0] = 10 * GIB  # others hold the rest
+    assert room_of("cuda") < 10 * GIB
+    assert room_of("cpu") == ANY
+
+
+def test_sizes_that_are_known_twice_agree() -> None:
+    assert PARTIALS == PARTIAL_BYTES
+    assert SchedulerOptions().max_step_rows == STEP_ROWS
+    config, spec = load_config(saved_model("llama")), describe_target(TargetOptions("m"), saved_model("llama")).spec
+    plain = step_bytes(config, spec, STEP_ROWS, is_last=False, is_exact=False)
+    assert step_bytes(config, spec, STEP_ROWS, is_last=False, is_exact=True) - plain == PARTIALS
+    assert step_bytes(config, spec, STEP_ROWS, is_last=True, is_exact=False) - plain == STEP_ROWS * 12 * spec.vocab_size
