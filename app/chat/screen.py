@@ -1,0 +1,94 @@
+"""What a conversation looks like in a terminal, with and without colours."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from app.chat.answers import Answer
+from app.reporting.colours import Palette
+from app.reporting.tables import columns
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline: a terminal obeys some of them
+
+
+class Screen:
+    """Writes answers as they come.
+
+    Args:
+        out: where to.
+        colours: whether tokens have the colour of their source.
+    """
+
+    def __init__(self, out: TextIO, colours: bool) -> None:
+        self._out = out
+        self._palette = Palette() if colours else None
+        self._counts: Counter[str | None] = Counter()
+
+    def line(self, text: str) -> None:
+        """Write a line, control characters as their codes."""
+        self._write(f"{printable(text)}\n")
+
+    def piece(self, text: str, source: str | None) -> None:
+        """Write text that has just come; control characters of the model or the server are shown as their codes."""
+        text, source = printable(text), None if source is None else printable(source)
+        self._counts[source] += 1
+        self._write(text if self._palette is None or source is None else self._palette.painted(source, text))
+
+    def ended(self, answer: Answer, seed: int, stopped: bool) -> None:
+        """Write what is to be said behind an answer."""
+        counts, self._counts = self._counts, Counter()
+        self.line("" if answer.text else "(no text)")
+        if answer.failure is not None:
+            self.line(f"[{answer.failure.kind}: {answer.failure.message}]")
+            return
+        if any(counts):
+            self._write(self._legend({name: n for name, n in counts.items() if name is not None}, counts[None]) + "\n")
+        self.line(f"[{'stopped, ' if stopped else ''}{', '.join(told(answer))}, seed {seed}]")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _legend(self, drafted: Mapping[str, int], own: int) -> str:
+        if self._palette is not None:
+            return self._palette.legend(drafted, own)
+        return ", ".join([*(f"{name} {n}" for name, n in drafted.items()), f"the target's own {own}"])
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters as their codes, such as ``\\x1b``."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
+
+
+def told(answer: Answer) -> list[str]:
+    """Figures of an answer, those that are known."""
+    said = [] if answer.tokens is None else [f"{answer.tokens} tokens"]
+    if answer.forwards is not None:
+        said.append(f"{answer.forwards} forwards")
+        if answer.forwards and answer.tokens:
+            said.append(f"{(answer.tokens - 1) / answer.forwards:.2f} tokens per forward")
+    return [*said, f"{answer.seconds:.2f} s"]
+
+
+def race_table(methods: Sequence[str], answers: Sequence[Answer]) -> str:
+    """A line for each method, and whether their texts are the same."""
+    rows = [["method", "tokens", "forwards", "seconds"]]
+    for method, answer in zip(methods, answers, strict=True):
+        shown = ["-" if value is None else str(value) for value in (answer.tokens, answer.forwards)]
+        rows.append([method, *shown, f"{answer.seconds:.2f}"])
+    if any(answer.failure is not None for answer in answers):
+        verdict = "an answer is incomplete: texts were not compared"
+    elif len({answer.text for answer in answers}) == 1:
+        verdict = "texts are identical"
+    else:
+        verdict = "TEXTS DIFFER"
+    return f"{columns(rows, (0,))}\n{verdict}"
+
+
+def wants_colours(out: TextIO) -> bool:
+    """Whether ``out`` is a terminal, and neither NO_COLOR (no-color.org) nor TERM=dumb is set."""
+    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,93 @@
+// From a trace (docs/http.md) and the text of an answer to its tokens, each with what drafted it. Knows no page.
+
+const BYTES = "bytes:"; // before the bytes of a token that is part of a character, as in bytes:\\xe2\\x82
+const encoder = new TextEncoder();
+
+/** The bytes of a token, by its text. */
+function bytesOf(text) {
+  if (!text.startsWith(`${BYTES}\\x`)) return encoder.encode(text);
+  return Uint8Array.from(text.slice(BYTES.length + 2).split("\\x"), (digits) => parseInt(digits, 16));
+}
+
+/** The tokens of a traced step, each with its text, its node (null: drawn by the target itself) and its step. */
+export function tokensOf(step) {
+  return step.tokens.map((token) => ({
+    text: token.text,
+    id: token.token_id,
+    step: step.step,
+    place: token.node,
+    node: token.node === null ? null : step.nodes[token.node],
+  }));
+}
+
+/** The source whose node a token is, or null: the target itself. */
+export function sourceOf(token) {
+  return token.node === null ? null : token.node.sources[0];
+}
+
+/**
+ * Gives every token its part of the answer's text. The text is the truth: what tokens spell differs from it where a
+ * character is made of several tokens (the last of them gets it), where a token has no text, and at a space that the
+ * answer does not begin with.
+ */
+export class Aligner {
+  constructor() {
+    this.decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // of the tokens' bytes
+    this.text = ""; // that no token has yet
+    this.waiting = []; // [token, what it spells] that have no text yet
+    this.begun = false;
+  }
+
+  /** Take text and tokens of a chunk; the tokens whose text is known now, as [token, text]. */
+  push(text, tokens) {
+    this.text += text;
+    for (const token of tokens) {
+      this.waiting.push([token, this.decoder.decode(bytesOf(token.text), { stream: true })]);
+    }
+    const found = [];
+    while (this.waiting.length) {
+      const spelt = this.#spelt();
+      if (this.text.startsWith(spelt)) this.#give(found, 1, spelt.length);
+      else if (!this.#passOver(found, spelt)) break;
+    }
+    return found;
+  }
+
+  /** What is left at the end: the last token gets the rest of the text, or none (null) if each has its own. */
+  end() {
+    const found = [];
+    if (this.waiting.length) this.#give(found, this.waiting.length, this.text.length);
+    else if (this.text) found.push([null, this.text]);
+    this.text = "";
+    return found;
+  }
+
+  /** What the first token that waits spells, without a space that the answer does not begin with. */
+  #spelt() {
+    const [[, spelt]] = this.waiting;
+    const bare = spelt.trimStart();
+    return !this.begun && bare && !this.text.startsWith(spelt) && this.text.startsWith(bare) ? bare : spelt;
+  }
+
+  /** Pass over tokens that have no text, up to one that has; false: more text must come first. */
+  #passOver(found, spelt) {
+    if (spelt.startsWith(this.text)) return false;
+    for (let i = 1; i < this.waiting.length; i += 1) {
+      const [, later] = this.waiting[i];
+      const at = later ? this.text.indexOf(later) : -1;
+      if (at >= 0) {
+        this.#give(found, i, at);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  /** The last of the first `n` tokens gets `length` characters. */
+  #give(found, n, length) {
+    const text = this.text.slice(0, length);
+    this.text = this.text.slice(length);
+    this.begun ||= length > 0;
+    this.waiting.splice(0, n).forEach(([token], i) => found.push([token, i === n - 1 ? text : ""]));
+  }
+}

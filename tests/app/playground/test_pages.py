@@ -1,0 +1,236 @@
+"""What the ingress serves to people: files with validators and a policy, settings, and the end of a process."""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from app.access.keyring import Keyring
+from app.access.options import AccessOptions
+from app.api.application import create_app
+from app.api.http import Api
+from app.api.service import Settings
+from app.cli import parser
+from app.commands.serve import config_from
+from app.composition.playground import playground_options
+from app.config.serve import ServeConfig
+from app.playground.examples import DEMO, GENERIC
+from app.playground.files import STATIC
+from app.playground.options import PlaygroundOptions, Victim
+from app.playground.playground import Playground
+
+HERE = "http://127.0.0.1:8000"
+VICTIMS = (Victim("router"), Victim("stage", 0), Victim("stage", 1))
+LINKED = re.compile(r'(?:href|src)="(/[^"]*)"')
+IMPORTED = re.compile(r'from "(\.[./\w]+\.js)"')
+ROOMS = ("data", "views", "pages")  # of modules; none imports from a later one
+
+
+class Recorder:
+    """Kills nothing, and remembers what it was told; stage 1 is not running."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    async def kill(self, part: str, place: int) -> int | None:
+        self.told.append((part, place))
+        return None if place else 4711
+
+
+@asynccontextmanager
+async def edge(
+    backend: Any,
+    playground: Playground | None,
+    access: AccessOptions | None = None,
+    keyring: Keyring | None = None,
+    peer: str = "127.0.0.1",
+    base: str = HERE,
+) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(Api(backend, backend.tokenizer, Settings()), access, keyring, playground)
+    transport = httpx.ASGITransport(app=app, client=(peer, 5))
+    async with httpx.AsyncClient(transport=transport, base_url=base) as client:
+        yield client
+
+
+def demo(recorder: Recorder | None = None) -> Playground:
+    return Playground(PlaygroundOptions(True, VICTIMS), recorder or Recorder())
+
+
+def imports_of(name: str) -> list[str]:
+    """Of a module, named like itself by its path below ``js``."""
+    room, text = posixpath.dirname(name), (STATIC / "js" / name).read_text()
+    return [posixpath.normpath(f"{room}/{imported}") for imported in IMPORTED.findall(text)]
+
+
+async def test_every_file_that_a_page_names_is_there_typed_and_kept_with_a_validator(backend: Any) -> None:
+    async with edge(backend, demo()) as client:
+        pages = [await client.get(path) for path in ("/", "/operator")]
+        named = {link for page in pages for link in LINKED.findall(page.text)}
+        for script in STATIC.glob("js/*/*.js"):
+            named |= {f"/playground/js/{name}" for name in imports_of(f"{script.parent.name}/{script.name}")}
+        assert len(named) > 25
+        for path in named:
+            answer = await client.get(path)
+            assert answer.status_code == 200, path
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+            again = await client.get(path, headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
+            assert (again.status_code, again.content) == (304, b"")
+            assert again.headers["etag"] == answer.headers["etag"]
+            if path.endswith(".js"):
+                assert answer.headers["content-type"].startswith("text/javascript")
+
+
+def test_pages_load_all_their_modules_at_once_and_no_script_is_inline() -> None:
+    for page, entry in (("index.html", "pages/main.js"), ("operator.html", "pages/operator.js")):
+        text = (STATIC / page).read_text()
+        loaded = set(re.findall(r'modulepreload" href="/playground/js/([^"]+)"', text)) | {entry}
+        imported, todo = set[str](), [entry]
+        while todo:
+            name = todo.pop()
+            if name not in imported:
+                imported.add(name)
+                todo += imports_of(name)
+        assert loaded == imported, page
+        assert re.findall(r"<script(?![^>]*src=)|\son\w+=|style=", text) == []
+
+
+def test_modules_import_from_earlier_rooms_alone() -> None:
+    for script in STATIC.glob("js/*/*.js"):
+        for name in imports_of(f"{script.parent.name}/{script.name}"):
+            assert ROOMS.index(name.partition("/")[0]) <= ROOMS.index(script.parent.name), (script, name)
+
+
+def test_no_script_reads_text_as_html_or_asks_another_server() -> None:
+    for file in STATIC.rglob("*.*"):
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", text), file
+
+
+async def test_what_is_no_file_of_the_pages_is_not_found(backend: Any) -> None:
+    async with edge(backend, demo()) as client:
+        for path in ("/playground/", "/playground/options.py", "/playground/../options.py", "/playground/js", "/play"):
+            answer = await client.get(path)
+            assert answer.status_code == 404, path
+            assert answer.json()["error"]["code"] == "not_found"
+
+
+async def test_without_a_playground_there_is_nothing(backend: Any) -> None:
+    async with edge(backend, None) as client:
+        for path in ("/", "/operator", "/playground/settings", "/playground/js/pages/main.js"):
+            assert (await client.get(path)).status_code == 404
+
+
+async def test_pages_need_no_key_and_what_they_ask_does(backend: Any, tmp_path: Any) -> None:
+    file = tmp_path / "keys.jsonl"
+    file.write_text("")
+    access = AccessOptions(api_keys=str(file))
+    async with edge(backend, Playground(PlaygroundOptions()), access, Keyring(file)) as client:
+        for path in ("/", "/operator", "/playground/settings", "/playground/js/pages/main.js"):
+            assert (await client.get(path)).status_code == 200
+        for path in ("/v1/models", "/metrics", "/playground/nothing", "/playground/kill/router"):
+            assert (await client.get(path)).status_code == 401
+
+
+async def test_examples_are_those_of_the_model_that_is_served(backend: Any) -> None:
+    for is_demo, offered in ((True, DEMO), (False, GENERIC)):
+        async with edge(backend, Playground(PlaygroundOptions(is_demo))) as client:
+            settings = (await client.get("/playground/settings")).json()
+        assert settings == {"demo": is_demo, "examples": list(offered), "victims": [], "token": None}
+
+
+async def test_a_page_of_this_server_kills_what_it_names_and_nothing_else(backend: Any) -> None:
+    recorder = Recorder()
+    async with edge(backend, demo(recorder)) as client:
+        settings = (await client.get("/playground/settings")).json()
+        assert settings["victims"] == ["router", "stage-0", "stage-1"]
+        own = {"Origin": HERE, "X-Playground-Token": settings["token"]}
+        answer = await client.post("/playground/kill/router", headers=own)
+        assert (answer.status_code, answer.json()) == (200, {"pid": 4711})
+        gone = await client.post("/playground/kill/stage-1", headers=own)
+        assert (gone.status_code, gone.json()["error"]["message"]) == (
+            503,
+            "POST /playground/kill/stage-1: stage-1 is not running at the moment",
+        )
+        for name in ("stage-2", "ingress", "router/x", "1"):
+            assert (await client.post(f"/playground/kill/{name}", headers=own)).status_code == 404
+    assert recorder.told == [("router", 0), ("stage", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "peer", "base"),
+    [
+        ({"X-Playground-Token": "guessed"}, "127.0.0.1", HERE),
+        ({"X-Playground-Token": None}, "127.0.0.1", HERE),
+        ({"Origin": None}, "127.0.0.1", HERE),
+        ({"Origin": "http://127.0.0.1:8001"}, "127.0.0.1", HERE),
+        ({"Origin": "https://127.0.0.1:8000"}, "127.0.0.1", HERE),
+        ({"Origin": "null"}, "127.0.0.1", HERE),
+        ({"Sec-Fetch-Site": "cross-site"}, "127.0.0.1", HERE),
+        ({"Sec-Fetch-Site": "same-site"}, "127.0.0.1", HERE),
+        ({"X-Forwarded-For": "127.0.0.1, 192.0.2.7"}, "127.0.0.1", HERE),
+        ({"Forwarded": "for=192.0.2.7"}, "127.0.0.1", HERE),
+        ({}, "192.0.2.7", HERE),
+        ({"Origin": "http://attacker.example:8000"}, "127.0.0.1", "http://attacker.example:8000"),
+        ({"Origin": "http://127.0.0.1.example"}, "127.0.0.1", "http://127.0.0.1.example"),
+    ],
+)
+async def test_no_other_request_kills_or_learns_the_token(
+    backend: Any, changed: dict[str, str | None], peer: str, base: str
+) -> None:
+    recorder = Recorder()
+    playground = demo(recorder)
+    async with edge(backend, playground) as client:
+        token = (await client.get("/playground/settings")).json()["token"]
+    given = {"Origin": HERE, "X-Playground-Token": token} | changed
+    headers = {name: value for name, value in given.items() if value is not None}
+    async with edge(backend, playground, peer=peer, base=base) as client:
+        answer = await client.post("/playground/kill/router", headers=headers)
+        assert answer.status_code == 403
+        if not changed.keys() & {"X-Playground-Token", "Origin"} or base != HERE:
+            headers.pop("Origin")
+            assert (await client.get("/playground/settings", headers=headers)).json()["token"] is None
+    assert recorder.told == []
+
+
+async def test_where_nothing_may_be_killed_there_is_no_such_path(backend: Any) -> None:
+    async with edge(backend, Playground(PlaygroundOptions(True))) as client:
+        answer = await client.post("/playground/kill/router", headers={"Origin": HERE})
+    assert answer.status_code == 405  # as for any file's path
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_private", "names"),
+    [
+        ({"stages": 2, "speculator_actors": 1}, True, ["router", "stage-0", "stage-1", "speculator-0"]),
+        ({}, False, []),
+        ({"api_keys": "keys.jsonl"}, True, []),
+        ({"tenant_header": "X-Tenant"}, True, []),
+        ({"cors_origins": "*"}, True, []),
+        ({"ingress_replicas": 2}, True, []),
+        ({"replicas": 2}, True, []),
+        ({"model": "other"}, True, []),
+    ],
+)
+def test_processes_are_killed_only_on_a_demo_that_this_machine_alone_reaches(
+    fields: dict[str, Any], is_private: bool, names: list[str]
+) -> None:
+    options = playground_options(ServeConfig(**fields), is_private=is_private)
+    assert options is not None
+    assert [victim.name for victim in options.victims] == names
+    assert options.is_demo is ("model" not in fields)
+
+
+def test_the_flag_switches_it_off() -> None:
+    for given in (["--no-playground"], ["--playground", "false"]):
+        config = config_from(parser().parse_args(["serve", *given]))
+        assert not config.playground
+        assert playground_options(config, is_private=True) is None
+    assert config_from(argparse.Namespace()).playground
