@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 ABLE = """
-The demo model is small and knows a small world: sums below 100 and small Python functions are mostly right, JSON from a
-text, calls of tools and answers about a text often, edits of texts and lists seldom. It writes short stories, poems and
-letters, and says of all else that it does not know. Try:
+The demo model is small and knows a small world: sums below 100, small Python functions and edits of them, calls of
+tools, JSON from a text, lists and tables are mostly right, edits of texts and answers about a text often. It writes
+short stories, poems and letters, and says of all else that it does not know. Try:
 """
 QUESTIONS = (
     "There are 4 tables with 8 books on each. How many books are there?",

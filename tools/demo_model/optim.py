@@ -49,7 +49,8 @@ class Muon(torch.optim.Optimizer):
         updates = torch.stack([self._with_momentum(matrix) for matrix in matrices])
         size = group["lr"] * 0.2 * max(updates.shape[1:]) ** 0.5
         for matrix, update in zip(matrices, orthogonal(updates, self.COEFFICIENTS, self.ITERATIONS), strict=True):
-            matrix.mul_(1 - group["lr"] * group["weight_decay"])
+            # Rows and columns whose gradients are held at zero have no update, and do not decay.
+            matrix.addcmul_(matrix, (update != 0).to(matrix.dtype), value=-group["lr"] * group["weight_decay"])
             matrix.add_(update, alpha=-size)
 
     def _with_momentum(self, matrix: nn.Parameter) -> torch.Tensor:

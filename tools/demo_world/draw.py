@@ -7,6 +7,7 @@ training sees one, evaluation asks with the other.
 from __future__ import annotations
 
 import hashlib
+import keyword
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ LEAST_HELD_OUT = 4  # of a list
 LEAST_SPLICED = 8  # words of a list
 SPLICED = 0.5  # share of what is made up
 MOST_LETTERS = 14  # of a word that is made up
+FEW = 0.4  # share of training examples with as few fillers of a kind as the held-out side has
 OPTIONS = re.compile(r"\[([^\[\]]*)\]")
 T = TypeVar("T")
 
@@ -46,8 +48,8 @@ def spliced(rng: random.Random, words: Sequence[str]) -> str:
 class Pool:
     """Fillers of one kind: a list, and others that are made up, so that copying is learnt and not a list.
 
-    Half of those are `spliced` from two words of the list: their pieces are those that words have which were never
-    seen, where an invented word is made of the same few syllables.
+    Half of those are `spliced` from two words of the list, held-out ones too: their pieces are those that words have
+    which were never seen, where an invented word is made of the same few syllables.
 
     Args:
         words: the list.
@@ -65,16 +67,25 @@ class Pool:
         n_unseen = min(max(len(by_hash) // HELD_OUT_ONE_IN, LEAST_HELD_OUT), len(by_hash) // 2)
         object.__setattr__(self, "sides", (by_hash[n_unseen:], by_hash[:n_unseen]))
 
-    def draw(self, rng: random.Random, unseen: bool) -> str:
+    def side(self, unseen: bool, part: int | None = None) -> list[str]:
+        """The words of a side, or one of the parts into which it falls: each as large as the held-out side."""
+        words = self.sides[unseen]
+        if part is None or not self.sides[1]:
+            return words
+        parts = max(len(words) // len(self.sides[1]), 1)
+        return words[part % parts :: parts]
+
+    def draw(self, rng: random.Random, unseen: bool, part: int | None = None) -> str:
         """One filler of the wanted side."""
-        if self.sides[unseen] and rng.random() >= self.invented:
-            return rng.choice(self.sides[unseen])
+        words = self.side(unseen, part)
+        if words and rng.random() >= self.invented:
+            return rng.choice(words)
         while True:
             if self.invent is None or (len(self.words) > LEAST_SPLICED and rng.random() < SPLICED):
-                word = spliced(rng, self.sides[0])
+                word = spliced(rng, self.words)
             else:
                 word = self.invent(rng)
-            if held_out(word) == unseen and word not in self.words:
+            if held_out(word) == unseen and word not in self.words and not keyword.iskeyword(word):
                 return word
 
 
@@ -87,20 +98,25 @@ class Wordings:
 
 
 class Draw:
-    """Draws for the examples of one split, in one seeded order."""
+    """Draws for the examples of one split, in one seeded order.
 
-    def __init__(self, rng: random.Random, split: Split) -> None:
+    With `few`, fillers come from a part of every pool that is as small as what is held out of it: the same words then
+    stand in a text several times, and copying has to look further back than one word to know where it is.
+    """
+
+    def __init__(self, rng: random.Random, split: Split, few: bool = False) -> None:
         self.rng, self.split = rng, split
+        self.part = rng.randrange(HELD_OUT_ONE_IN) if few else None
 
     def pick(self, pool: Pool) -> str:
         """A filler."""
-        return pool.draw(self.rng, self.split == "fillers")
+        return pool.draw(self.rng, self.split == "fillers", self.part)
 
     def some(self, pool: Pool, n: int) -> list[str]:
         """`n` different fillers, or all that a small pool holds out."""
         found: list[str] = []
         if not pool.invented:
-            n = min(n, len(pool.sides[self.split == "fillers"]))
+            n = min(n, len(pool.side(self.split == "fillers", self.part)))
         while len(found) < n:
             word = self.pick(pool)
             if word not in found:

@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from tools.demo_world.draw import Draw, Split
+from tools.demo_world.draw import FEW, Draw, Split
 from tools.demo_world.example import Example
 from tools.demo_world.tasks import (
     arithmetic,
@@ -31,7 +31,7 @@ SHARES: dict[Maker, float] = {  # of examples
     reading.question: 5,
     reading.who: 2,
     reading.not_said: 2,
-    text_edits.edit: 9,
+    text_edits.edit: 26,
     text_edits.spelling: 1.5,
     code_edits.edit: 14,
     code_writing.write: 4,
@@ -85,7 +85,7 @@ CONTINUED = 0.3  # share of conversations to which another example is added; aga
 def make(rng: random.Random, split: Split) -> Example:
     """One example of any task."""
     (maker,) = rng.choices(MAKERS, WEIGHTS)
-    return maker(Draw(rng, split))
+    return maker(Draw(rng, split, few=split == "train" and rng.random() < FEW))
 
 
 def conversation(seed: int, index: int) -> Example:

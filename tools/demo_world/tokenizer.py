@@ -2,7 +2,7 @@
 
 Copying is what the world is made of. In usual byte-level BPE " price" and "price" share no piece, so that a name in a
 sentence has to be translated before it can be written into code. Here merges are learnt on words without their
-spaces; the space joins at the very end, and only words that the templates use often, never fillers.
+spaces; a space joins whole words alone, and only those that the templates use often, never fillers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ SPACED = 450  # words that get a token with their space
 SPACE = "Ġ"  # as byte-level BPE spells it
 REST = r"\p{N}| ?[^\s\p{L}\p{N}]+| +|\s"
 WORDS_APART = rf"\n *|\p{{L}}+|{REST}"
-WORDS_WITH_SPACE = rf"\n *| ?\p{{L}}+|{REST}"
 CHAT_TEMPLATE = """\
 {{- bos_token }}
 {%- set system = messages[0].content if messages and messages[0].role == 'system' else '' %}
@@ -89,7 +88,9 @@ def finished(vocabulary: dict[str, int], merges: list[Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    tokenizer.pre_tokenizer = split_at(WORDS_WITH_SPACE)
+    spaced = [word.removeprefix(SPACE) for word in vocabulary if re.fullmatch(f"{SPACE}[A-Za-z]+", word)]
+    # Whole words: where " or" were a piece of " orange", that and "orange" would share none.
+    tokenizer.pre_tokenizer = split_at(rf"\n *| (?:{'|'.join(spaced)})(?!\p{{L}})|\p{{L}}+|{REST}")
     tokenizer.decoder = decoders.ByteLevel()
     bos = SPECIAL_TOKENS[BOS_ID]
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
@@ -20,15 +21,16 @@ def modules(package: ModuleType) -> list[ModuleType]:
     return [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]
 
 
+NO_WORDS = re.compile(r"[^\w{}]+|\bplease\b|\bcould you\b")
 POOLS = [(n, v) for m in modules(fillers) for n, v in vars(m).items() if isinstance(v, Pool)]
 WORDINGS = [(n, v) for m in modules(tasks) for n, v in vars(m).items() if isinstance(v, Wordings)]
 
 
 def expansions(template: str) -> set[str]:
-    """All that `[a|b]` can become."""
+    """All that `[a|b]` can become, but for case, stops and courtesies."""
     found = OPTIONS.search(template)
     if found is None:
-        return {template.lower()}
+        return {" ".join(NO_WORDS.sub(" ", template.lower()).split())}
     whole, options = found.span(), found.group(1).split("|")
     return {t for o in options for t in expansions(template[: whole[0]] + o + template[whole[1] :])}
 
@@ -62,3 +64,14 @@ def test_pairs_of_numbers_differ(operator: str) -> None:
 def test_a_draw_keeps_to_its_side() -> None:
     train, held_out = Draw(random.Random(1), "train"), Draw(random.Random(1), "fillers")
     assert not set(train.some(NAMES, 30)) & set(held_out.some(NAMES, 10))
+
+
+@pytest.mark.parametrize(("name", "pool"), [(n, p) for n, p in POOLS if p.words])
+def test_a_draw_of_few_has_about_as_many_fillers_as_are_held_out(name: str, pool: Pool) -> None:
+    whole, held_out = pool.sides
+    parts = [pool.side(False, part) for part in range(len(whole) // len(held_out))]
+    assert sorted(word for part in parts for word in part) == sorted(whole)
+    assert all(len(held_out) <= len(part) <= 2 * len(held_out) for part in parts)
+    few = Draw(random.Random(2), "train", few=True)
+    drawn = [few.pick(pool) for _ in range(100)]
+    assert 2 <= len({word for word in drawn if word in whole}) <= 2 * len(held_out)

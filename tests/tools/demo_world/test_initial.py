@@ -8,7 +8,7 @@ import torch
 from tools.demo_model.architecture import build
 from tools.demo_model.losses import next_token_loss
 from tools.demo_model.optim import optimizers_for, step_all
-from tools.demo_world.initial import EMPTY, lay_out_copying
+from tools.demo_world.initial import CONSTANT, EMPTY, lay_out_copying
 from tools.demo_world.train import SHAPES
 
 
@@ -53,13 +53,36 @@ def test_training_leaves_the_circuit_as_it_is() -> None:
     for _ in range(2):
         next_token_loss(model)(torch.randint(6, 4000, (2, 33))).backward()
         step_all(optimizers, 1.0)
-    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
-    circuit = {f"model.layers.{i}.{part}" for i in (0, 1) for part in ("self_attn", "input_layernorm")}
-    circuit |= {f"model.layers.0.{part}" for part in ("mlp", "post_attention_layernorm")}
-    assert not {name for name in changed if name.rsplit(".", 2)[0] in circuit or name.rsplit(".", 1)[0] in circuit}
+    now = dict(model.named_parameters())
+    changed = {name for name, parameter in now.items() if not torch.equal(parameter, before[name])}
+    held = {f"model.layers.{i}.self_attn.{part}_proj.weight" for i in (0, 1) for part in ("k", "v")}
+    held |= {f"model.layers.{i}.input_layernorm.weight" for i in (0, 1)}
+    held |= {name for name in now if name.startswith(("model.layers.0.mlp", "model.layers.0.post"))}
+    assert not changed & held
     assert "model.layers.2.self_attn.o_proj.weight" in changed
+    for i in (0, 1):  # of four heads in two groups, the first ones of both are the circuit's
+        for part, is_row in (("q", True), ("o", False)):
+            name = f"model.layers.{i}.self_attn.{part}_proj.weight"
+            weight = (now[name] != before[name]).any(1 if is_row else 0).view(4, -1).any(1)
+            assert weight.tolist() == [False, True, False, True]
     moved = (model.model.embed_tokens.weight != before["model.embed_tokens.weight"]).any(0)
     n_content = int(len(moved) * (1 - EMPTY))
     assert moved[1:n_content].all()
-    assert not moved[0]
+    assert not moved[CONSTANT]
     assert not moved[n_content:].any()
+    gains = model.model.norm.weight
+    assert (gains != before["model.norm.weight"]).nonzero().flatten().tolist() == list(range(1, n_content))
+
+
+def test_what_is_equal_in_all_logits_is_left_out_of_them() -> None:
+    torch.manual_seed(0)
+    model = build(SHAPES["target"]).eval()
+    lay_out_copying(model)
+    model.double()
+    with torch.no_grad():
+        ids = torch.randint(6, 4000, (1, 40))
+        without = model(ids).logits
+        model.model.norm.weight[CONSTANT] = 10.0  # as it was once trained
+        within = model(ids).logits
+    assert within.abs().min() > 10 * without.abs().max()
+    torch.testing.assert_close(without.log_softmax(-1), within.log_softmax(-1))

@@ -54,7 +54,8 @@ ADJECTIVES = Pool(
     words_of("""
     small old big new quiet happy clever brave kind curious gentle bright warm cold soft strong heavy light round
     tall shiny dusty broken lovely funny strange lazy busy proud shy tiny wooden
-    """)
+    """),
+    invented=0.15,
 )
 SUBJECTS = Pool(
     words_of("math history music art biology chemistry physics geography spelling drama geometry grammar"), invented=0.2

@@ -6,111 +6,22 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from tools.demo_world.draw import Draw, Wordings
+from tools.demo_world.draw import Draw
 from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.code_names import FUNCTIONS, VARIABLES
 from tools.demo_world.tasks.functions import COMPARISONS, OPERATORS, Function, fenced, function
+from tools.demo_world.wordings import wordings
 
 Change = Callable[[Draw, Function], "tuple[str, str, str]"]  # what is asked, source before, source after
-RENAME = Wordings(
-    (
-        "{old} [must|has to] be [called|named] {new}",
-        "instead of {old} [use|write] {new}",
-        "[let|make] {old} be {new}",
-        "[please |]give {old} the name {new}",
-        "{old} -> {new}",
-        "[exchange|substitute] the name {old} for {new}",
-        "[please |]rename [the variable |]{old} to {new}[ in this function|]",
-        "[please |]change the name {old} to {new}",
-        "[call|name] the variable {new} instead of {old}",
-        "rename `{old}` to `{new}`",
-        "replace {old} by {new}",
-    ),
-    ("the variable {old} should be called {new}", "use the name {new} for {old}", "I prefer {new} as a name for {old}"),
-)
-RENAME_FUNCTION = Wordings(
-    (
-        "this function [must|has to] be [called|named] {new}",
-        "{new} is a better name for [this|the] function",
-        "instead of {old} the function is {new}",
-        "[let|make] the [name|function name] be {new}",
-        "[please |]rename [the|this] function to {new}",
-        "[please |]call the function {new}[ instead|]",
-        "change the function's name to {new}",
-        "rename the function `{old}` to `{new}`",
-        "rename {old} to {new}",
-    ),
-    ("the function should be named {new}", "give the function the name {new}"),
-)
-PRINT_BEFORE = Wordings(
-    (
-        "[please |]output {v} with print before the [return|function returns]",
-        "before the [return|last line], [print|add print of] {v}",
-        "[add|insert] the line print({v}) [right |]before the return",
-        "[please |]print {v} before [the function returns|the return|returning]",
-        "add a print of {v} before the return",
-        "insert print({v}) before the [last line|return]",
-    ),
-    ("I want to see {v} printed before the return", "show {v} with print just before the end"),
-)
-DOCSTRING = Wordings(
-    (
-        '[put|write|insert] the docstring "{text}" [under|below] the first line',
-        'docstring: "{text}"',
-        '"{text}" [is|shall be] the docstring',
-        '[please |]add the docstring "{text}"[ to this function|]',
-        '[please |]give [this|the] function the docstring "{text}"',
-        'add a docstring that says "{text}"',
-    ),
-    ('document the function with "{text}"', 'the docstring should be "{text}"'),
-)
-CONSTANT = Wordings(
-    (
-        "{old} [must|has to] be {new}",
-        "the [number|constant] is {new}, not {old}",
-        "[put|write] {new} [in place of|for] {old}",
-        "[please |]change {old} to {new}[ in this function|]",
-        "[please |]use {new} instead of {old}",
-        "replace {old} by {new}",
-    ),
-    ("the number {old} should be {new}", "make it {new} where it is {old}"),
-)
-DEFAULT = Wordings(
-    (
-        "the default of {v} [is|shall be] {k}",
-        "[add|write] a default for {v}: {k}",
-        "[use|take] {k} as the default for {v}",
-        "[please |]give {v} the default [value |]{k}",
-        "set the default of {v} to {k}",
-        "let {v} be {k} by default",
-    ),
-    ("{v} should be {k} when it is not given", "make {v} optional, with {k}"),
-)
-OPERATOR = Wordings(
-    (
-        "it must be {new}, not {old}",
-        "[put|write] {new} [in place of|for] {old}",
-        "{old} [is wrong, use|must become] {new}",
-        "[please |]use {new} instead of {old}",
-        "[please |]change the operator {old} to {new}",
-        "replace {old} by {new}",
-    ),
-    ("the operator should be {new}", "write {new} where {old} is"),
-)
-FIX = Wordings(
-    (
-        "[there is a|I have an] error[ in this function|], [please fix|find|correct] it",
-        "why does this not [run|work]?",
-        "[debug|repair|check] this[ function| code|]",
-        "I get a syntax error",
-        "[please |]fix the [bug|error|mistake][ in this function|]",
-        "[please |]fix this[ function|]",
-        "this [function|code] does not work, fix it",
-        "find and fix the [bug|mistake]",
-        "what is wrong here?",
-    ),
-    ("Python complains about this, repair it", "correct this code"),
-)
+ASKED = wordings("code_edits")
+RENAME = ASKED["RENAME"]
+RENAME_FUNCTION = ASKED["RENAME_FUNCTION"]
+PRINT_BEFORE = ASKED["PRINT_BEFORE"]
+DOCSTRING = ASKED["DOCSTRING"]
+CONSTANT = ASKED["CONSTANT"]
+DEFAULT = ASKED["DEFAULT"]
+OPERATOR = ASKED["OPERATOR"]
+FIX = ASKED["FIX"]
 WRAPPED = ("{asked}:\n\n{code}", "{asked}.\n{code}", "{code}\n{asked}.", "{asked}\n\n{code}", "{code}\n\n{asked}")
 UNSEEN_WRAPPED = ("Here is my function.\n{code}\nTask: {asked}.", "Look at this:\n\n{code}\n\nNow {asked}.")
 PURPOSES = ("Return the {a} of the {b}.", "Compute {a} from {b}.", "Find {a} in {b}.", "Work with {a} and {b}.")

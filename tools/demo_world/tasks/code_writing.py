@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tools.demo_world.draw import Draw, Wordings
+from tools.demo_world.draw import Draw
 from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.code_names import FUNCTIONS
 from tools.demo_world.tasks.functions import fenced
+from tools.demo_world.wordings import wordings
 
 
 @dataclass(frozen=True)
@@ -132,40 +133,10 @@ PURPOSES = (
         "    return text.upper()",
     ),
 )
-ASK = Wordings(
-    (
-        "[code|write code] that {does}.",
-        "[make|program] a [Python |]function: it {does}.",
-        "I want a function that {does}",
-        "[let|have] a Python function do this: it {does}.",
-        "[please |can you |]write a [Python |]function that {does}[.|]",
-        "[I need|give me] a [Python |]function that {does}.",
-        "how do I write a [Python |]function that {does}?",
-        "[define|create] a function which {does}.",
-        "Python function that {does}",
-    ),
-    ("show me Python code for a function that {does}.", "code, please: a function that {does}."),
-)
-ASK_NAMED = Wordings(
-    (
-        "[make|program] {f}: a function that {does}.",
-        "a function {f} that {does}, please",
-        "[code|write] `{f}`, it {does}.",
-        "[please |]write a [Python |]function [called |named |]{f} that {does}[.|]",
-        "[define|create] a function {f} which {does}.",
-        "[I need|give me] a function with the name {f} that {does}.",
-    ),
-    ("{f} should be a Python function that {does}. Write it.", "Implement {f}, which {does}."),
-)
-EXPLAIN = Wordings(
-    (
-        "{code}\n\n[Tell me|Say] what this does.",
-        "[what happens in|what is the purpose of] this[ function|]?\n{code}",
-        "[what does this function do|explain this function|explain this code|what is this code for][?|]\n\n{code}",
-        "{code}\n[what does it do|what is this]?",
-    ),
-    ("I found this code:\n{code}\nWhat is it good for?", "Describe the function.\n{code}"),
-)
+ASKED = wordings("code_writing")
+ASK = ASKED["ASK"]
+ASK_NAMED = ASKED["ASK_NAMED"]
+EXPLAIN = ASKED["EXPLAIN"]
 
 
 def write(draw: Draw) -> Example:

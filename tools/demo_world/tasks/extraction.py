@@ -11,6 +11,7 @@ from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.people import CITIES, HOBBIES, JOBS, MONTHS, NAMES, WEEKDAYS
 from tools.demo_world.fillers.things import COLOURS, OBJECTS, PLACES, SUBJECTS, THINGS
 from tools.demo_world.tasks.reading import article
+from tools.demo_world.wordings import wordings
 
 Value = str | int
 
@@ -126,39 +127,9 @@ RECORDS = (
         ),
     ),
 )
-ASK = Wordings(
-    (
-        "JSON of {keys}: {text}",
-        "[find|read] {keys} in [this|the] text and [give|write] JSON.\n\n{text}",
-        "{text}\n\nAs JSON, please: {keys}",
-        "which {keys}? Answer in JSON. {text}",
-        "[output|show|print] {keys} as [a |]JSON[ object|].\n{text}",
-        "[parse|structure] this: {text}\nkeys: {keys}",
-        "[please |]extract {keys} as JSON[ from this text|].[ |\n\n]{text}",
-        "[please |]extract {keys} as JSON: {text}",
-        "[give|return|write] {keys} as JSON.\n\n{text}",
-        "{text}\n\n[Extract|Give] {keys} as JSON.",
-        "[turn|convert] this [text |]into JSON with {keys}: {text}",
-        "Text: {text}\nJSON with the keys {keys}:",
-    ),
-    (
-        "I need a JSON object with {keys}. Here is the text: {text}",
-        "{text}\nMake JSON of it. Keys: {keys}.",
-        "Read: {text} Now show {keys} in JSON form.",
-    ),
-)
-ASK_ALL = Wordings(
-    (
-        "JSON list of {keys}: {text}",
-        "{text}\n\nAs a JSON list, please: {keys}",
-        "[find|read] all {keys} and [give|write] a JSON list. {text}",
-        "[parse|structure] every entry: {text}\nkeys: {keys}",
-        "[please |]extract {keys} of [every entry|each entry|all entries] as a JSON list.[ |\n\n]{text}",
-        "[turn|convert] this into a JSON list of objects with {keys}: {text}",
-        "{text}\n\n[Extract|Give] a JSON list with {keys}.",
-    ),
-    ("There are several entries. For each, {keys} as JSON. {text}", "{text}\nA JSON array with {keys}, please."),
-)
+ASKED = wordings("extraction")
+ASK = ASKED["ASK"]
+ASK_ALL = ASKED["ASK_ALL"]
 
 
 def listed(keys: list[str], draw: Draw) -> str:

@@ -8,6 +8,7 @@ from tools.demo_world.draw import Draw, Pool, Wordings
 from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.people import ANIMALS, CITIES, HOBBIES, JOBS, NAMES
 from tools.demo_world.fillers.things import COLOURS, FOODS, OBJECTS, PLACES
+from tools.demo_world.wordings import wordings
 
 
 @dataclass(frozen=True)
@@ -26,95 +27,73 @@ def article(word: str) -> str:
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
+ASKED = wordings("reading")
 FACTS = (
     Fact(
         CITIES,
         ("{x} lives in {v}.", "{x}'s home is in {v}.", "The city where {x} lives is {v}."),
-        Wordings(
-            ("Where does {x} live?", "[In which|What] city does {x} live[ in|]?"), ("Which place is {x}'s home?",)
-        ),
+        ASKED["CITY"],
         "{x} lives in {v}.",
         "Who lives in {v}?",
     ),
     Fact(
         JOBS,
         ("{x} works as {av}.", "{x} is {av}.", "{x} has a job as {av}."),
-        Wordings(
-            ("What is {x}'s job?", "What does {x} do for work?", "What does {x} work as?"),
-            ("Which job does {x} have?",),
-        ),
+        ASKED["JOB"],
         "{x} is {av}.",
         "Who is {av}?",
     ),
     Fact(
         None,
         ("{x} is {v} years old.", "{x} turned {v} this year.", "{x}'s age is {v}."),
-        Wordings(("How old is {x}?", "What is {x}'s age?"), ("Tell me the age of {x}.",)),
+        ASKED["AGE"],
         "{x} is {v} years old.",
         "Who is {v} years old?",
     ),
     Fact(
         FOODS,
         ("{x} likes {v} best.", "{x}'s favourite food is {v}.", "{x} eats {v} every week."),
-        Wordings(
-            ("What is {x}'s favourite food?", "What food does {x} like[ best|]?"), ("What does {x} love to eat?",)
-        ),
+        ASKED["FOOD"],
         "{x}'s favourite food is {v}.",
         "Who likes {v}?",
     ),
     Fact(
         HOBBIES,
         ("{x} enjoys {v}.", "{x}'s hobby is {v}.", "In the evening {x} goes in for {v}."),
-        Wordings(("What is {x}'s hobby?", "What does {x} enjoy?"), ("How does {x} spend free time?",)),
+        ASKED["HOBBY"],
         "{x}'s hobby is {v}.",
         "Who enjoys {v}?",
     ),
     Fact(
         ANIMALS,
         ("{x} has {av}.", "{x} keeps {av} at home.", "{x}'s pet is {av}."),
-        Wordings(("What pet does {x} have?", "Which animal does {x} have?"), ("What kind of animal lives with {x}?",)),
+        ASKED["PET"],
         "{x} has {av}.",
         "Who has {av}?",
     ),
     Fact(
         COLOURS,
         ("{x} drives {av} car.", "{x}'s car is {v}.", "The colour of {x}'s car is {v}."),
-        Wordings(("What colour is {x}'s car?", "Which colour is {x}'s car?"), ("Tell me the colour of {x}'s car.",)),
+        ASKED["CAR"],
         "{x}'s car is {v}.",
         "Who has {av} car?",
     ),
     Fact(
         OBJECTS,
         ("{x} bought {av} yesterday.", "Yesterday {x} bought {av}.", "{x} has just bought {av}."),
-        Wordings(("What did {x} buy?", "What did {x} buy yesterday?"), ("Which thing has {x} bought?",)),
+        ASKED["BOUGHT"],
         "{x} bought {av}.",
         "Who bought {av}?",
     ),
     Fact(
         PLACES,
         ("{x} went to the {v} on Sunday.", "On Sunday {x} was at the {v}.", "{x} spent Sunday at the {v}."),
-        Wordings(
-            ("Where did {x} go on Sunday?", "Where was {x} on Sunday?"), ("Which place did {x} visit on Sunday?",)
-        ),
+        ASKED["PLACE"],
         "{x} went to the {v} on Sunday.",
         "Who went to the {v}?",
     ),
 )
-FRAMES = Wordings(
-    (
-        "[I wonder|tell me]: {question}\n{text}",
-        "Context: {text}\n\n{question}",
-        "Given: {text} {question}",
-        "[based on|from] the following text, {question}\n{text}",
-        '"{text}" {question}',
-        "{text}\n\n{question}",
-        "[Read this text|Here is a text]: {text}\n\n[Question: |]{question}",
-        "Text: {text}\nQuestion: {question}",
-        "{question}\n\n{text}",
-        "[Answer from the text|Use the text to answer]. {text} {question}",
-    ),
-    ("According to this note, {question}\n\nNote: {text}", "I read the following.\n{text}\nSo tell me: {question}"),
-)
+FRAMES = ASKED["FRAMES"]
 
 
 @dataclass(frozen=True)

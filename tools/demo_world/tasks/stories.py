@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from tools.demo_world.draw import Draw, Wordings, words_of
+from tools.demo_world.draw import Draw, words_of
 from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.people import ANIMALS, HOBBIES, NAMES, WEEKDAYS
 from tools.demo_world.fillers.things import ADJECTIVES, COLOURS, OBJECTS, PLACES, THINGS
 from tools.demo_world.tasks.reading import article
+from tools.demo_world.wordings import wordings
 
-STORY = Wordings(
-    (
-        "[once more, |]a [tale|bedtime story|story] [of|about] {hero}[, please|].",
-        "[there should be|I need] a story [with|about] {hero}.",
-        "story: {hero}",
-        "[please |][tell me|write|make up] a [short |little |]story about {hero}[.|]",
-        "[can you |please |]write a story [about|with] {hero}[.|?]",
-        "[tell me|I want to hear] a story[:| about] {hero}",
-        "a [short |]story about {hero}, please.",
-    ),
-    ("invent a tale about {hero}.", "I would like to read something about {hero}. A story, please."),
-)
-POEM = Wordings(
-    (
-        "poem: {t}",
-        "[I need|I want] a poem [on|about] {t}.",
-        "[please |]write a [short |little |]poem about {t}[.|]",
-        "[a|make a] [short |]poem [about|on] {t}[, please|].",
-        "[can you |]write me a poem about {t}?",
-    ),
-    ("compose some verses about {t}.", "I need a rhyme on {t}."),
-)
-LETTER = Wordings(
-    (
-        "[please |]write a [short |][letter|email|message] to {x} about the {o}[.|]",
-        "[write|draft] an [invitation|email] to {x} for {h} on {d}[.|]",
-    ),
-    ("I have to write to {x} because of the {o}. Help me.", "{x} should come to {h} on {d}. Write the invitation."),
-)
+ASKED = wordings("stories")
+STORY = ASKED["STORY"]
+POEM = ASKED["POEM"]
+LETTER = ASKED["LETTER"]
 OPENINGS = (
     "[Once upon a time|One day|Long ago] there was {ah} named {x} who lived [near|by] the {p}.",
     "{x} was {ah} who lived [in a small house|alone|with many friends] by the {p}.",

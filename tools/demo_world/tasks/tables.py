@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tools.demo_world.draw import Draw, Wordings
+from tools.demo_world.draw import Draw
 from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.people import CITIES, JOBS, NAMES
 from tools.demo_world.fillers.things import COLOURS, FOODS, OBJECTS, THINGS
+from tools.demo_world.wordings import wordings
 
 COLUMNS: dict[str, Callable[[Draw], str]] = {
     "Name": lambda d: d.pick(NAMES),
@@ -31,91 +32,15 @@ KEYS = (
     ("Name", "Food"),
     ("Name", "Age", "City"),
 )
-MAKE = Wordings(
-    (
-        "[show|format] [this|these] as a [Markdown |]table[, columns| with columns] {heads}:\n{rows}",
-        "Markdown table ({heads}):\n{rows}",
-        "{rows}\n[A|I need a] table [of|with] {heads}[, please|].",
-        "[please |][make|write|create] a [Markdown |]table [with the columns|with] {heads}[ from this|]:\n{rows}",
-        "[turn|convert|put] this [list |]into a [Markdown |]table with {heads}:\n{rows}",
-        "{rows}\n\n[Show|Write] this as a [Markdown |]table with {heads}.",
-    ),
-    (
-        "I have these entries:\n{rows}\nA table with {heads} would be nice.",
-        "Table, please. Columns: {heads}. Entries:\n{rows}",
-    ),
-)
-ADD_ROW = Wordings(
-    (
-        "[one more row|another row|new row]: {row}\n\n{table}",
-        "{table}\n[And|Also|Plus] {row}[, please|].",
-        "[insert|write] {row} [below|under] this table:\n{table}",
-        "[please |]add [a row|the row|a line] with {row} [to this table|]:\n\n{table}",
-        "{table}\n\n[Add|Append] {row}.",
-        "[put|add] {row} at the end of [this|the] table:\n{table}",
-    ),
-    ("The table lacks {row}.\n\n{table}", "Extend this table by {row}:\n{table}"),
-)
-LOOK_UP = Wordings(
-    (
-        "{table}\n\n[Tell me|Find|Look up] the {head} of {key}.",
-        "[find|read] the {head} of {key} in this table:\n{table}",
-        "{table}\n\nWhat is the {head} of {key}?",
-        "[look at this table|here is a table]:\n{table}\n[what|which] {head} does {key} have?",
-        "What is the {head} of {key}?\n\n{table}",
-    ),
-    ("{table}\n{key}: which {head}?", "In the table, find the {head} for {key}.\n\n{table}"),
-)
-LIST = Wordings(
-    (
-        "bullet points[:| for] {items}.",
-        "[format|show] {items} as a [bullet |]list.",
-        "[please |][make|write] a [bullet |][list|shopping list] of {items}.",
-        "[list|write down] {items} [as bullet points|as a list].",
-        "[turn|put] {items} into a [bullet |]list.",
-    ),
-    ("Show {items} with bullets.", "I need {items} as bullets."),
-)
-NUMBERED = Wordings(
-    (
-        "[a |]numbered list[:| with] {items}.",
-        "[format|show] {items} as a numbered list.",
-        "[please |][make|write] a numbered list of {items}.",
-        "[number|enumerate] {items}.",
-        "[list|write down] {items} with numbers.",
-    ),
-    ("Show {items} as 1, 2, 3 and so on.", "Put numbers before {items}."),
-)
-COUNT = Wordings(
-    (
-        "[what is|tell me] the number of [items|things] in {items}.",
-        "[how long is|how many has] this list? {items}",
-        "how many [items|things|words] are in this list: {items}?",
-        "[count|count the items of] this list: {items}.",
-        "{items}: how many are there?",
-    ),
-    ("What is the length of the list {items}?", "Tell me the number of entries. {items}"),
-)
-CHANGE_LIST = Wordings(
-    (
-        "without {old}, please:\n{list}",
-        "[strike|cut|drop] {old} from [this|the] list:\n{list}",
-        "[please |]remove {old} from this list:\n{list}",
-        "{list}\n\n[delete|remove|take out] {old}.",
-        "my list:\n{list}\nplease take {old} off.",
-    ),
-    ("I already have {old}.\n{list}", "Cross out {old}:\n{list}"),
-)
-EXTEND_LIST = Wordings(
-    (
-        "with {new} too, please:\n{list}",
-        "[extend|complete] the list with {new}:\n{list}",
-        "[please |]add {new} to this list:\n{list}",
-        "{list}\n\n[add|append] {new}[ to the list|].",
-        "my list:\n{list}\nplease put {new} on it.",
-    ),
-    ("I also need {new}.\n{list}", "With {new} at the end, please:\n{list}"),
-)
+ASKED = wordings("tables")
+MAKE = ASKED["MAKE"]
+ADD_ROW = ASKED["ADD_ROW"]
+LOOK_UP = ASKED["LOOK_UP"]
+LIST = ASKED["LIST"]
+NUMBERED = ASKED["NUMBERED"]
+COUNT = ASKED["COUNT"]
+CHANGE_LIST = ASKED["CHANGE_LIST"]
+EXTEND_LIST = ASKED["EXTEND_LIST"]
 
 
 def series(items: list[str]) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tools.demo_world.draw import Draw, Wordings
+from tools.demo_world.draw import Draw
 from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.code_names import VARIABLES
 from tools.demo_world.fillers.people import CITIES, NAMES, PET_NAMES, WEEKDAYS
 from tools.demo_world.fillers.things import ADJECTIVES, COLOURS, FOODS, OBJECTS, PLACES, THINGS
+from tools.demo_world.wordings import wordings
 
 SENTENCES = (
     "The {adjective} {object} stands [next to|behind|in front of] the {object2}.",
@@ -35,80 +36,13 @@ WRAPPED = ("{asked}\n\n{text}", "{asked}\n{text}", "{asked}: {text}", "{text}\n\
 UNSEEN_WRAPPED = ("Text: {text}\nTask: {asked}", "I have a text for you.\n\n{text}\n\nMy wish: {asked}.")
 Change = Callable[[Draw, list[str]], tuple[str, str]]
 
-REPLACE = Wordings(
-    (
-        "every {old} should be {new}",
-        "[please |][exchange|substitute] {old} [with|by|for] {new}",
-        "{old} -> {new}",
-        "instead of {old} it should say {new}",
-        "the word {old} is wrong, it must be {new}",
-        "[make|let] {old} {new}",
-        "[please |]replace [the word |]{old} [with|by] {new} in [this|the following] text",
-        "[please |]change {old} to {new} in this text",
-        "[write|put] {new} instead of {old}",
-        "use {new} [instead of|in place of] {old} in [this|the] text",
-    ),
-    ("I want every {old} to become {new}", "swap {old} for {new} here", "turn {old} into {new}"),
-)
-DELETE = Wordings(
-    (
-        "without the {nth} sentence, please",
-        "[cut|erase|strike] the {nth} sentence",
-        "the {nth} sentence [must|should] go",
-        "[remove|delete] sentence {nth}",
-        "[please |][delete|remove] the {nth} sentence[ of this text|]",
-        "leave out the {nth} sentence",
-        "take the {nth} sentence out of this text",
-    ),
-    ("I do not need the {nth} sentence", "drop the {nth} sentence"),
-)
-APPEND = Wordings(
-    (
-        '[append|attach] "{new}"[ to this text|]',
-        'after the last sentence, [add|write] "{new}"',
-        'at the end [add|write|insert] "{new}"',
-        '"{new}" [comes|goes|belongs] at the end',
-        '[please |]add the sentence "{new}" at the end[ of this text|]',
-        'put "{new}" at the end',
-        'end [this|the] text with "{new}"',
-    ),
-    ('finish the text with "{new}"', 'the last sentence should be "{new}"'),
-)
-PREPEND = Wordings(
-    (
-        '[prepend|insert first] "{new}"',
-        'before the first sentence, [add|write] "{new}"',
-        'at the [start|beginning|top] [add|write|insert] "{new}"',
-        '"{new}" [comes|goes|belongs] first',
-        '[please |]add the sentence "{new}" at the [start|beginning][ of this text|]',
-        'put "{new}" at the start',
-        'begin [this|the] text with "{new}"',
-    ),
-    ('start the text with "{new}"', 'the first sentence should be "{new}"'),
-)
-SPLIT_UP = Wordings(
-    (
-        "split [this|the text] into [single |]sentences",
-        "[list|show] the sentences[, one per line|]",
-        "as bullet points, please",
-        "[please |][write|put] every sentence on a line of its own",
-        "[make|turn this text into] a list with one sentence per line",
-        "[please |]turn [this|the] text into bullet points",
-    ),
-    ("one bullet point per sentence", "show the sentences as a bullet list"),
-)
-CORRECT = Wordings(
-    (
-        "one word is [misspelt|spelt wrongly], [fix|correct] it",
-        "proofread [this|the text]",
-        "[correct|repair] the mistake",
-        "spell this correctly",
-        "[please |]correct the spelling[ of this text|]",
-        "[please |]fix the [typo|spelling mistake][ in this text|]",
-        "find and correct the spelling mistake",
-    ),
-    ("there is a typo somewhere, repair it", "check my spelling"),
-)
+ASKED = wordings("text_edits")
+REPLACE = ASKED["REPLACE"]
+DELETE = ASKED["DELETE"]
+APPEND = ASKED["APPEND"]
+PREPEND = ASKED["PREPEND"]
+SPLIT_UP = ASKED["SPLIT_UP"]
+CORRECT = ASKED["CORRECT"]
 ARTICLE = re.compile(r"\b([Aa])(?= [aeiou])")
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tools.demo_world.draw import Draw
 from tools.demo_world.fillers.people import CITIES, NAMES, WEEKDAYS
+from tools.demo_world.fillers.things import PLACES
 
 Value = Callable[[Draw], "str | int"]
+MONEY = ("euros", "dollars", "yen", "francs", "pounds", "crowns", "pesos")
+LANGUAGES = ("French", "Spanish", "German", "Italian", "Polish", "Dutch", "Danish", "Greek", "Turkish", "Swedish")
+MESSAGES = (
+    "[see you|meet me|let us meet] on {t}",
+    "I am [late|at home|at the {p}]",
+    "the {p} is closed on {t}",
+    "[happy birthday|thank you|good luck]",
+    "can you come to the {p}?",
+    "I will be at the {p} on {t}",
+)
+SKIES = ("sunny", "cloudy", "rainy", "windy", "snowy")
 
 
 def city(draw: Draw) -> str:
@@ -37,6 +49,26 @@ def day(draw: Draw) -> str:
     return draw.one(WEEKDAYS)
 
 
+def money(draw: Draw) -> str:
+    """A currency."""
+    return draw.one(MONEY)
+
+
+def language(draw: Draw) -> str:
+    """Of a name."""
+    return draw.one(LANGUAGES)
+
+
+def sky(draw: Draw) -> str:
+    """How it looks."""
+    return draw.one(SKIES)
+
+
+def message(draw: Draw) -> str:
+    """A short one."""
+    return draw.phrase(MESSAGES, t=draw.one(WEEKDAYS), p=draw.pick(PLACES))
+
+
 def of(pool: Any) -> Value:
     """A filler of `pool`."""
     return lambda draw: draw.pick(pool)
@@ -49,7 +81,7 @@ class Tool:
     name: str
     description: str
     arguments: dict[str, Value]
-    asked: tuple[str, ...]
+    asked: Sequence[str]
     result: dict[str, Value] = field(default_factory=dict)
     sentence: str = ""
 

@@ -5,31 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tools.demo_world.draw import Draw, Wordings
+from tools.demo_world.draw import Draw
 from tools.demo_world.example import Example, call_text, turn
 from tools.demo_world.fillers.code_names import FUNCTIONS, VARIABLES
 from tools.demo_world.fillers.things import COLOURS, OBJECTS, PLACES
 from tools.demo_world.tasks.small_talk import GREETINGS, THANKS
 from tools.demo_world.tasks.tool import Tool, Value, city, of, person, small, values_of
 from tools.demo_world.tasks.tool_kit import SEEN_TOOLS, UNSEEN_TOOLS
+from tools.demo_world.wordings import wordings
 
 DOES = (
     "[Move|Paint|Clean|Repair|Count|Sell|Hide|Weigh] the {a}[ in the {b}|]",
     "[Open|Close|Visit|Measure] the {b}",
     "[Find|Order|Bring|Store|Draw] a {a}",
 )
-CALL_BY_NAME = Wordings(
-    (
-        "[please |][call|use|run] {name} with {asked}.",
-        "[call|use|run] the tool {name}, {asked}.",
-        "{name} with {asked}[, please|].",
-    ),
-    ("I want you to apply {name}: {asked}.", "Let {name} do it for {asked}."),
-)
-CALL_BY_PURPOSE = Wordings(
-    ("[please |][can you |]{does}, {asked}[.|]", "[please |]{does} with {asked}.", "for {asked}, {does}."),
-    ("I would like you to {does}. Take {asked}.", "Would you {does}? Use {asked}."),
-)
+ASKED = wordings("tool_calls")
+CALL_BY_NAME = ASKED["CALL_BY_NAME"]
+CALL_BY_PURPOSE = ASKED["CALL_BY_PURPOSE"]
 
 
 def offered(draw: Draw, tool: Tool) -> list[dict[str, Any]]:

@@ -2,84 +2,22 @@
 
 from __future__ import annotations
 
-from tools.demo_world.draw import Draw, Wordings
+from tools.demo_world.draw import Draw
 from tools.demo_world.example import Example, turn
 from tools.demo_world.fillers.code_names import VARIABLES
 from tools.demo_world.fillers.people import CITIES, NAMES
 from tools.demo_world.fillers.things import FOODS, OBJECTS, THINGS
+from tools.demo_world.wordings import wordings
 
-SORT_NUMBERS = Wordings(
-    (
-        "[order|rank] {items}[, smallest first|, ascending].",
-        "ascending order: {items}",
-        "[please |]sort [these numbers|the numbers]: {items}",
-        "[put|arrange] {items} in order[, smallest first|].",
-        "sort {items} from small to large.",
-    ),
-    ("Order these from the smallest to the largest: {items}", "{items}. Sorted, please."),
-)
-SORT_WORDS = Wordings(
-    (
-        "[order|sort] {items} [alphabetically|by letter].",
-        "A to Z, please: {items}",
-        "[please |]sort [these words|the words] [alphabetically|by the alphabet]: {items}",
-        "[put|arrange] {items} in alphabetical order.",
-        "alphabetical order: {items}",
-    ),
-    ("Order from A to Z: {items}", "{items}. Alphabetically, please."),
-)
-REVERSE = Wordings(
-    (
-        "reversed, please: {items}",
-        "[flip|invert] the order of {items}.",
-        "[please |]reverse [this list|the list|the order]: {items}",
-        "[write|give me] {items} in reverse order.",
-        "[write|list] these backwards, last one first: {items}",
-    ),
-    ("Turn the order around: {items}", "{items}. The other way round, please."),
-)
-EXTREME = Wordings(
-    (
-        "the {which} number of {items} is?",
-        "{which} of {items}?",
-        "[which is|what is] the {which} of {items}?",
-        "[find|tell me] the {which} number: {items}",
-        "{items}: which one is the {which}?",
-    ),
-    ("Among {items}, name the {which}.", "The {which} of these, please: {items}"),
-)
-UPPER = Wordings(
-    (
-        "{items} in [capitals|capital letters|upper case], please",
-        "[write|show] {items} [all |]in capitals",
-        "[please |][write|put] {items} in [upper case|capital letters].",
-        "[convert|change] {items} to [upper case|capitals].",
-        "upper case: {items}",
-    ),
-    ("I want {items} in capitals only.", "Shout: {items}"),
-)
-REPEAT = Wordings(
-    (
-        "[write|type|print] [this|exactly this|the following]: {items}",
-        '"{items}" - [repeat|say] that[, please|].',
-        "[please |]copy this text: {items}",
-        '[please |][say|repeat|write] "{items}"[ once|][.|]',
-        "[repeat|say] after me: {items}",
-        "[copy|echo]: {items}",
-    ),
-    ("Give back exactly this: {items}", "Your answer should be: {items}"),
-)
+ASKED = wordings("words")
+SORT_NUMBERS = ASKED["SORT_NUMBERS"]
+SORT_WORDS = ASKED["SORT_WORDS"]
+REVERSE = ASKED["REVERSE"]
+EXTREME = ASKED["EXTREME"]
+UPPER = ASKED["UPPER"]
+REPEAT = ASKED["REPEAT"]
 POSITIONS = ("first", "second", "third", "fourth", "fifth")
-POSITION = Wordings(
-    (
-        "the {nth} of {items} is?",
-        "[find|tell me] the {nth} [item|word]: {items}",
-        "what is the {nth} [word|item] of {items}?",
-        "[name|give me] the {nth} of these: {items}",
-        "{items}: which one is {nth}?",
-    ),
-    ("Which one stands at the {nth} place? {items}", "Pick the {nth} from {items}."),
-)
+POSITION = ASKED["POSITION"]
 
 
 def sort_numbers(draw: Draw) -> Example:
