@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.partition import GIB, partition
-from engine.model.sizes import parameters, stage_memory, weight_bytes
-from engine.model.spec import ModelSpec, read_spec
+from app.planning.sizes import ModelSizes
+from engine.model.partition import GIB
 from tools.shapes import SHAPES
 
 HEADINGS = (
@@ -51,27 +50,18 @@ class Hardware:
     rows: float
 
 
-def kv_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Of one token, all layers."""
-    return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * dtype.itemsize
-
-
 def row(name: str, quantization: str | None, hardware: Hardware) -> tuple[str, ...]:
     """The cells of one model."""
-    config, dtype = SHAPES[name](), torch.bfloat16
-    spec = read_spec(config)
-    sizes, weights = parameters(config, spec), weight_bytes(config, spec, dtype, quantization)
+    sizes = ModelSizes.of(SHAPES[name](), torch.bfloat16, quantization)
     usable, n = hardware.gpu * hardware.usable, 1
     while True:
-        ranges = partition(sizes, weights, n, None)
-        largest = max(one.weights for one in stage_memory(weights, 0, ranges))
-        total = sum(one.weights for one in stage_memory(weights, 0, ranges))
-        kv = n * usable - total
+        largest = max(one.weights for one in sizes.stages(sizes.split(n), 0))
+        kv = n * usable - sizes.bytes
         if largest <= usable * (1 - hardware.room) and kv >= n * usable * hardware.room:
             break
         n *= 2
-    tokens = kv / kv_bytes(spec, dtype)
-    line = spec.hidden_size * dtype.itemsize
+    tokens = kv / sizes.kv_token_bytes
+    line = sizes.spec.hidden_size * sizes.dtype.itemsize
     return (
         name,
         quantization or "bf16",

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from app.planning.cluster import Cluster
 from benchmarks.pipeline_scheduling.measurement import rates, router_on
 from benchmarks.pipeline_scheduling.requests import made_up
 from benchmarks.pipeline_scheduling.stages import Stages
-from benchmarks.scaling_model.model import Cluster
 from engine.sampling.params import SamplingParams
 from engine.scheduling.drafting import AUTOREGRESSIVE
 from engine.simulated.answers import Answers

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.scaling_model.model import Cluster, hop_bytes
-from engine.simulated.profile import PAPER_STEP_S, PROFILES, PipelineProfile
+from app.planning.cluster import Cluster, hop_bytes
+from app.planning.hardware import spread
+from engine.simulated.profile import PROFILES, PipelineProfile
 
 GPU_BYTES, WEIGHT_BYTES, TOKEN_BYTES = 72e9, 140e9, 327_680  # usable of an H100; a 70B in FP16; its K and V per token
 CONTEXT = 1_500  # tokens of a sequence, prompt and output
@@ -21,15 +22,7 @@ SOFTWARE = (3e-4, 5e-4)  # hop and turn, seconds: CPU time of stage and router p
 
 def profile(stages: int) -> PipelineProfile:
     """The packaged 70B profile for any number of stages."""
-    known = PROFILES["70b-h100x4"]
-    share = 4 / stages
-    return replace(
-        known,
-        stages=stages,
-        base_s=PAPER_STEP_S / stages,
-        node_s=known.node_s * share,
-        prompt_row_s=known.prompt_row_s * share,
-    )
+    return spread(PROFILES["70b-h100x4"], stages)
 
 
 def capacity(gpus: int, replicas: int = 1) -> int:

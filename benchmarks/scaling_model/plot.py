@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.planning.cluster import Cluster
 from app.reporting.plotting import grid, save
 from benchmarks.scaling_model.check import Checked
 from benchmarks.scaling_model.clusters import SOFTWARE, profile
-from benchmarks.scaling_model.model import Cluster
 
 
 def draw(found: Sequence[Checked], path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scaling_model.model import Cluster, hop_bytes, split, tokens_per_forward
+from app.planning.cluster import Cluster, hop_bytes, split, tokens_per_forward
 from engine.simulated.profile import PROFILES, PipelineProfile
 
 FLAT10 = PROFILES["flat10"]

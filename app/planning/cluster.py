@@ -54,10 +54,11 @@ class Cluster:
     stages: int
     hop_s: float = 0.0  # software of a stage: framing, sockets, a thread that wakes up
     turn_s: float = 0.0  # of the router, from an answer to the next step
+    context: int = 0  # tokens in the cache of every sequence; 0: their reading is left out, as in docs/scaling.md
 
     def stage_s(self, b: int, nodes: int) -> float:
         """s(b, rows): the slowest stage, which is the last."""
-        return self.profile.stage_seconds(b, b * nodes, is_last=True) + self.hop_s
+        return self.profile.stage_seconds(b, b * nodes, is_last=True) + self._read_s(b) + self.hop_s
 
     def interval_s(self, b: int, nodes: int) -> float:
         """Between two steps through a full pipeline: the slower of stage and wire."""
@@ -65,13 +66,18 @@ class Cluster:
 
     def step_s(self, b: int, nodes: int) -> float:
         """A step through an empty pipeline, back to the router and out again: the least between two of one stream."""
-        stages = self.stages * (self.profile.stage_seconds(b, b * nodes) + self.hop_s) + self.profile.verify_s
+        stage_s = self.profile.stage_seconds(b, b * nodes) + self._read_s(b) + self.hop_s
+        stages = self.stages * stage_s + self.profile.verify_s
         hop = self.profile.link_latency_s + self.profile.wire_seconds(b * (1 + nodes))
         return stages + (self.stages - 1) * hop + self.turn_s
 
     def cycle_s(self, sizes: Sequence[int], nodes: int) -> float:
         """Between two steps of one stream when micro-batches of these sizes go round."""
         return max(self.step_s(max(sizes), nodes), sum(self.interval_s(b, nodes) for b in sizes))
+
+    def _read_s(self, b: int) -> float:
+        """Of a stage for the keys and values of a micro-batch."""
+        return b * self.context * self.profile.context_s
 
     def decoding(self, streams: int, nodes: int = 0, tokens_per_step: float = 1.0) -> Decoding:
         """The best split of ``streams`` into micro-batches: the shortest cycle, then the fewest steps."""

@@ -1,0 +1,113 @@
+"""Whether a model fits: weights of each stage and the KV cache, against a GPU or this machine's memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from app.doctor.findings import OK, PROBLEM, WARNING, Finding
+from app.doctor.machine import gpu_memory_gib
+from app.inputs.models import is_on_hub, texts_path
+from app.planning.sizes import ModelSizes, sizes_of, usable_bytes
+from engine.errors import ConfigError, SpectraError
+from engine.model.partition import GIB
+from engine.model.ranges import LayerRange
+from engine.model.weights.tensors import check_files
+from engine.target.options import CPU_CACHE
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What would be served.
+
+    Attributes:
+        model: as ``spectra serve`` takes it.
+        stages: of its pipeline.
+        kv_gib: over all stages, or ``auto``.
+        gpu_memory_gib: of one GPU; None: that of this machine's GPUs, or its memory if it has none.
+        dtype: None: the checkpoint's on a GPU, float32 on a CPU.
+        quantization: as ``spectra serve`` takes it.
+    """
+
+    model: str
+    stages: int
+    kv_gib: float | str
+    gpu_memory_gib: float | None
+    dtype: str | None
+    quantization: str | None
+
+    def __post_init__(self) -> None:
+        if self.stages < 1:
+            raise ConfigError(f"--stages is {self.stages}; it must be at least 1")
+        if not isinstance(self.kv_gib, str) and not 0 < self.kv_gib <= 1 << 20:
+            raise ConfigError(f"--kv-gib is {self.kv_gib:g}; it must be above 0 and at most {1 << 20}, or auto")
+
+
+def fit(asked: Asked, share: float) -> Iterator[Finding]:
+    """Whether its files are there and its stages have room; ``share`` of a GPU is for weights and KV cache."""
+    memory = asked.gpu_memory_gib or gpu_memory_gib()
+    dtype = asked.dtype or ("float32" if memory is None else None)
+    try:
+        yield _files(asked.model)
+        sizes = sizes_of(asked.model, None, dtype, asked.quantization)
+        limit = None if memory is None else usable_bytes(memory, share)
+        kv_bytes = _cache(sizes, asked, limit)
+        held = sizes.stages(_split(sizes, asked.stages, kv_bytes, limit), kv_bytes)
+    except SpectraError as error:
+        yield Finding("model", PROBLEM, str(error))
+        return
+    for i, one in enumerate(held):
+        yield Finding(f"stage {i}", OK, str(one))
+    needs = [one.weights + one.kv for one in held]
+    if limit is not None and isinstance(asked.kv_gib, str):
+        needs = [one.weights + one.kv + sizes.step_bytes(one.layers.is_last) for one in held]
+        yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB", "weights, KV cache and a step")
+    elif limit is None:  # stages share the machine's memory
+        yield _room(sum(needs), psutil.virtual_memory().available, "this machine's memory that is available")
+    else:
+        yield _room(max(needs), limit, f"{share:.0%} of a GPU's {memory:g} GiB")
+
+
+def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
+    """Bytes of KV cache over all stages."""
+    if not isinstance(asked.kv_gib, str):
+        return int(asked.kv_gib * GIB)
+    if limit is None:
+        return CPU_CACHE
+    empty = sizes.stages(sizes.split(asked.stages), 0)
+    room = [limit - one.weights - sizes.step_bytes(one.layers.is_last) for one in empty]
+    least = min(left // len(one.layers) for left, one in zip(room, empty, strict=True))
+    return max(0, least) * sizes.spec.n_layers
+
+
+def _files(model: str) -> Finding:
+    """Weights may be missing: a plan needs the config alone.
+
+    Raises:
+        SpectraError: there is no such model.
+    """
+    path = texts_path(model)
+    try:
+        check_files(path)
+    except SpectraError as error:
+        remedy = "they are fetched when a server starts" if is_on_hub(model) else "a server needs them"
+        return Finding("model", WARNING, f"{path} has a config, but its weights cannot be read ({error})", remedy)
+    return Finding("model", OK, str(path))
+
+
+def _split(sizes: ModelSizes, stages: int, kv_bytes: int, limit: int | None) -> list[LayerRange]:
+    """With room for all stages if there is such a split, else the one without limits."""
+    if limit is not None:
+        with contextlib.suppress(ConfigError):
+            return sizes.split(stages, kv_bytes, limit)
+    return sizes.split(stages, kv_bytes)
+
+
+def _room(needed: int, limit: int, where: str, what: str = "weights and KV cache") -> Finding:
+    says = f"{needed / GIB:.2f} GiB of {what}; {where}: {limit / GIB:.2f} GiB"
+    if needed <= limit:
+        return Finding("memory", OK, says)
+    return Finding("memory", PROBLEM, says, "more stages, a smaller --kv-gib or --quantization int8 or fp8 take less")

@@ -1,0 +1,166 @@
+"""How a number of GPUs can hold a model: stages and replicas, memory of each stage, and estimated rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.planning.cluster import Cluster, Decoding
+from app.planning.sizes import ModelSizes
+from engine.errors import ConfigError
+from engine.model.partition import GIB
+from engine.model.ranges import LayerRange
+from engine.model.sizes import StageMemory
+from engine.simulated.profile import PipelineProfile
+
+STREAMS = (1, 8, 32, 128, 512)
+BLOCK = 64  # tokens of a KV block, as --block-size has it; the last one of a sequence is part empty
+MOST_GPUS = 4096
+
+Profiles = Callable[[Sequence[LayerRange]], PipelineProfile]
+"""The profile of a pipeline with these layers a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What speculation is assumed to do.
+
+    Attributes:
+        tokens_per_forward: None: the fit of docs/scaling.md, at the tree that pays best.
+        nodes: drafted a step, where ``tokens_per_forward`` is given.
+    """
+
+    tokens_per_forward: float | None = None
+    nodes: int = 63
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_forward is not None and not 1 <= self.tokens_per_forward <= self.nodes + 1:
+            raise ConfigError(
+                f"--tokens-per-forward is {self.tokens_per_forward:g}; it must be 1 to {self.nodes + 1}, the "
+                "nodes of a tree and the bonus token"
+            )
+
+    def of(self, cluster: Cluster, streams: int) -> Decoding:
+        """Rates of so many streams with drafts."""
+        if self.tokens_per_forward is not None:
+            return cluster.decoding(streams, self.nodes, self.tokens_per_forward)
+        return cluster.speculating(streams, cluster.best_nodes(streams))
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Estimated tokens per second of so many streams over all replicas, without drafts and with them."""
+
+    streams: int
+    plain: float
+    drafted: float
+    nodes: int  # of a tree
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A way to use all GPUs.
+
+    Attributes:
+        replicas: pipelines.
+        held: what each stage of a pipeline holds, its part of the KV cache included; empty: it does not fit.
+        kv_bytes: KV cache of one pipeline over its stages.
+        sequences: of the asked context that fit at once, over all replicas.
+        rates: of the numbers of streams that fit.
+        why_not: why it does not fit; "": it does.
+    """
+
+    replicas: int
+    stages: int
+    held: Sequence[StageMemory] = ()
+    kv_bytes: int = 0
+    sequences: int = 0
+    rates: Sequence[Rate] = ()
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is planned.
+
+    Attributes:
+        gpus: of all replicas.
+        usable: bytes of one GPU for weights and KV cache.
+        context: tokens of a sequence, prompt and output.
+        stages: of a pipeline; None: every number that divides the GPUs.
+    """
+
+    gpus: int
+    usable: int
+    context: int
+    stages: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.gpus <= MOST_GPUS:
+            raise ConfigError(f"--gpus is {self.gpus}; it must be 1 to {MOST_GPUS}")
+        if self.context < 1:
+            raise ConfigError(f"--context is {self.context}; it must be at least 1")
+        if self.stages is not None and (self.stages < 1 or self.gpus % self.stages):
+            raise ConfigError(f"--stages is {self.stages}; it must divide --gpus, {self.gpus}")
+
+    @property
+    def cuts(self) -> list[int]:
+        """Numbers of stages to look at."""
+        return [n for n in range(1, self.gpus + 1) if self.gpus % n == 0 and self.stages in (None, n)]
+
+
+def layouts(
+    sizes: ModelSizes, wanted: Wanted, profiles: Profiles, software: tuple[float, float], drafts: Drafts
+) -> list[Layout]:
+    """Every layout, fewest stages first.
+
+    Args:
+        sizes: of the model.
+        wanted: what is planned.
+        profiles: makes the profile of a pipeline.
+        software: ``hop_s`` and ``turn_s`` of `Cluster`.
+        drafts: what speculation is assumed to do.
+
+    Raises:
+        ConfigError: the context is longer than the model's.
+    """
+    if wanted.context > sizes.spec.max_positions:
+        raise ConfigError(f"--context is {wanted.context}; the model allows {sizes.spec.max_positions} tokens")
+    return [_layout(sizes, wanted, n, profiles, software, drafts) for n in wanted.cuts if n <= sizes.spec.n_layers]
+
+
+def chosen(found: Sequence[Layout]) -> Layout | None:
+    """The layout that holds most sequences, of several the one with fewest stages; None: the model fits in none."""
+    return max((one for one in found if not one.why_not), key=lambda one: one.sequences, default=None)
+
+
+def _layout(
+    sizes: ModelSizes,
+    wanted: Wanted,
+    stages: int,
+    profiles: Profiles,
+    software: tuple[float, float],
+    drafts: Drafts,
+) -> Layout:
+    replicas = wanted.gpus // stages
+    blocks = -(-wanted.context // BLOCK) + 1  # one for the tree behind the text
+    sequence = blocks * BLOCK * sizes.kv_token_bytes
+    try:
+        ranges = sizes.split(stages, sequence, wanted.usable)
+    except ConfigError:
+        largest = max(one.weights + one.kv for one in sizes.stages(sizes.split(stages, sequence), sequence)) / GIB
+        lacks = f"a stage would hold {largest:.1f} GiB, one sequence's cache included, of {wanted.usable / GIB:.1f}"
+        return Layout(replicas, stages, why_not=lacks)
+    kv_bytes = sizes.kv_room(ranges, wanted.usable)
+    fits = kv_bytes // sequence
+    cluster = Cluster(profiles(ranges), stages, *software, wanted.context)
+    rates = [_rate(cluster, n, replicas, drafts) for n in STREAMS if n <= fits * replicas]
+    return Layout(replicas, stages, sizes.stages(ranges, kv_bytes), kv_bytes, fits * replicas, rates)
+
+
+def _rate(cluster: Cluster, streams: int, replicas: int, drafts: Drafts) -> Rate:
+    """Streams are spread over replicas; those that are used have as many each."""
+    used = min(streams, replicas)
+    each = streams // used
+    plain, drafted = cluster.decoding(each), drafts.of(cluster, each)
+    return Rate(streams, plain.tokens_per_s * used, drafted.tokens_per_s * used, drafted.nodes)

@@ -1,0 +1,131 @@
+"""What a model takes on its stages: weights, and room for the KV cache, from its ``config.json`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.inputs.models import texts_path
+from engine.errors import ConfigError
+from engine.model.loader import load_config
+from engine.model.partition import GIB, ModelParts, partition
+from engine.model.ranges import LayerRange
+from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
+from engine.model.spec import ModelSpec, read_spec
+from engine.target.loading import resolve_dtype
+from engine.target.memory import step_bytes
+from engine.target.options import STEP_ROWS
+
+DEVICE = "cuda"  # what plans are made for: its default dtype is the checkpoint's
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """A model by its sizes.
+
+    Attributes:
+        spec: of its config.
+        parameters: of every part, a number.
+        weights: of every part, bytes.
+        dtype: of what is not int8, and of the KV cache.
+        config: Hugging Face's.
+    """
+
+    spec: ModelSpec
+    parameters: ModelParts
+    weights: ModelParts
+    dtype: torch.dtype
+    config: Any
+
+    @classmethod
+    def of(cls, config: Any, dtype: torch.dtype, quantization: str | None = None) -> ModelSizes:
+        """Sizes of a Hugging Face config.
+
+        Raises:
+            ConfigError: ``quantization`` is unknown, or its package is not installed.
+            UnsupportedModelError: the architecture is not supported.
+        """
+        spec = read_spec(config)
+        return cls(spec, parameters(config, spec), weight_bytes(config, spec, dtype, quantization), dtype, config)
+
+    @property
+    def n_parameters(self) -> int:
+        """Of the whole model."""
+        return int(self.parameters.of(0, self.spec.n_layers))
+
+    @property
+    def bytes(self) -> int:
+        """Weights of the whole model."""
+        return int(self.weights.of(0, self.spec.n_layers))
+
+    @property
+    def kv_layer_bytes(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.spec.n_kv_heads * self.spec.head_dim * self.dtype.itemsize
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Keys and values of one token in all layers."""
+        return self.spec.n_layers * self.kv_layer_bytes
+
+    def split(self, stages: int, kv_bytes: int = 0, limit: int | None = None) -> list[LayerRange]:
+        """Layers of every stage, as ``--layer-split auto`` has them.
+
+        Args:
+            stages: how many.
+            kv_bytes: of the cache over all stages.
+            limit: bytes of weights and cache that one stage may take; None: any number.
+
+        Raises:
+            ConfigError: there are more stages than layers, or no split fits into ``limit``.
+        """
+        costs = ModelParts(self.parameters.layers, 0, self.parameters.head)
+        held = with_kv(self.weights, kv_bytes // self.spec.n_layers)
+        return partition(costs, held, stages, None if limit is None else (limit,) * stages)
+
+    def stages(self, ranges: Sequence[LayerRange], kv_bytes: int) -> list[StageMemory]:
+        """What each stage holds of weights and of a cache of ``kv_bytes`` over all stages."""
+        return stage_memory(self.weights, kv_bytes // self.spec.n_layers, ranges)
+
+    def step_bytes(self, is_last: bool) -> int:
+        """About what the largest step takes on a stage beside weights and cache, as ``--kv-gib auto`` leaves it."""
+        return step_bytes(self.config, self.spec, STEP_ROWS, is_last, is_exact=False)
+
+    def kv_room(self, ranges: Sequence[LayerRange], usable: int) -> int:
+        """Bytes of KV cache over all stages for which ``usable`` bytes a stage have room beside weights; the stage with
+        least room a layer decides, since every token is in all layers."""
+        held = stage_memory(self.weights, 0, ranges)
+        least = min((usable - one.weights) / len(one.layers) for one in held)
+        return max(0, int(least)) * self.spec.n_layers
+
+
+def sizes_of(
+    model: str, revision: str | None = None, dtype: str | None = None, quantization: str | None = None
+) -> ModelSizes:
+    """Sizes of a model as users name it; a path may be that of a ``config.json`` or of its folder. Reads no weights.
+
+    Raises:
+        ConfigError: there is no such model, or ``dtype`` or ``quantization`` is unknown.
+        UnsupportedModelError: the folder has no config, or its architecture is not supported.
+    """
+    file = Path(model).expanduser()
+    path = file.parent if file.name == "config.json" and file.is_file() else texts_path(model, revision)
+    config = load_config(path)
+    return ModelSizes.of(config, resolve_dtype(dtype, read_spec(config), DEVICE), quantization)
+
+
+def usable_bytes(gpu_memory_gib: float, share: float) -> int:
+    """Of a GPU, for weights and KV cache.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if not 0 < gpu_memory_gib <= 1 << 20:
+        raise ConfigError(f"--gpu-memory-gib is {gpu_memory_gib}; it must be above 0 and at most {1 << 20}")
+    if not 0 < share <= 1:
+        raise ConfigError(f"--usable is {share}; it must be above 0 and at most 1")
+    return int(gpu_memory_gib * GIB * share)

@@ -1,0 +1,108 @@
+"""Plans against arithmetic that is written out, and against what a server would do with the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.planning.cluster import Cluster
+from app.planning.hardware import Hardware, derived_profile, spread
+from app.planning.layouts import BLOCK, Drafts, Layout, Wanted, chosen, layouts
+from app.planning.sizes import ModelSizes
+from engine.errors import ConfigError
+from engine.model.partition import GIB
+from engine.simulated.profile import PROFILES
+from tools.shapes import llama_8b, llama_70b
+
+USABLE = 72 * GIB
+SEVENTY = ModelSizes.of(llama_70b(), torch.bfloat16)
+
+
+def of_paper(ranges: object) -> object:
+    return spread(PROFILES["70b-h100x4"], len(ranges))  # type: ignore[arg-type]
+
+
+def planned(gpus: int, stages: int | None = None, drafts: Drafts | None = None, context: int = 1500) -> list[Layout]:
+    wanted = Wanted(gpus, USABLE, context, stages)
+    return layouts(SEVENTY, wanted, of_paper, (3e-4, 5e-4), drafts or Drafts())  # type: ignore[arg-type]
+
+
+def test_every_stage_is_within_its_gpu_and_one_more_token_would_not_be() -> None:
+    for found in planned(8):
+        if found.why_not:
+            continue
+        taken = [one.weights + one.kv for one in found.held]
+        assert max(taken) <= USABLE
+        assert sum(one.weights for one in found.held) == SEVENTY.bytes
+        assert sum(one.kv for one in found.held) == found.kv_bytes
+        tightest = max(zip(taken, found.held, strict=True), key=lambda pair: pair[0])
+        assert tightest[0] + len(tightest[1].layers) * SEVENTY.kv_layer_bytes > USABLE
+        of_one = (-(-1500 // BLOCK) + 1) * BLOCK * SEVENTY.kv_token_bytes
+        assert found.sequences == found.replicas * (found.kv_bytes // of_one)
+
+
+def test_a_model_that_is_too_large_says_what_it_lacks_and_is_not_chosen() -> None:
+    (one,) = planned(1)
+    assert one.why_not.startswith("a stage would hold 131.")
+    assert chosen([one]) is None
+    best = chosen(planned(8))
+    assert best is not None
+    assert (best.replicas, best.stages) == (1, 8)
+
+
+def test_the_layout_that_holds_most_sequences_is_chosen_fewest_stages_first() -> None:
+    held = [
+        Layout(8, 1, sequences=9),
+        Layout(4, 2, sequences=12),
+        Layout(2, 4, sequences=12),
+        Layout(1, 8, sequences=10),
+    ]
+    assert chosen(held) is held[1]
+    assert chosen([Layout(8, 1, sequences=9, why_not="too large"), held[3]]) is held[3]
+
+
+def test_rates_are_those_of_the_model_for_the_paper_s_cluster() -> None:
+    found = planned(4, 4, Drafts(2.52, 128))[0]
+    rates = {rate.streams: rate for rate in found.rates}
+    assert (rates[1].plain, rates[1].drafted) == pytest.approx((14.4, 28.5), rel=0.02)  # 14.7 and 28.9 without software
+    two = planned(4, 2)[0]
+    assert two.replicas == 2
+    cluster = Cluster(of_paper([None] * 2), 2, 3e-4, 5e-4, 1500)  # type: ignore[arg-type]
+    assert {rate.streams: rate.plain for rate in two.rates}[8] == pytest.approx(2 * cluster.decoding(4).tokens_per_s)
+
+
+def test_a_derived_profile_reads_weights_once_a_step_or_waits_for_launches() -> None:
+    sizes = ModelSizes.of(llama_8b(), torch.bfloat16)
+    ranges = sizes.split(1)
+    read = (sizes.bytes - sizes.weights.embed) / 4.3e12
+    graphs = derived_profile(sizes, ranges, Hardware(launch_s=0.0))
+    assert graphs.base_s == pytest.approx(read)
+    assert graphs.flat_rows == pytest.approx(790e12 / 4.3e12, rel=0.01)  # bytes of bf16 weights are twice as many
+    assert derived_profile(sizes, ranges, Hardware()).base_s == pytest.approx((32 * 40 + 48) * 6e-6)
+    assert derived_profile(sizes, sizes.split(2), Hardware(launch_s=0.0)).base_s < graphs.base_s
+
+
+def test_longer_contexts_hold_fewer_sequences_and_slow_a_batch_down() -> None:
+    profile = derived_profile(SEVENTY, SEVENTY.split(4), Hardware())
+    short, long = (Cluster(profile, 4, context=context).decoding(64).tokens_per_s for context in (500, 8000))
+    assert short > long
+    assert planned(8, 8, context=500)[0].sequences > planned(8, 8, context=8000)[0].sequences
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Wanted(0, USABLE, 10), "--gpus is 0"),
+        (lambda: Wanted(8, USABLE, 10, 3), "--stages is 3; it must divide --gpus, 8"),
+        (lambda: Wanted(8, USABLE, 0), "--context is 0"),
+        (lambda: Drafts(0.5), "--tokens-per-forward is 0.5"),
+        (lambda: Drafts(9.0, 4), "it must be 1 to 5"),
+        (lambda: Hardware(memory_bytes_per_s=0), "--memory-tbs"),
+        (lambda: Hardware(memory_bytes_per_s=1e-300), "it must be 1e-06 to 1e"),
+        (lambda: Hardware(launch_s=-1), "--launch-us"),
+        (lambda: planned(8, context=1 << 20), "the model allows 131072 tokens"),
+    ],
+)
+def test_what_is_out_of_range_is_named(make: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make()  # type: ignore[operator]
