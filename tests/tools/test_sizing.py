@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from app.planning.sizes import ModelSizes
 from engine.model.partition import GIB
-from engine.model.spec import read_spec
 from tools.shapes import SHAPES
-from tools.sizing import HEADINGS, Hardware, kv_bytes, main, row
+from tools.sizing import HEADINGS, Hardware, main, row
 
 H100 = Hardware(gpu=80 * GIB, usable=0.9, room=0.2, read=1.5e9, rows=20_000)
 
@@ -18,7 +18,7 @@ def cells(name: str, quantization: str | None = None, hardware: Hardware = H100)
 
 
 def test_a_70b_has_the_published_sizes() -> None:
-    assert kv_bytes(read_spec(SHAPES["Llama 3.3 70B"]()), torch.bfloat16) == 320 * 1024
+    assert ModelSizes.of(SHAPES["Llama 3.3 70B"](), torch.bfloat16).kv_token_bytes == 320 * 1024
     found = cells("Llama 3.3 70B")
     assert found["GPUs a replica"] == "4"
     assert found["a row between stages, KiB"] == "16"
