@@ -11,6 +11,7 @@ from app.api.edge import EdgeOptions, make_edge
 from app.composition.checks import checked, pinned
 from app.composition.operation import access_options, log_options, trace_options
 from app.composition.pipeline import aliases, pipeline_options, router_options, target_options
+from app.composition.playground import playground_options
 from app.composition.retrieval import retrieval_options
 from app.composition.serve_options import CPUS, of_ingress, of_retrieval, of_router, of_target
 from app.composition.speculation import check_served_drafter, placement, served_speculators
@@ -40,7 +41,18 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         UnknownMethodError: the method is unknown or not available yet.
         UnsupportedModelError: a model cannot be run.
     """
-    config = pinned(checked(args if isinstance(args, ServeConfig) else config_of(args)))
+    return application(args if isinstance(args, ServeConfig) else config_of(args))
+
+
+def application(config: ServeConfig, *, is_private: bool = False) -> Application:
+    """The application of a configuration; raises as ``build_app``.
+
+    Args:
+        config: of the application.
+        is_private: only this machine's users reach its HTTP port, and its Ray is its own: with the demo model, the page
+            for operators may then kill processes.
+    """
+    config = pinned(checked(config))
     check_served_drafter(config)
     served = retrieval_options(config)
     retrieval = served and serve.deployment(RetrievalDeployment, name="Retrieval", **of_retrieval(config)).bind(served)
@@ -54,7 +66,7 @@ def build_app(args: ServeConfig | dict[str, Any]) -> Application:
         retrieved=served,
     )
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress", **of_ingress(config))
-    return ingress.bind(router, make_edge, _edge(config), config.router_patience)
+    return ingress.bind(router, make_edge, _edge(config, is_private), config.router_patience)
 
 
 def _targets(config: ServeConfig) -> list[Application]:
@@ -69,7 +81,7 @@ def _targets(config: ServeConfig) -> list[Application]:
     ]
 
 
-def _edge(config: ServeConfig) -> EdgeOptions:
+def _edge(config: ServeConfig, is_private: bool) -> EdgeOptions:
     return EdgeOptions(
         target_name(config.model),
         config.revision,
@@ -83,4 +95,5 @@ def _edge(config: ServeConfig) -> EdgeOptions:
         trace_options(config),
         config.tool_parser,
         config.reasoning_parser,
+        playground_options(config, is_private=is_private),
     )

@@ -16,10 +16,14 @@ Lossless speculative decoding: a large language model, faster, writing exactly w
 
   spectra serve                      start the OpenAI-compatible server with the demo model
   spectra generate --prompt "..."    complete one prompt (or a file of prompts) offline, without a server
+  spectra chat                       talk to a running server, and see who drafted which token
   spectra bench --prompts F.jsonl    compare methods on the same prompts: acceptance, speed, identity
   spectra load --url U               load an OpenAI-compatible server: latencies, throughput, errors, identity of texts
   spectra keys new --file F          make a key for `serve --api-keys F`
   spectra check F.yaml               name what is misspelt in a Serve config file, which Ray would drop
+  spectra doctor                     look whether this machine has what a server needs
+  spectra plan --model M --gpus N    say how a model fits on GPUs, and estimate what they would give
+  spectra completion bash            make a script that completes commands and flags in bash, zsh or fish
   spectra k8s render --overlay NAME  make the manifests of an overlay in k8s/overlays
   spectra env                        show what every node of a cluster has in its environment before Ray starts
   spectra heads find --out F.json    find the attention heads that pld-plus-a reads
@@ -31,6 +35,7 @@ ROOMS = {  # of app/commands, and what is said of the commands in each; "": in n
     "": {
         "serve": "start the OpenAI-compatible server",
         "generate": "complete prompts offline",
+        "chat": "talk to a running server in a terminal",
     },
     "measuring": {
         "bench": "compare methods on the same prompts",
@@ -39,6 +44,9 @@ ROOMS = {  # of app/commands, and what is said of the commands in each; "": in n
     "operation": {
         "keys": "make, list and revoke the keys of a server",
         "check": "name what is misspelt in a Serve config file or a RayService",
+        "doctor": "look whether this machine has what a server needs",
+        "plan": "say how a model fits on GPUs, and estimate what they would give",
+        "completion": "make a script that completes commands in a shell",
         "k8s": "make the manifests of an overlay for Kubernetes",
         "env": "show the environment that every node of a cluster needs before its Ray starts",
     },
@@ -62,10 +70,14 @@ class Command(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As every parser does, the arguments added before."""
+        self.fill()
+        return super().parse_known_args(args, namespace)
+
+    def fill(self) -> None:
+        """Add the arguments now."""
         if self._module:
             import_module(self._module).add_arguments(self)
             self._module = ""
-        return super().parse_known_args(args, namespace)
 
 
 class _Version(argparse.Action):
@@ -91,7 +103,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; a mistake of the user's is one line on stderr and status 2."""
-    arguments = parser().parse_args(argv)
+    top = parser()
+    arguments = top.parse_args(argv)
+    if "parser" in arguments:  # of a command that is about all commands
+        arguments.parser = top
     try:
         status: int = arguments.run(arguments)
     except SpectraError as error:

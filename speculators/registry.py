@@ -16,7 +16,7 @@ from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
 from speculators.grammar import GrammarConfig, GrammarDrafts
-from speculators.methods import TRAINED, check_name, method_names
+from speculators.methods import AVAILABLE, TRAINED, check_name, method_names
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
@@ -133,6 +133,21 @@ def create(
     factories = {**_FACTORIES, **(extra or {})}
     joined = _parts(method_names(method, factories), factories, options, {} if parts is None else parts)
     return joined[0] if len(joined) == 1 else Combined(joined, options.combination)
+
+
+def available(options: SpeculatorOptions) -> tuple[str, ...]:
+    """The names that can be made of ``options``: the others lack their corpus, layer, heads, tokenizer or drafter."""
+    has_input = {
+        "rest": options.retrieval is not None,
+        "spectra-retrieval": options.retrieval is not None,
+        "pld-plus-h": options.pld_plus.layer is not None,
+        "pld-plus-a": bool(options.pld_plus.heads),
+        "adapld": options.adapld.layer is not None,
+        "draft-model": options.draft_model.path is not None,
+        "grammar": options.grammar is not None,
+        **{name: name == options.trained for name in TRAINED},
+    }
+    return tuple(name for name in AVAILABLE if has_input.get(name, True))
 
 
 def _parts(

@@ -29,7 +29,7 @@ class Caller:
     methods: frozenset[str] | None = None  # of speculation, that its requests may name; all have the default
     max_nodes: int | None = None  # drafted nodes per step; None: the server's limit
     is_admin: bool = True  # may read /metrics, and see drafts, which may be texts of others
-    names_tenant: bool = False  # a request's ``user`` says whose turn it takes
+    names_tenant: bool = False  # a request's ``user`` names the tenant in the queue
     limited_by: str = ""
 
     def check_priority(self, priority: int) -> None:
@@ -37,9 +37,13 @@ class Caller:
         if not self.first_priority <= priority <= self.last_priority:
             raise not_permitted(f"priority is {priority}, but {self.limited_by}", "priority")
 
+    def may_name(self, method: str) -> bool:
+        """Whether a request of this caller may name the method, several joined by ``+``."""
+        return self.methods is None or self.methods.issuperset(map(str.strip, method.split("+")))
+
     def check_method(self, method: str) -> None:
         """Raises AccessError (403) if a request of this caller may not name the method, several joined by ``+``."""
-        if method and self.methods is not None and not self.methods.issuperset(map(str.strip, method.split("+"))):
+        if method and not self.may_name(method):
             message = f"speculative.method is {method[:64]!r}, but {self.limited_by}"
             raise not_permitted(message, "speculative.method")
 

@@ -6,7 +6,7 @@ Its work is per request; events of a stream pass it untouched.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -71,16 +71,22 @@ class Gate:
         options: who may ask for what.
         keyring: the keys, if ``options`` name a file.
         answer: makes a response of a refusal.
+        pages: further paths that need no key.
     """
 
     def __init__(
-        self, app: ASGIApp, options: AccessOptions, keyring: Keyring | None, answer: Callable[[Exception], Response]
+        self,
+        app: ASGIApp,
+        options: AccessOptions,
+        keyring: Keyring | None,
+        answer: Callable[[Exception], Response],
+        pages: Collection[str] = (),
     ) -> None:
         self._app = app
         self._keyring = keyring
         self._header = (options.tenant_header or "").lower().encode()
         self._anybody = IN_CLUSTER if options.trust_clients else STRANGER
-        self._open = (*OPEN, METRICS) if options.open_metrics else OPEN
+        self._open = {*OPEN, *pages, *((METRICS,) if options.open_metrics else ())}
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

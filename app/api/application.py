@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -18,9 +16,9 @@ from app.api.errors import ErrorAnswer, answer_for
 from app.api.http import Api
 from app.api.observed import Observed
 from app.api.streaming import ClientGone
+from app.playground.playground import Handler, Playground
 from app.telemetry.exchange import current
 
-Handler = Callable[[Request], Awaitable[Response]]
 EXPOSED = (  # headers that pages of other origins may read
     "Retry-After",
     "X-Request-Id",
@@ -38,6 +36,8 @@ def _with_errors(handler: Handler) -> Handler:
         except (ClientGone, ClientDisconnect):
             current().is_client_gone = True
             return Response(status_code=CLIENT_CLOSED)
+        except HTTPException:  # has an answer of its own
+            raise
         except Exception as error:
             response = answer_for(error).response()
         visit = visit_of(request.scope)
@@ -56,13 +56,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return ErrorAnswer(error.status_code, message, None, code, dict(error.headers or {})).noted().response()
 
 
-def create_app(api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None) -> FastAPI:
+def create_app(
+    api: Api,
+    access: AccessOptions | None = None,
+    keyring: Keyring | None = None,
+    playground: Playground | None = None,
+) -> FastAPI:
     """The ASGI application with the routes of ``api``; it cannot be pickled, so make it where it runs.
 
     Args:
         api: the endpoints.
         access: who may ask for what; by default all clients, for what needs no trust.
         keyring: the keys, if ``access`` names a file of them.
+        playground: pages for people; None: there are none.
     """
     access = access or AccessOptions()
     app = FastAPI(title="spectra-serve", docs_url=None, redoc_url=None, openapi_url=None)
@@ -81,9 +87,16 @@ def create_app(api: Api, access: AccessOptions | None = None, keyring: Keyring |
         ("GET", "/ping", api.ping),
         ("GET", "/metrics", api.metrics),
         ("GET", "/version", api.version),
+        *(playground.routes if playground is not None else ()),
     ]
     app.router.routes.extend(Route(path, _with_errors(handler), methods=[method]) for method, path, handler in routes)
-    app.add_middleware(Gate, options=access, keyring=keyring, answer=lambda error: answer_for(error).response())
+    app.add_middleware(
+        Gate,
+        options=access,
+        keyring=keyring,
+        answer=lambda error: answer_for(error).response(),
+        pages=() if playground is None else playground.open_paths,
+    )
     if access.cors_origins:  # outside of the gate: a browser's first question carries no key
         app.add_middleware(
             CORSMiddleware,

@@ -23,7 +23,10 @@ from app.api.requests.parsing import validated
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.api.service import Settings
 from app.inputs.tokenizers import load_tokenizer
+from app.playground.options import PlaygroundOptions
+from app.playground.playground import Playground
 from deployments.ingress.client import RouterClient
+from deployments.ingress.victims import Victims
 from deployments.observability.logs import LogOptions, configure
 from deployments.observability.traces import TraceOptions, tracer_of
 from engine.model.identity import tokenizer_hash_if_any
@@ -49,6 +52,7 @@ class EdgeOptions:
     traces: TraceOptions
     tool_parser: str
     reasoning_parser: str
+    playground: PlaygroundOptions | None = None  # None: there is none
 
 
 class Edge:
@@ -60,9 +64,15 @@ class Edge:
     fields and answers are those of the HTTP endpoints. An error is answered as HTTP does: ``{"error": {...}}``.
     """
 
-    def __init__(self, api: Api, access: AccessOptions | None = None, keyring: Keyring | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        access: AccessOptions | None = None,
+        keyring: Keyring | None = None,
+        playground: Playground | None = None,
+    ) -> None:
         self._api = api
-        self.app: FastAPI = create_app(api, access, keyring)
+        self.app: FastAPI = create_app(api, access, keyring, playground)
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a body as a whole, like the HTTP endpoint without ``stream``."""
@@ -127,4 +137,6 @@ def make_edge(client: RouterClient, options: EdgeOptions) -> Edge:
     if access.api_keys is not None:
         keyring = Keyring(Path(access.api_keys), access.replicas)
         keyring.follow()
-    return Edge(Api(client, tokenizer, settings, tracer_of(options.traces, "Ingress")), access, keyring)
+    shown = options.playground
+    playground = None if shown is None else Playground(shown, Victims() if shown.victims else None)
+    return Edge(Api(client, tokenizer, settings, tracer_of(options.traces, "Ingress")), access, keyring, playground)

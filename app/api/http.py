@@ -15,8 +15,9 @@ from starlette.responses import Response
 from app.access.caller import Caller, caller_of
 from app.access.gate import visit_of
 from app.api.answer_form import AnswerForm
-from app.api.answers.completions import Envelope, model_fields
+from app.api.answers.completions import Envelope
 from app.api.answers.logprobs import TokenTexts
+from app.api.answers.models import model_fields
 from app.api.answers.run import Writer, event_stream, whole_body
 from app.api.answers.stream_writer import StreamWriter
 from app.api.choice import Choice
@@ -114,13 +115,14 @@ class Api:
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         names = (self._card.name, *self._card.aliases)
-        return _json({"object": "list", "data": [model_fields(self._card, name) for name in names]})
+        caller = caller_of(request.scope)
+        return _json({"object": "list", "data": [model_fields(self._card, name, caller) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}; names may contain slashes."""
         name = request.path_params["name"]
         self._check_model(name)
-        return _json(model_fields(self._card, name))
+        return _json(model_fields(self._card, name, caller_of(request.scope)))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while this process lives; the body says how the server behind it fares."""

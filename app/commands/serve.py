@@ -18,7 +18,8 @@ from speculators.methods import method_names
 
 DESCRIPTION = """\
 Start the server on this machine and print "Ready: URL" once a request would succeed. Ctrl-C or SIGTERM stops it.
-Every flag from --model on is also a key of build_app's arguments in a Ray Serve config file.
+Every flag from --model on is also a key of build_app's arguments in a Ray Serve config file; what is true by default
+is switched off by --no-NAME as well.
 """
 REPEATED = ("name",)  # flags that may be given several times
 OBJECTS = {name for name, info in ServeConfig.model_fields.items() if get_origin(info.annotation) is dict}
@@ -57,6 +58,9 @@ def _add_flag(group: Any, name: str, info: FieldInfo) -> None:
         action="append" if name in REPEATED else "store",
         help=f"{info.description}{suffix}".replace("%", "%%"),
     )
+    if info.default is True:
+        off = {"action": "store_const", "const": "false", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        group.add_argument(f"--no-{flag(name)[2:]}", dest=name, **off)
 
 
 def _metavar(annotation: Any) -> str:

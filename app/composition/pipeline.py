@@ -8,6 +8,7 @@ from dataclasses import replace
 from app.composition.operation import log_options, trace_options
 from app.config.checks import drafter_settings, stage_memory
 from app.config.serve import ServeConfig
+from app.inputs.devices import AUTO
 from app.inputs.models import drafter_path, is_on_hub, target_name, texts_path
 from app.inputs.simulation import profile_at, simulation_of
 from app.version import SOFTWARE
@@ -37,11 +38,13 @@ def target_options(config: ServeConfig) -> TargetOptions:
         model=target_name(config.model),
         stages=config.stages,
         dtype=config.dtype,
-        device=config.device,
-        kv_bytes=int(config.kv_gib * GIB),
+        device=config.stage_device,
+        kv_bytes=None if config.kv_gib == AUTO else int(config.kv_gib * GIB),
         block_size=config.block_size,
+        step_rows=config.max_step_rows,
         max_model_len=config.max_model_len,
         quantization=config.quantization,
+        numerics=config.numerics,
         split=config.layer_split,
         stage_memory=stage_memory(config.stage_memory_gib),
         cost_folder="layer-costs",
@@ -81,8 +84,8 @@ def router_options(config: ServeConfig) -> RouterOptions:
     place = "served"
     if config.simulate is not None:  # another profile has other times
         place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
-    numbers, path = way(config.dtype, config.quantization), texts_path(config.model, config.revision)
-    costs = costs_name(path, numbers, config.device, config.stages, config.threads, config.kv_gib, place)
+    numbers, path = way(config.dtype, config.quantization, config.numerics), texts_path(config.model, config.revision)
+    costs = costs_name(path, numbers, config.stage_device, config.stages, config.threads, config.kv_gib, place)
     return RouterOptions(
         model=config.served_name,
         method=normalised(config.method),

@@ -24,7 +24,8 @@ class AccessFields(FieldGroup):
         description="header in which a gateway names the tenant of a request; only the gateway may then reach this",
     )
     trust_clients: bool = Field(
-        False, description="what clients say of priority, user (whose turn it is) and namespace counts, without a key"
+        False,
+        description="what clients say of priority, user (the tenant in the queue) and namespace counts, without a key",
     )
     open_metrics: bool = Field(
         False, description="/metrics needs neither an admin's key nor the gateway's header, for scrapers inside"

@@ -16,7 +16,7 @@ RESOURCE = re.compile(r"[A-Za-z_][\w.-]{0,62}", re.ASCII)
 RESERVED = ("CPU", "GPU", "TPU", "memory", "object_store_memory", "bundle")  # names that Ray gives a meaning of its own
 MAX_RESOURCES, MAX_AMOUNT = 8, 1000.0
 LEAST_AMOUNT = 1e-4  # Ray counts resources in these
-ASKS_NOTHING = (None, "none", "auto", "unix", "tcp")  # values that ask for nothing beyond what is there in any case
+ASKS_NOTHING = (None, "none", "auto", "unix", "tcp", "fast")  # values that ask for nothing beyond what is there
 
 
 def stage_memory(given: str | float | None) -> tuple[int, ...]:
@@ -75,14 +75,20 @@ def check_split_fields(fields: AllFields) -> None:
         raise ValueError(str(error)) from None
 
 
+def _on_cpu(fields: AllFields) -> str:
+    why = "" if fields.device == "cpu" else f" ({fields.device}, and no stage has a GPU: stage_gpus is 0)"
+    return f"device is cpu{why}, where fp32 is as exact"
+
+
 def check_unused_fields(fields: AllFields) -> None:
     """Raises ValueError if a field that was given cannot act beside the others; the message names both."""
     unused: tuple[tuple[bool, str, tuple[str, ...]], ...] = (
         (
             fields.simulate is not None,
             "simulate is set: simulated stages have no weights",
-            ("layer_split", "stage_memory_gib", "quantization"),
+            ("layer_split", "stage_memory_gib", "quantization", "numerics"),
         ),
+        (stage_device(fields) == "cpu", _on_cpu(fields), ("numerics",)),
         (
             (fields.max_replicas or fields.replicas) == 1,
             f"{'replicas' if fields.max_replicas is None else 'max_replicas'} is 1: there is no other to choose",
@@ -153,6 +159,14 @@ def check_edge_resources(given: Mapping[str, float]) -> None:
                 f"edge_resources names {name} with {amount:g}; it must be {LEAST_AMOUNT:g} to {MAX_AMOUNT:g}, in steps "
                 f"of {LEAST_AMOUNT:g}, as in 0.01"
             )
+
+
+def stage_device(fields: AllFields) -> str:
+    """Where stages run. With ``auto`` on a GPU if each reserves one: Ray shows a process the GPUs that are its own, so
+    torch sees one in a stage there, and in no other; what the machine has that reads this decides nothing."""
+    if fields.device != AUTO:
+        return fields.device
+    return "cuda" if fields.stage_gpus > 0 and fields.simulate is None else "cpu"
 
 
 def has_profiled_stages(fields: AllFields) -> bool:

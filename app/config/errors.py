@@ -34,7 +34,8 @@ RIGHT: Mapping[str, str] = {
 """Pydantic's type of error -> what would be right, with the names of the error's context."""
 _NAMED = re.compile(rf"\b({'|'.join(ServeConfig.model_fields)})\b(?= (is|names|goes|has no)\b)")
 FORMS = {
-    "device": "cpu, cuda or cuda:N",
+    "kv_gib": "above 0 (GiB), or auto",
+    "device": "auto, cpu, cuda or cuda:N",
     "tenant_header": "1 to 64 letters, digits and '-'",
     "retrieval_namespace": "1 to 128 letters, digits, '.', '_' and '-', no '.' first",
 }

@@ -9,6 +9,7 @@ from pydantic import Field
 from app.config.access_fields import AccessFields
 from app.config.answer_fields import AnswerFields
 from app.config.field_group import NAMESPACE_PATTERN, FieldGroup
+from app.config.http_fields import HttpFields
 from app.config.operation_fields import FailureFields, LogFields
 from app.config.scaling_fields import ScalingFields
 from app.demo.paths import DEMO
@@ -36,9 +37,18 @@ class ModelFields(FieldGroup):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="float32 on a CPU and the checkpoint's own on a GPU by default"
     )
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = Field("cpu", description="cpu or cuda")
-    quantization: Literal["int8"] | None = Field(
-        None, description="int8 makes the layers' matrices int8 by bitsandbytes (extra int8); not by default"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        "auto", description="of the stages: cpu, cuda, or auto, cuda if stage_gpus gives them GPUs and else cpu"
+    )
+    quantization: Literal["int8", "fp8"] | None = Field(
+        None,
+        description="makes the layers' matrices int8 or fp8, with a scale per output; int8 on a CPU is bitsandbytes' "
+        "(extra int8)",
+    )
+    numerics: Literal["fast", "exact"] = Field(
+        "fast",
+        description="on cuda: fast is Hugging Face's layers; exact is kernels that give a row of a step the same bits "
+        "with whatever it is computed, which have not run on a GPU yet",
     )
     simulate: str | None = Field(
         None,
@@ -89,7 +99,10 @@ class ScheduleFields(FieldGroup):
 
     TITLE: ClassVar[str] = "memory and scheduling"
 
-    kv_gib: Annotated[float, Field(gt=0)] = Field(0.5, description="GiB of KV cache over all stages")
+    kv_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = Field(
+        "auto",
+        description="GiB of KV cache over all stages; auto: what GPUs have left beside weights and steps, 0.5 on CPUs",
+    )
     block_size: AtLeastOne = Field(64, description="tokens per KV block")
     prefix_cache: bool = Field(
         True, description="keep the beginnings of texts in KV blocks that are free, for requests that begin alike"
@@ -212,21 +225,6 @@ class RetrievalFields(FieldGroup):
     live_interval: Annotated[float, Field(gt=0)] = Field(5.0, description="seconds between two reads of live text")
     live_compact_tokens: AtLeastOne = Field(
         1_000_000, description="tokens of live text that become a new snapshot, which is published"
-    )
-
-
-class HttpFields(FieldGroup):
-    """What clients may send, and who answers them."""
-
-    TITLE: ClassVar[str] = "HTTP"
-
-    ingress_replicas: AtLeastOne = Field(1, description="HTTP replicas, each a process")
-    default_max_tokens: AtLeastOne = Field(1024, description="tokens of an answer whose request gives no max_tokens")
-    max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="MiB of the largest request body")
-    edge_resources: dict[str, float] = Field(
-        default_factory=dict,
-        description="custom Ray resources that router, HTTP processes and retrieval ask for, so that they run on nodes "
-        """which have them, as in '{"edge": 0.01}'""",
     )
 
 

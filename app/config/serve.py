@@ -18,9 +18,11 @@ from app.config.checks import (
     check_split_fields,
     check_unused_fields,
     drafter_settings,
+    stage_device,
 )
 from app.config.fields import AllFields, MethodFields
 from app.demo.paths import DEMO
+from app.inputs.devices import AUTO
 from engine.errors import ConfigError, UnknownMethodError
 from engine.target.options import default_nodes
 from retrieval_store.service.manifest_feed import is_namespace
@@ -36,8 +38,8 @@ class ServeConfig(AllFields):
     def _check(self) -> ServeConfig:
         self._check_methods()
         self._check_devices()
-        if self.simulate is not None and self.device != "cpu":
-            raise ValueError(f"simulate needs no device, but device is {self.device}")
+        if self.simulate is not None and self.stage_device != "cpu":
+            raise ValueError(f"simulate needs no device, but device is {self.stage_device}")
         if self.simulate_answers is not None and self.simulate is None:
             raise ValueError("simulate_answers goes with simulate, which says how long a stage takes")
         check_split_fields(self)
@@ -85,12 +87,17 @@ class ServeConfig(AllFields):
                 f"draft_model on {drafter} needs speculator_actors of at least 1 and speculator_gpus above 0; "
                 """draft_model_options '{"device": "cpu"}' keeps it on the CPU"""
             )
-        if self.device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from an actor that reserves none
+        if self.stage_device != "cpu" and self.stage_gpus == 0:  # Ray hides the GPUs from an actor that reserves none
             raise ValueError(
                 f"stage_gpus is 0, but device is {self.device}: a stage needs a GPU (1) or a share of one, as in 0.5"
             )
-        if self.transport == "nccl" and self.device == "cpu":
+        if self.transport == "nccl" and self.stage_device == "cpu":
             raise ValueError("transport is nccl, but device is cpu; nccl needs stages on GPUs, gloo does not")
+
+    @property
+    def stage_device(self) -> str:
+        """Where stages run: cpu, cuda or cuda:N."""
+        return stage_device(self)
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -116,12 +123,15 @@ class ServeConfig(AllFields):
     @property
     def draft_nodes(self) -> int:
         """Drafted nodes per step of a request that names no number."""
-        return default_nodes(self.device) if self.max_nodes is None else self.max_nodes
+        return default_nodes(self.stage_device) if self.max_nodes is None else self.max_nodes
 
     @property
     def draft_model_settings(self) -> dict[str, Any]:
-        """Settings of draft-model without its path: dtype and device are the target's unless given."""
-        return {"dtype": self.dtype, "device": self.device, **self.draft_model_options}
+        """Settings of draft-model without its path: dtype, device and numerics are the target's unless given."""
+        given = {"dtype": self.dtype, "device": self.device, **self.draft_model_options}
+        if given["device"] == AUTO:
+            given["device"] = "cuda" if self.speculator_actors and self.speculator_gpus else "cpu"
+        return {"numerics": "fast" if given["device"] == "cpu" else self.numerics} | given
 
     @property
     def live_namespaces(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class BuildSettings:
             "--threads": (self.threads is None or self.threads >= 1, self.threads, "at least 1"),
             "--select": (self.select in (None, *SELECTIONS), self.select, " or ".join(SELECTIONS)),
             "--seed": (self.seed >= 0, self.seed, "0 or more"),
-            "--device": (all(_is_device(one) for one in self.devices), self.device, "cpu, cuda or cuda:N"),
+            "--device": (all(_is_device(one) for one in self.devices), self.device, "cpu, cuda, cuda:N or auto"),
         }
         for flag, (is_right, value, right) in checks.items():
             if not is_right:

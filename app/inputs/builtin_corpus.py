@@ -55,7 +55,11 @@ def builtin_snapshot(model: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         if not _is_whole(folder):
-            print("Indexing the standard library (once) ...", file=sys.stderr, flush=True)
+            print(
+                "Indexing Python's standard library, which spectra and rest draft from (once) ...",
+                file=sys.stderr,
+                flush=True,
+            )
             _build(model, Description(tokenizer_hash=key, vocab_size=vocab_size), folder)
     return folder
 

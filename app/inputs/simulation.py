@@ -13,8 +13,8 @@ from engine.simulated.answers import pack_recordings
 from engine.simulated.profile import PROFILES, PipelineProfile, Simulation, profile_of
 
 
-def profile_at(name: str) -> PipelineProfile:
-    """The profile of a name, or of a JSON file.
+def profile_at(name: str, flag: str = "--simulate") -> PipelineProfile:
+    """The profile of a name, or of a JSON file, as ``flag`` was given it.
 
     Raises:
         ConfigError: it is neither, or a field of the file is wrong.
@@ -24,17 +24,17 @@ def profile_at(name: str) -> PipelineProfile:
     path = Path(name).expanduser()
     if path.suffix != ".json" or not path.is_file():
         known = ", ".join(PROFILES)
-        raise ConfigError(f"--simulate is {name!r}: neither a profile ({known}) nor a JSON file (.json) with one")
+        raise ConfigError(f"{flag} is {name!r}: neither a profile ({known}) nor a JSON file (.json) with one")
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--simulate {path} cannot be read: {error}") from error
+        raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
     if not isinstance(given, dict):
-        raise ConfigError(f"--simulate {path}: no JSON object")
+        raise ConfigError(f"{flag} {path}: no JSON object")
     try:
         return profile_of(given)
     except ConfigError as error:
-        raise ConfigError(f"--simulate {path}: {error}") from error
+        raise ConfigError(f"{flag} {path}: {error}") from error
 
 
 def simulation_of(profile: str, answers: str | None, model: str, revision: str | None = None) -> Simulation:

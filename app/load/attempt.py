@@ -103,7 +103,7 @@ class Attempt:
             if data == DONE:
                 self._done = True
             elif not self._done:
-                self._event(_read(data), now)
+                self._event(read_event(data), now)
 
     def check_complete(self) -> None:
         """Call at the end of the bytes.
@@ -126,7 +126,7 @@ class Attempt:
 
     def _event(self, event: Event, now: float) -> None:
         if event.error is not None:
-            raise Failure(ERROR_EVENT, _message(event.error), retryable=True)
+            raise Failure(ERROR_EVENT, error_text(event.error), retryable=True)
         record = self._record
         for choice in event.choices or ():
             if added := choice.added:
@@ -152,12 +152,18 @@ class Attempt:
                 found.recovered = now - found.at
 
 
-def _read(data: bytes) -> Event:
+def read_event(data: bytes) -> Event:
+    """The event of its data.
+
+    Raises:
+        Failure: it is no chunk.
+    """
     try:
         return decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Failure(BAD_EVENT, f"{error}: {data[:100]!r}", retryable=False) from error
 
 
-def _message(error: object) -> str:
+def error_text(error: object) -> str:
+    """What an error event says."""
     return str(error.get("message", error) if isinstance(error, dict) else error)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from app.demo.paths import DEMO
-from app.inputs.devices import has_cuda_device
+from app.inputs.devices import AUTO, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError
@@ -20,13 +20,23 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
     """Flags that say what runs, which ``flag`` names, and how; ``batch_size`` is the default of that flag."""
     parser.add_argument(flag, dest="model", default=DEMO, help="directory or hub id (default: the demo model)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument(
+        "--device", type=device_named, default=AUTO, help="cpu, cuda, or auto: cuda if torch sees a GPU (default: auto)"
+    )
     parser.add_argument("--stages", type=int, default=1, metavar="P", help="pipeline stages, in this process")
     parser.add_argument(
         "--layer-split", default="auto", metavar="S", help="auto, even, measured, or counts: 22,20,20,18"
     )
     parser.add_argument("--stage-memory-gib", metavar="X[,X..]", help="GiB of weights and KV a stage may take")
-    parser.add_argument("--quantization", choices=["int8"], help="int8 matrices in the layers (extra int8)")
+    parser.add_argument(
+        "--numerics",
+        choices=["fast", "exact"],
+        default="fast",
+        help="exact: rows with the same bits in any step (cuda)",
+    )
+    parser.add_argument(
+        "--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers"
+    )
     parser.add_argument(
         "--batch-size",
         type=int,
@@ -34,7 +44,13 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
         metavar="B",
         help=f"questions side by side (default: {batch_size})",
     )
-    parser.add_argument("--kv-gib", type=float, default=0.5, metavar="X", help="KV cache, GiB (default: 0.5)")
+    parser.add_argument(
+        "--kv-gib",
+        type=cache_gib,
+        default=AUTO,
+        metavar="X",
+        help="KV cache, GiB; auto: what a GPU has left beside weights and a step, 0.5 on a CPU (default: auto)",
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="intra-op threads (default: 1)")
 
 
@@ -105,6 +121,21 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def cache_gib(given: str) -> float | str:
+    """GiB of KV cache, whose range is checked later, or ``auto``."""
+    if given == AUTO:
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r} must be above 0 (GiB), or auto") from None
+
+
+def is_cache(given: float | str) -> bool:
+    """Whether ``cache_gib`` can be had."""
+    return given == AUTO if isinstance(given, str) else 0 < given < float("inf")
+
+
 def draft_nodes(arguments: argparse.Namespace) -> int:
     """Drafted nodes per step: of the flags, or the device's default."""
     given: int | None = arguments.max_nodes
@@ -119,8 +150,8 @@ def check_flags(arguments: argparse.Namespace, temperature: float, *methods: str
         "--limit": (limit >= 1, arguments.limit, "at least 1"),
         "--threads": (arguments.threads >= 1, arguments.threads, "at least 1"),
         "--stages": (arguments.stages >= 1, arguments.stages, "at least 1"),
-        "--kv-gib": (0 < arguments.kv_gib < float("inf"), arguments.kv_gib, "above 0"),
-        "--device": (is_cuda or arguments.device == "cpu", arguments.device, "cpu or cuda"),
+        "--kv-gib": (is_cache(arguments.kv_gib), arguments.kv_gib, "above 0 (GiB), or auto"),
+        "--device": (is_cuda or arguments.device == "cpu", arguments.device, "cpu, cuda or auto"),
         "--max-new-tokens": (arguments.max_new_tokens >= 1, arguments.max_new_tokens, "at least 1"),
         "--temperature": (0 <= temperature <= 2, temperature, "0 to 2"),
         "--top-p": (0 < arguments.top_p <= 1, arguments.top_p, "above 0, at most 1"),

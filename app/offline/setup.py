@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from app.config.checks import drafter_settings, stage_memory
+from app.inputs.devices import AUTO
 from app.inputs.libraries import library_at
 from app.inputs.models import drafter_path, model_path
 from app.inputs.tokenizers import load_tokenizer
 from app.offline.flags import draft_nodes
 from app.offline.generator import Generator
-from app.speculation.drafter import offline_drafter
+from app.speculation.drafter import draft_model_bytes, offline_drafter
 from app.speculation.heads import offline_heads, with_model
 from app.speculation.step_costs import offline_costs
 from app.speculation.vocabulary import known_rows
@@ -46,12 +47,14 @@ def load_target(arguments: argparse.Namespace) -> LocalTarget:
         stages=arguments.stages,
         dtype=arguments.dtype,
         device=arguments.device,
-        kv_bytes=int(arguments.kv_gib * GIB),
+        kv_bytes=None if arguments.kv_gib == AUTO else int(arguments.kv_gib * GIB),
         quantization=arguments.quantization,
+        numerics=arguments.numerics,
         split=arguments.layer_split,
         stage_memory=stage_memory(arguments.stage_memory_gib),
         cost_folder="layer-costs",
         drafter=trained_drafter(arguments),
+        beside=draft_model_bytes(arguments),
     )
     check_stages(load_spec(path), arguments.stages)
     target = LocalTarget.load(options, path)

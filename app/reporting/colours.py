@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)  # ECMA-48's, those first that are easy to tell apart
 PLAIN = "\x1b[0m"
+
+
+class Palette:
+    """A colour for each source, given in the order in which sources are first painted."""
+
+    def __init__(self, sources: Iterable[str] = ()) -> None:
+        self._starts: dict[str, str] = {}
+        for name in sources:
+            self._start(name)
+
+    def painted(self, source: str, text: str) -> str:
+        """``text`` in the colour of its source, line by line, for pagers that end a colour with its line."""
+        start = self._start(source)
+        return "\n".join(f"{start}{line}{PLAIN}" if line else "" for line in text.split("\n"))
+
+    def legend(self, drafted: Mapping[str, int], own: int) -> str:
+        """Which colour is whose and how many tokens came from it, most first; ``own``: tokens of the target itself."""
+        most = sorted(drafted.items(), key=lambda entry: -entry[1])
+        return ", ".join([*(self.painted(name, f"{name} {n}") for name, n in most), f"the target's own {own}"])
+
+    def _start(self, source: str) -> str:
+        return self._starts.setdefault(source, f"\x1b[{COLOURS[len(self._starts) % len(COLOURS)]}m")
 
 
 def coloured(parts: Sequence[tuple[str, str | None]]) -> str:
@@ -16,13 +38,7 @@ def coloured(parts: Sequence[tuple[str, str | None]]) -> str:
         parts: the text of every token and its source; None: the target itself, without a colour.
     """
     counts = Counter(source for text, source in parts if source is not None)
-    starts = {name: f"\x1b[{COLOURS[i % len(COLOURS)]}m" for i, (name, _) in enumerate(counts.most_common())}
-    text = "".join(piece if source is None else _in(starts[source], piece) for piece, source in parts)
-    drafted = [_in(starts[name], f"{name} {n}") for name, n in counts.most_common()]
+    palette = Palette(name for name, _ in counts.most_common())
+    text = "".join(piece if source is None else palette.painted(source, piece) for piece, source in parts)
     own = sum(source is None and bool(piece) for piece, source in parts)
-    return "\n".join([text, ", ".join([*drafted, f"the target's own {own}"])])
-
-
-def _in(start: str, text: str) -> str:
-    """Line by line, for pagers that end a colour with its line."""
-    return "\n".join(f"{start}{line}{PLAIN}" if line else "" for line in text.split("\n"))
+    return f"{text}\n{palette.legend(counts, own)}"

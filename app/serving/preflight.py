@@ -37,6 +37,8 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     from engine.scheduling.request_validation import check_needs
     from engine.target.fetching import texts_of
     from engine.target.loading import describe_target, target_spec
+    from engine.target.memory import ANY
+    from engine.target.options import CPU_CACHE
     from speculators.registry import create
 
     target = target_options(config)
@@ -49,7 +51,8 @@ def check_model(config: ServeConfig, *, is_local: bool) -> None:
     prepare(library(config))
     speculators = served_speculators(config)
     if is_local:
-        describe_target(target, path)
+        room = CPU_CACHE if target.device == "cpu" else ANY  # stages tell what GPUs have left
+        describe_target(replace(target, kv_bytes=target.kv_bytes or room), path)
         speculators = replace(speculators, trained=trained_method(config, spec))
         check_needs(create(config.method, speculators).needs, spec)
     load_tokenizer(path)

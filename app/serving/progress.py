@@ -13,7 +13,7 @@ WORK: Mapping[str, str] = MappingProxyType(
     {
         "Target": "stages load the model, and warm up",
         "Retrieval": "the store is opened, its snapshot loaded",
-        "Router": "methods compile and index their texts, step times are measured where they are not known",
+        "Router": "methods compile and index their texts, step times are measured; kept for the next start",
         "Ingress": "the tokenizer loads, HTTP opens",
     }
 )
@@ -22,6 +22,7 @@ WORK: Mapping[str, str] = MappingProxyType(
 
 PHASES = ("import", "plan", "resolve", "check", "read", "build", "connect")  # of a target's start, in their order
 SHOWN_S = 0.05  # a phase that took less is left out
+PATIENCE_S = 15.0  # without a line, before one says what is waited for
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,19 @@ class Progress:
 
     Args:
         is_logged: whether a program reads the lines: then they are of the form of all other log lines.
+        patience: seconds without a line, before one says what is waited for.
     """
 
-    def __init__(self, is_logged: bool = False) -> None:
-        self._start = time.monotonic()
+    def __init__(self, is_logged: bool = False, patience: float = PATIENCE_S) -> None:
+        self._start = self._said = time.monotonic()
+        self._patience = patience
         self._is_logged = is_logged
         self._seen: dict[str, object] = {}  # deployment -> its status
 
     def say(self, text: str) -> None:
         """Print ``text`` with the seconds since the start."""
-        seconds = time.monotonic() - self._start
+        self._said = time.monotonic()
+        seconds = self._said - self._start
         if self._is_logged:
             logger.info(text, extra={"seconds": round(seconds, 1)})
         else:
@@ -64,6 +68,9 @@ class Progress:
                 self.say(f"{name} starts: {WORK[name.partition('-')[0]]}")
             if before != status == "HEALTHY":
                 self.say(f"{name} is up{took(name)}")
+        waited = [name for name, status in self._seen.items() if status != "HEALTHY"]
+        if waited and time.monotonic() - self._said > self._patience:
+            self.say(f"waiting for {', '.join(waited)}")
 
 
 def phases_of(state: Mapping[str, Any]) -> str:

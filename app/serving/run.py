@@ -28,6 +28,8 @@ def run(
             server.start()
             if not server.stopping:
                 print(f"Ready: {server.url}", file=ours, flush=True)
+                if config.playground:
+                    server.announce(f"Playground: {server.url.removesuffix('v1')}")
                 if config.model == DEMO and config.api_keys is None and certificate is None:
                     server.announce(guide(server.url, config.served_name))
             server.wait()

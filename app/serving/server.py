@@ -19,7 +19,8 @@ import httpx
 from app.composition.operation import log_options
 from app.composition.retrieval import watched_store
 from app.config.serve import ServeConfig
-from app.inputs.devices import has_cuda_device
+from app.inputs.devices import AUTO, has_cuda_device
+from app.playground.guard import is_loopback
 from app.serving.certificates import CertificateFiles, CertificateWatch, client_context
 from app.serving.environment import (
     check_port,
@@ -97,9 +98,12 @@ class Server:
         """
         check_port(self.host, self.port)
         self._check_certificate()
-        if self.config.device != "cpu" and self._address is None and not has_cuda_device():
-            raise ConfigError(f"--device is {self.config.device}, but no CUDA device was found on this machine")
-        self._progress.say(f"checking model {self.config.model} and its settings")
+        device = self.config.stage_device
+        if device != "cpu" and self._address is None and not has_cuda_device():
+            raise ConfigError(f"--device is {device}, but no CUDA device was found on this machine")
+        if self.config.device == AUTO and device == "cpu" and self._address is None and has_cuda_device():
+            self._progress.say("--device auto is cpu, for no stage has a GPU: --stage-gpus 1 gives each stage one")
+        self._progress.say(f"loading libraries, checking model {self.config.model} and its settings")
         check_model(self.config, is_local=self._address is None)
         check_store(self.config, self._progress.say)
         self._set_environment()
@@ -110,7 +114,7 @@ class Server:
             if self._address is None:
                 joins = write_environment(Path(self._scratch.name), ray_address())
                 self._progress.say(f"started Ray; `. {joins}` lets a shell's programs join it, for handles")
-            self._progress.say(f"deploying the application; logs: {log_folder()}")
+            self._progress.say(f"deploying the application, Serve and HAProxy start; logs: {log_folder()}")
             self._deploy()
             wait_until_ready(self._base, self._client, self._progress, self._stop)
             if self._watch is not None:
@@ -185,13 +189,14 @@ class Server:
         from ray.serve.config import HTTPOptions
         from ray.serve.schema import LoggingConfig
 
-        from app.builder import build_app
+        from app.builder import application
 
         configure(log_options(self.config), "serve")  # Serve has just brought a handler of its own
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         logs = LoggingConfig(encoding=self.config.log_format.upper(), log_level=self.config.log_level.upper())
         serve.start(http_options=HTTPOptions(host=self._serve_host, port=self.port), logging_config=logs)
-        target = RunTarget(build_app(self.config), APP_NAME)
+        is_private = self._address is None and self._certificate is None and is_loopback(self.host)
+        target = RunTarget(application(self.config, is_private=is_private), APP_NAME)
         # Not waiting here: a large model loads for minutes, and a signal must be heard meanwhile.
         run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 

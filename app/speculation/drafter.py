@@ -13,11 +13,16 @@ from engine.errors import ConfigError, UnsupportedModelError
 from engine.model.loader import load_spec
 from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
+from engine.target.options import GIB
 from speculators.draft_model.speculator import DraftModelConfig
+
+FORWARD = GIB // 2  # bytes of a GPU for a drafter's forwards: an estimate
 
 
 def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) -> DraftModelConfig:
-    """Settings of ``draft-model`` for the target in directory ``path``, from flags; dtype and device are the target's.
+    """Settings of ``draft-model`` for the target in directory ``path``, from flags.
+
+    Its dtype, device and numerics are the target's.
 
     Raises:
         ConfigError: there is no such model, or it has another tokenizer than the target.
@@ -33,9 +38,24 @@ def offline_drafter(arguments: argparse.Namespace, path: Path, spec: ModelSpec) 
         tree_nodes=arguments.draft_nodes,
         dtype=arguments.dtype,
         device=arguments.device,
+        numerics=arguments.numerics,
     )
     check_drafter(config, path, spec)
     return config
+
+
+def draft_model_bytes(arguments: argparse.Namespace) -> int:
+    """About what the model, which loads with the first request, takes of a GPU beside the target; 0 without either.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    named = getattr(arguments, "draft_model", None)
+    if named is None or arguments.device == "cpu":
+        return 0
+    path = drafter_path(named)
+    weights = sum(file.stat().st_size for file in resolve(path).glob("*.safetensors"))
+    return weights + int(DraftModelConfig(path).kv_gib * GIB) + FORWARD
 
 
 def check_drafter(config: DraftModelConfig, path: Path, spec: ModelSpec) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from app.version import VERSION
 from engine.model.identity import model_hash
 from engine.step_cost import StepCosts, costs_file, read_costs, write_costs
+from engine.target.options import CPU_CACHE, FAST, GIB
 from engine.target.step_timing import measure
 
 if TYPE_CHECKING:  # loads torch
@@ -18,19 +19,23 @@ AUTO = "auto"
 
 
 def costs_name(
-    path: Path, dtype: str | None, device: str, stages: int, threads: int, cache: float, place: str = "offline"
+    path: Path, dtype: str | None, device: str, stages: int, threads: int, cache: float | str, place: str = "offline"
 ) -> str:
     """What the step times of a model are called in the cache; another version or way to run it has another name.
 
     ``cache`` is its size: a small one has no room for the larger batches that a large one is measured with.
     """
-    run = f"{place}-{dtype or 'default'}-{device.replace(':', '')}-{stages}x{threads}-{cache:g}"
+    if cache == AUTO:
+        cache = CPU_CACHE / GIB if device == "cpu" else AUTO
+    size = cache if isinstance(cache, str) else f"{cache:g}"
+    run = f"{place}-{dtype or 'default'}-{device.replace(':', '')}-{stages}x{threads}-{size}"
     return f"step-costs/{model_hash(path)}-{run}-{VERSION}"
 
 
-def way(dtype: str | None, quantization: str | None) -> str | None:
+def way(dtype: str | None, quantization: str | None, numerics: str = FAST) -> str | None:
     """The numbers a model runs in, as ``costs_name`` takes them."""
-    return dtype if quantization is None else f"{dtype or 'default'}-{quantization}"
+    more = [*filter(None, [quantization]), *([numerics] if numerics != FAST else [])]
+    return "-".join([dtype or "default", *more]) if more else dtype
 
 
 def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
@@ -38,7 +43,7 @@ def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget
     methods = getattr(arguments, "methods", None) or [arguments.method]
     if not any(AUTO in (part.strip() for part in method.split("+")) for method in methods):
         return None
-    numbers = way(arguments.dtype, arguments.quantization)
+    numbers = way(arguments.dtype, arguments.quantization, arguments.numerics)
     name = costs_name(path, numbers, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
     file = costs_file(name)
     costs = read_costs(file)

@@ -18,6 +18,7 @@ from deployments.observability.traces import Tracer
 MOST_REFUSALS, SPAN_S = 10, 60.0  # lines per reason in this time
 MOST_CHARS = 200  # of what a client sent, as its path
 MOST_PROMPT_CHARS = 2000
+PAGES = "/playground/"  # files that a browser asks for by the dozen
 PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})  # asked every few seconds, and by no person
 
 logger = logging.getLogger("spectra.access")
@@ -30,7 +31,7 @@ class AccessLog:
         fields: of requests.
         metrics: count every request.
         served: whether requests that were served have a line, too.
-        tracer: makes a span of every exchange but probes, too; None: they are not traced.
+        tracer: makes a span of every exchange but probes and files of pages, too; None: they are not traced.
     """
 
     def __init__(self, fields: Fields, metrics: EdgeMetrics, served: bool = True, tracer: Tracer | None = None) -> None:
@@ -50,7 +51,7 @@ class AccessLog:
             traceparent: the header of that name.
         """
         exchange = Exchange(request_id.request_id_of(given_id), method, path)
-        if self._tracer is not None and path not in PROBES:
+        if self._tracer is not None and not _is_minor(path):
             exchange.span = self._tracer.begin(method, traceparent or "")
             exchange.traceparent = self._tracer.traceparent_of(exchange.span)
         request_id.current.set(exchange.request_id)
@@ -67,7 +68,7 @@ class AccessLog:
         if refusal is not None:
             self._refused(exchange, refusal, field)
         elif self._served:
-            level = logging.DEBUG if exchange.path in PROBES else logging.INFO
+            level = logging.DEBUG if _is_minor(exchange.path) else logging.INFO
             if logger.isEnabledFor(level):
                 message = "%s %s %s"
                 status = exchange.status or "-"
@@ -100,3 +101,7 @@ class AccessLog:
         extra = {"code": code, "field": field or None, "request_id": None}
         message = "%d more requests were refused with %d %s within %g s"
         logger.warning(message, n, status, code, SPAN_S, extra=extra)
+
+
+def _is_minor(path: str) -> bool:
+    return path in PROBES or path.startswith(PAGES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -34,7 +34,7 @@ def as_served(request: Request, options: RouterOptions) -> Request:
         RequestError: ``max_nodes`` is above the server's limit.
         UnknownMethodError: the server does not allow the method, or it joins too many.
     """
-    limit, wanted = min(options.limit_nodes, options.scheduler.max_tree_nodes), request.max_nodes
+    limit, wanted = most_nodes(options), request.max_nodes
     if wanted is not None and wanted > limit:
         raise RequestError(f"max_nodes is {wanted}; this server drafts at most {limit} nodes per step", "max_nodes")
     if request.namespace == options.shared_namespace:
@@ -44,6 +44,21 @@ def as_served(request: Request, options: RouterOptions) -> Request:
     elif request.prediction:
         request = msgspec.structs.replace(request, method=with_prediction(options.method))
     return request.with_defaults(options.method, options.max_nodes)
+
+
+def most_nodes(options: RouterOptions) -> int:
+    """Drafted nodes per step that a request may ask for."""
+    return min(options.limit_nodes, options.scheduler.max_tree_nodes)
+
+
+def offered_methods(options: RouterOptions, available: Collection[str]) -> tuple[str, ...]:
+    """What a request may name as its method: names of ``available``, and joined ones that the server's list has.
+
+    The server's own method and plain decoding are always among them.
+    """
+    listed = options.methods or available
+    allowed = dict.fromkeys((options.method, AUTOREGRESSIVE, *listed))
+    return tuple(method for method in allowed if all(name in available for name in method.split("+")))
 
 
 def _allowed(method: str, options: RouterOptions) -> str:

@@ -26,6 +26,7 @@ from deployments.options import RetrievalOptions, RouterOptions, ScalingOptions,
 from deployments.pipeline.connection import step_costs
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from deployments.retrieval.bridge import RouterRetrieval
+from deployments.router.admission import most_nodes, offered_methods
 from deployments.router.draft_client import ActorDraftClient, DraftClient, InlineDraftClient
 from deployments.router.router import Router
 from deployments.router.scaling.bounds import bounds_of
@@ -36,12 +37,14 @@ from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
 from deployments.submission.server import SubmissionServer
 from engine.errors import ConfigError, ModelChangedError
+from engine.protocol import Needs
 from engine.scheduling.request_validation import check_needs
+from engine.simulated.profile import SIMULATED
 from engine.step_cost import costs_file
 from engine.target.info import TargetInfo
 from speculators.kernels import compile_kernels
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
+from speculators.registry import SpeculatorOptions, available
 
 LEAD_S = 2.0  # after which a router takes the pipelines over in any case
 
@@ -106,7 +109,7 @@ class RouterDeployment:
         self._router = Router(options, info, draft_client, clients, learn, costs, metrics, spans)
         # The router before this one serves until Serve counts this one as up, and then sends the ingresses here.
         self._leading = asyncio.get_running_loop().call_later(LEAD_S, self._lead)
-        self._card = _card(options, info, aliases)
+        self._card = _card(options, info, aliases, _offered(options, info, speculators, draft_client))
         self._submissions = SubmissionServer(self._router.stream, self._problem, reports=reports, card=self._card)
         gc.collect()
         gc.freeze()  # drafting allocates many small objects: keep full collections away from everything loaded
@@ -192,7 +195,17 @@ class RouterDeployment:
         return self._router.metrics_text() + ("" if self._retrieval is None else self._retrieval.metrics_text())
 
 
-def _card(options: RouterOptions, info: TargetInfo, aliases: tuple[str, ...]) -> ModelCard:
+def _offered(
+    options: RouterOptions, info: TargetInfo, speculators: SpeculatorOptions, draft_client: DraftClient
+) -> tuple[str, ...]:
+    """Methods that requests may name; for a simulated target, which has no states to read, those of text alone."""
+    names = available(speculators)
+    if info.spec.family == SIMULATED:
+        names = tuple(name for name in names if draft_client.needs(name) == Needs())
+    return offered_methods(options, names)
+
+
+def _card(options: RouterOptions, info: TargetInfo, aliases: tuple[str, ...], methods: tuple[str, ...]) -> ModelCard:
     made_by = f"{info.identity.digest} {options.software}"
     return ModelCard(
         name=options.model,
@@ -204,7 +217,9 @@ def _card(options: RouterOptions, info: TargetInfo, aliases: tuple[str, ...]) ->
         identity=info.identity,
         aliases=aliases,
         method=options.method,
+        methods=methods,
         max_nodes=min(options.max_nodes, options.scheduler.max_tree_nodes),
+        limit_nodes=most_nodes(options),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,9 +60,17 @@ class StageActor:
         threads: intra-op.
         transport: see ``PipelineOptions``.
         logs: how the process logs; None: as it does already.
+        gpus: what it reserves; less than one is a share of one.
     """
 
-    def __init__(self, options: TargetOptions, threads: int, transport: str, logs: LogOptions | None = None) -> None:
+    def __init__(
+        self,
+        options: TargetOptions,
+        threads: int,
+        transport: str,
+        logs: LogOptions | None = None,
+        gpus: float = 0.0,
+    ) -> None:
         self._logs = logs
         if logs is not None:
             configure(logs, "Stage")
@@ -73,7 +82,7 @@ class StageActor:
 
         self._importing = time.monotonic() - began
         torch.set_num_threads(threads)
-        self._options = options
+        self._options, self._gpus = options, gpus
         self._transport = transport
         self._device = torch.device(options.device)
         self._stage: StageLike | None = None
@@ -84,8 +93,14 @@ class StageActor:
         """Of this process; needs nothing loaded."""
         return ProcessIdentity.here()
 
-    def plan(self) -> StagePlan:
-        """Describe and split the target; one stage does it for all.
+    def room(self) -> int:
+        """Bytes that this process may fill on its device."""
+        from engine.target.memory import room_of
+
+        return room_of(self._options.device, self._gpus)
+
+    def plan(self, rooms: Sequence[int] = ()) -> StagePlan:
+        """Describe and split the target; one stage does it for all, which have told their ``room``.
 
         Raises:
             SpectraError: as ``plan_stages``.
@@ -93,7 +108,7 @@ class StageActor:
         from deployments.stage.planning import plan_stages
         from engine.target.fetching import texts_of
 
-        return plan_stages(self._options, texts_of(self._options))
+        return plan_stages(self._options, texts_of(self._options), rooms)
 
     def prepare(self) -> None:
         """Do what loading begins with, whichever layers it is of, so that it takes less time later.

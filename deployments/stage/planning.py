@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,21 +13,25 @@ from engine.model.identity import file_hashes
 from engine.model.loader import load_config
 from engine.model.meta_model import empty_model
 from engine.target.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target.memory import with_cache
 from engine.target.options import TargetOptions
 
 
-def plan_stages(options: TargetOptions, path: Path) -> StagePlan:
+def plan_stages(options: TargetOptions, path: Path, rooms: Sequence[int] = ()) -> StagePlan:
     """Describe the target and split it into stages. With ``split`` = "measured" this takes some seconds, in which the
     device must be idle.
 
     Args:
         options: of the target.
         path: checkpoint directory, on every node.
+        rooms: bytes that each stage may fill on its device; unless the options name the size of the KV cache, the stage
+            that has least for it decides.
 
     Raises:
         ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
         UnsupportedModelError: the checkpoint cannot be run.
     """
+    options = with_cache(options, path, rooms)
     info = describe_target(options, path)
     ranges = stage_ranges(options, path, info)
     if torch.device(options.device).type == "cuda":

@@ -28,7 +28,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     identity: ModelIdentity = UNKNOWN  # what its requests name as their model
     aliases: tuple[str, ...] = ()  # further names clients may use
     method: str = ""  # of speculation, for requests that name none
+    methods: tuple[str, ...] = ()  # that requests may name, alone or joined, and that can draft here
     max_nodes: int = 0  # drafted nodes per step, for requests that set no limit
+    limit_nodes: int = 0  # that a request may ask for
 
     def draft_limit(self, request: Request) -> int:
         """Nodes that one step may draft for the request; 0: plain decoding."""

@@ -69,11 +69,8 @@ class Bundles:
         return await asyncio.to_thread(self._reserve, away_from)
 
     def _reserve(self, away_from: Collection[str]) -> Bundle:
-        selectors = []
-        if self._stays:
-            selectors = [{NODE_LABEL: self.here}]
-        elif away_from and (self._strategy == STRICT_SPREAD or self._has_room(away_from)):
-            selectors = [{NODE_LABEL: f"!in({','.join(sorted(away_from))})"}]
+        is_apart = bool(away_from) and (self._strategy == STRICT_SPREAD or self._has_room(away_from))
+        selectors = selectors_of(self.here if self._stays else None, away_from if is_apart else ())
         return Bundle(placement_group([self._resources], bundle_label_selector=selectors), 0, is_own=False)
 
     def _has_room(self, away_from: Collection[str]) -> bool:
@@ -88,6 +85,14 @@ class Bundles:
         """Give back a bundle that was reserved; ends what runs in it."""
         assert not bundle.is_own, "the replica's own bundles end with it"
         await asyncio.to_thread(remove_placement_group, bundle.group)
+
+
+def selectors_of(here: str | None, away_from: Collection[str]) -> list[dict[str, str]] | None:
+    """What Ray is told of the node of a group's one bundle: ``here`` alone, or none of ``away_from``; None: any node,
+    for which Ray takes no empty list."""
+    if here is not None:
+        return [{NODE_LABEL: here}]
+    return [{NODE_LABEL: f"!in({','.join(sorted(away_from))})"}] if away_from else None
 
 
 def _nodes(bundles: Iterable[Bundle]) -> dict[Bundle, str]:

@@ -70,7 +70,8 @@ class StageGroup:
             began = time.monotonic()
             await asyncio.gather(*(stage.arrive() for stage in self.stages))  # imports would disturb a measurement
             arrived = time.monotonic()
-            self._plan = await self.stages[0].plan()
+            rooms = await asyncio.gather(*(stage.room() for stage in self.stages))
+            self._plan = await self.stages[0].plan(rooms)
             for i, memory in enumerate(self._plan.memory):
                 logger.info("stage %d: %s", i, memory)
             self._seconds["plan"] = time.monotonic() - arrived

@@ -60,7 +60,7 @@ class StageHandle:
         remote = ray.remote(StageActor).options(
             max_restarts=0, max_concurrency=CALLS, scheduling_strategy=placed, **options
         )
-        actor = remote.remote(target, pipeline.threads, pipeline.transport, pipeline.logs)
+        actor = remote.remote(target, pipeline.threads, pipeline.transport, pipeline.logs, pipeline.gpus)
         return cls(actor, "a stage's process", bundle, pipeline.stage_timeout)
 
     async def arrive(self) -> None:
@@ -79,20 +79,25 @@ class StageHandle:
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
 
-    async def plan(self) -> StagePlan:
-        """Let this stage describe and split the target for all stages.
+    async def room(self) -> int:
+        """Bytes that it may fill on its device; raises TargetLostError when it died or hangs."""
+        try:
+            return int(await self._pinged(self._actor.room.remote()))
+        except (RayError, TimeoutError) as error:
+            raise self._not_up(error) from error
+
+    async def plan(self, rooms: list[int]) -> StagePlan:
+        """Let this stage describe and split the target for all stages, whose rooms are these.
 
         Raises:
             TargetLostError: the stage died or hangs.
             SpectraError: as ``plan_stages``.
         """
         try:
-            plan: StagePlan = await self._pinged(self._actor.plan.remote())
-        except RayTaskError as error:
-            if isinstance(error.cause, SpectraError):
-                raise error.cause from error
-            raise self._not_up(error) from error
+            plan: StagePlan = await self._pinged(self._actor.plan.remote(rooms))
         except (RayError, TimeoutError) as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, SpectraError):
+                raise error.cause from error
             raise self._not_up(error) from error
         return plan
 

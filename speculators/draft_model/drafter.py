@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,9 +25,13 @@ from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo, positions
 from engine.target.loading import plan_cache, resolve_dtype, whole_range
+from engine.target.numerics import executors_of, is_exact
 from engine.target.options import TargetOptions
 from engine.tree import IntArray, TokenTree
 from engine.upload import Upload
+
+if TYPE_CHECKING:  # its kernels need Triton
+    from engine.cuda.executor import Executor
 
 
 @dataclass(slots=True)
@@ -67,31 +72,35 @@ class Drafter:
     Args:
         shard: all layers of the model.
         info: cache geometry and the longest text.
+        executor: runs them in its place.
     """
 
-    def __init__(self, shard: ModelShard, info: TargetInfo) -> None:
+    def __init__(self, shard: ModelShard, info: TargetInfo, executor: Executor | None = None) -> None:
         self.info = info
         self.blocks = BlockAllocator(info.n_blocks, info.block_size)
         self.n_forwards = 0
-        self._shard = shard
-        self._stage = Stage(shard, info.n_blocks, info.block_size)
+        self._logits = shard.logits if executor is None else executor.logits
+        self._stage = Stage(shard, info.n_blocks, info.block_size, executor=executor)
         self._cached: dict[int, Cached] = {}
 
     @classmethod
-    def load(cls, model: str, dtype: str | None, device: str, kv_bytes: int, block_size: int) -> Drafter:
-        """Load a checkpoint.
+    def load(cls, options: TargetOptions) -> Drafter:
+        """Load a checkpoint, with the options of a target that is one stage.
 
         Raises:
             ConfigError: there is no such model, or an option is wrong.
             UnsupportedModelError: the checkpoint cannot be run.
         """
-        path = resolve(model)
+        is_exact(options)  # raises before weights are read
+        path = resolve(options.model)
         spec = load_spec(path)
-        kind = resolve_dtype(dtype, spec, device)
-        options = TargetOptions(str(path), dtype=dtype, device=device, kv_bytes=kv_bytes, block_size=block_size)
+        kind = resolve_dtype(options.dtype, spec, options.device)
         info = plan_cache(spec, options, kind)
-        place = torch.device(device)
-        return cls(load_shard(path, whole_range(spec), dtype=kind, device=place, n_positions=positions(info)), info)
+        place = torch.device(options.device)
+        shard = load_shard(path, whole_range(spec), dtype=kind, device=place, n_positions=positions(info))
+        drafter = cls(shard, info, next(iter(executors_of(options, [shard])), None))
+        drafter._stage.warm_up(answers=False)
+        return drafter
 
     def begin(self, view: RequestView) -> None:
         """Learn of a sequence; it owns no block yet."""
@@ -149,7 +158,7 @@ class Drafter:
             hidden = hidden.index_select(0, index.tensor)
         if not picked:
             return hidden.new_empty((0, self.info.spec.vocab_size), dtype=torch.float32)
-        return self._shard.logits(hidden).float()
+        return self._logits(hidden).float()
 
     def _take_blocks(self, seq: int) -> list[int]:
         cached = self._cached[seq]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
+from engine.target.options import EXACT, FAST, TargetOptions
 
 if TYPE_CHECKING:  # torch comes with the first request, so that methods without a model need none
     from engine.sampling.history import History
@@ -50,6 +51,7 @@ class DraftModelConfig:
     block_size: int = 64  # tokens per block
     dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
     device: str = "cpu"
+    numerics: str = FAST  # "exact", on cuda: its layers are recorded graphs, as the target's are
 
     @classmethod
     def paper(cls, path: str | None = None) -> DraftModelConfig:
@@ -64,6 +66,8 @@ class DraftModelConfig:
             raise ConfigError(f"draft-model: tree_nodes must be 0 (a chain) or more, got {self.tree_nodes}")
         if not 0 < self.kv_gib < float("inf"):
             raise ConfigError(f"draft-model: kv_gib must be above 0, got {self.kv_gib}")
+        if self.numerics not in (EXACT, FAST):
+            raise ConfigError(f"draft-model: numerics must be {EXACT} or {FAST}, got {self.numerics!r}")
 
 
 class DraftModel:
@@ -115,8 +119,15 @@ class DraftModel:
 
             config = self._config
             assert config.path is not None
-            kv_bytes = int(config.kv_gib * GIB)
-            self._drafter = Drafter.load(config.path, config.dtype, config.device, kv_bytes, config.block_size)
+            options = TargetOptions(
+                config.path,
+                dtype=config.dtype,
+                device=config.device,
+                kv_bytes=int(config.kv_gib * GIB),
+                block_size=config.block_size,
+                numerics=config.numerics,
+            )
+            self._drafter = Drafter.load(options)
         return self._drafter
 
     def begin(self, view: RequestView) -> None:

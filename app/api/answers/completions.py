@@ -20,7 +20,6 @@ from app.api.answers.trace import untold_steps
 from app.api.choice import Choice
 from app.api.piece import Piece
 from app.api.requests.predictions import prediction_usage
-from deployments.submission.messages import ModelCard
 from engine.events import RequestStats, SourceCounts
 
 encode = msgspec.json.Encoder().encode
@@ -50,21 +49,6 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             "system_fingerprint": self.system_fingerprint,
             "seed": self.seed,
         }
-
-
-def model_fields(card: ModelCard, name: str) -> dict[str, Any]:
-    """A model as /v1/models describes it, under one of its names."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": card.created,
-        "owned_by": card.owned_by,
-        "root": card.name,
-        "max_model_len": card.max_model_len,
-        "revision": card.identity.revision or None,
-        "model_hash": card.identity.weights or None,
-        "tokenizer_hash": card.identity.tokenizer or None,
-    }
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from app.corpus.settings import CPU_BATCH, GPU_BATCH, PIECE, SELECTIONS, SHORTEST
+from app.inputs.devices import AUTO, device_named
 from app.inputs.stores import DEFAULT_NAMESPACE
 
 DESCRIPTION = """\
@@ -90,8 +91,10 @@ def _add_scoring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
     parser.add_argument(
         "--device",
-        default="cpu",
-        help="cpu or cuda; cuda:0,cuda:1 spreads the layers of a model that one GPU does not hold (default: cpu)",
+        type=device_named,
+        default=AUTO,
+        help="cpu, cuda, or auto: cuda if torch sees a GPU; cuda:0,cuda:1 spreads the layers of a model that one GPU "
+        "does not hold (default: auto)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="intra-op threads (default: one per core)")
     parser.add_argument(

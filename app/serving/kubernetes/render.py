@@ -61,7 +61,10 @@ def _overlay(folder: Path, name: str) -> Path:
         return place
     known = sorted(path.parent.name for path in folder.glob(f"overlays/*/{SERVE_CONFIG}"))
     if not known:
-        raise ConfigError(f"{folder} (--folder) has no overlays with a {SERVE_CONFIG}")
+        raise ConfigError(
+            f"{folder} (--folder) has no overlays with a {SERVE_CONFIG}; this project's manifests are in the folder "
+            "k8s of its sources, not in the wheel"
+        )
     near = get_close_matches(name, known, 1)
     raise ConfigError(
         f"--overlay is {name!r}; "

@@ -1,0 +1,29 @@
+"""What the HTTP processes take and show."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from app.config.field_group import FieldGroup
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class HttpFields(FieldGroup):
+    """What clients may send, and who answers them."""
+
+    TITLE: ClassVar[str] = "HTTP"
+
+    ingress_replicas: AtLeastOne = Field(1, description="HTTP replicas, each a process")
+    default_max_tokens: AtLeastOne = Field(1024, description="tokens of an answer whose request gives no max_tokens")
+    max_body_mib: Annotated[float, Field(gt=0)] = Field(4.0, description="MiB of the largest request body")
+    edge_resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="custom Ray resources that router, HTTP processes and retrieval ask for, so that they run on nodes "
+        """which have them, as in '{"edge": 0.01}'""",
+    )
+    playground: bool = Field(
+        True, description="a page to try the server with at /, and one for operators at /operator, both without a key"
+    )
