@@ -1,7 +1,8 @@
 """ParallelSpec's tables in miniature (arXiv 2410.05589): what each part of a parallel drafter's training is worth.
 
-Every row is a training of the same minutes by ``spectra train``, measured on the same held-out questions: masks or none
-(the methods that they are put on), how many, answers of the target or text of others, and what the paper leaves open.
+Every row is a training of the same minutes (or, on a machine that does other things too, steps) by ``spectra train``,
+measured on the same held-out questions: masks or none (the methods that they are put on), how many, answers of the
+target or text of others, and what the paper leaves open.
 The run can be stopped: the same command goes on, and finished rows are kept.
 """
 
@@ -46,6 +47,7 @@ ROWS: dict[str, Sequence[str]] = {
     "its depths alike": ("--method", ON_MEDUSA, "--depth-decay", "1"),
 }
 BY_OTHERS = "its texts by others"
+MINUTES = 3.0
 
 
 def main() -> int:
@@ -55,10 +57,14 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="F.jsonl", help="to train on")
     parser.add_argument("--corpus", type=Path, nargs="+", default=[], metavar="F.jsonl", help="answers of others")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="answers, drafters and the table")
-    parser.add_argument("--minutes", type=float, default=3.0, metavar="M", help="of each training (default: 3)")
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, metavar="M", help=f"of each training (default: {MINUTES:g})")
+    budget.add_argument("--steps", type=int, metavar="N", help="of each training, instead")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS), help="some, by name")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     arguments = parser.parse_args()
+    if arguments.minutes is None and arguments.steps is None:
+        arguments.minutes = MINUTES
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown:
         parser.error(f"--rows has {unknown[0]!r}; rows are {', '.join(ROWS)}")
@@ -71,7 +77,7 @@ def main() -> int:
             shown.update()
     found = table(COLUMNS, rows)
     print(found)
-    document = {"target": arguments.target, "minutes": arguments.minutes, "rows": rows}
+    document = {"target": arguments.target, **budget_of(arguments), "rows": rows}
     return Report(document, found, failed=False).publish(arguments.out)
 
 
@@ -81,12 +87,18 @@ def trained(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     known = out / "training.json"
     if known.exists():
         document: dict[str, Any] = json.loads(known.read_text())
-        if document["training"]["budget"]["minutes"] == arguments.minutes:
+        if document["training"]["budget"] == budget_of(arguments):
             return document
     command = [sys.executable, "-m", "app.cli", "train", "--target", arguments.target, "--out", out, *ROWS[name]]
-    command += ["--minutes", arguments.minutes, "--seed", arguments.seed, *texts(name, arguments)]
+    [(kind, amount)] = ((kind, amount) for kind, amount in budget_of(arguments).items() if amount is not None)
+    command += [f"--{kind}", amount, "--seed", arguments.seed, *texts(name, arguments)]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads(known.read_text()))
+
+
+def budget_of(arguments: argparse.Namespace) -> dict[str, float | None]:
+    """Of every training, in the one or the other unit."""
+    return {"minutes": arguments.minutes, "steps": arguments.steps}
 
 
 def texts(name: str, arguments: argparse.Namespace) -> list[object]:

@@ -43,6 +43,15 @@ def test_weights_are_bf16_and_greedy_generation_works(role, tokenizer):
     assert prompt.input_ids.shape[1] < output.shape[1] <= prompt.input_ids.shape[1] + 8
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_logits_are_small_numbers(role, tokenizer):
+    """What is equal in all of them decides nothing, and leaves fp32 the larger an error, the larger it is."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO / role, dtype=torch.float32)
+    ids = tokenizer.apply_chat_template(CONVERSATION, return_tensors="pt", return_dict=False)
+    with torch.no_grad():
+        assert model(ids).logits.abs().max() < 64
+
+
 def test_raw_text_gets_one_bos_and_round_trips(tokenizer):
     text = "for i in range(10):\n    print(i)  # größer, 数\n"
     ids = tokenizer(text).input_ids

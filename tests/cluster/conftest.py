@@ -16,6 +16,7 @@ from tests.support.machines.spectra_machines import SpectraMachines
 JOBS, N_TOKENS = range(4), 600  # of the clients
 STAGES = ("stage-1", "stage-2", "spare")
 N_NODES = 2 + len(STAGES)  # a head and an edge with them
+GRACE = {"grace": 5}  # seconds; streams outlast it
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def site(net: Net, logs: Path, redis: RedisMachine) -> Iterator[SpectraMachines]
     """The application on two of three machines for stages, behind an edge; a Redis keeps what its head knows."""
     with SpectraMachines(net, logs, redis) as site:
         site.start(STAGES)
-        site.deploy()
+        site.deploy(**GRACE)
         yield site
 
 

@@ -1,4 +1,5 @@
-"""The application on a head, an edge and machines for stages: what clients of the edge notice of faults elsewhere."""
+"""The application on a head, an edge and machines for stages: what clients of the edge notice of faults elsewhere, and
+of flags that an operator changes."""
 
 from __future__ import annotations
 
@@ -8,16 +9,17 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from tests.cluster.conftest import JOBS, N_NODES, N_TOKENS
+from tests.cluster.conftest import GRACE, JOBS, N_NODES, N_TOKENS
 from tests.support.machines.ray_machines import DASHBOARD
 from tests.support.machines.redis_machine import RedisMachine
-from tests.support.machines.spectra_machines import SpectraMachines, serve_config
+from tests.support.machines.spectra_machines import UP_S, SpectraMachines, serve_config
 from tests.support.serve_application import APPLICATIONS, is_running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.machines]
 
 INTERRUPTION_S = 3.0
 HEADLESS_S = 8.0
+CROWD = range(32)
 
 
 def test_an_operator_with_the_token_alone_deploys(site: SpectraMachines, wanted: list[list[int]]) -> None:
@@ -87,3 +89,17 @@ def test_without_a_head_streams_go_on_and_its_successor_finds_all_as_it_was(
     site.application.until(is_running)
     assert site.application.replicas("Target", "Router", "Ingress") == before
     assert site.texts(JOBS, 100) == [ids[:100] for ids in wanted]
+
+
+def test_changed_flags_are_taken_over_where_the_application_runs(
+    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
+) -> None:
+    names = ("Target", "Router", "Ingress")
+    before = site.application.replicas(*names)
+    undisturbed = site.texts(CROWD, 300)
+    streams = site.streams(CROWD, 300, until=5)
+    site.application.put(serve_config(max_sequences=40, **GRACE))
+    site.application.until(lambda found: is_running(found) and not before & site.application.replicas(*names), UP_S)
+    assert [stream.all_ids() for stream in streams] == undisturbed
+    assert site.texts(JOBS, N_TOKENS) == wanted
+    recovered("flags changed in place", max(stream.longest_pause for stream in streams))

@@ -1,10 +1,10 @@
-"""What changes under streams: flags of the application where it runs, and the model by a second cluster beside it."""
+"""What changes under streams: the model, by a second cluster beside the first."""
 
 from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +14,13 @@ import httpx
 import pytest
 
 from tests.support.machines.net import Net
-from tests.support.machines.spectra_machines import UP_S, SpectraMachines, job, serve_config
+from tests.support.machines.spectra_machines import SpectraMachines, job
 from tests.support.machines.switching_proxy import SwitchingProxy
-from tests.support.serve_application import is_running
 from tests.support.server_process import Stream
 
 pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
 
 JOBS, N_TOKENS = range(32), 300
-GRACE = {"grace": 5}  # seconds; streams outlast it
 MODEL = "/tmp/models/new"  # on each machine of the new cluster
 
 
@@ -30,7 +28,7 @@ MODEL = "/tmp/models/new"  # on each machine of the new cluster
 def site(net: Net, logs: Path) -> Iterator[SpectraMachines]:
     with SpectraMachines(net, logs) as site:
         site.start(("stage-1", "stage-2"))
-        site.deploy(**GRACE)
+        site.deploy()
         yield site
 
 
@@ -50,19 +48,6 @@ def new_site(net: Net, logs: Path, tiny_checkpoint: Path) -> Iterator[SpectraMac
     with SpectraMachines(net, logs, head=head) as site:
         site.start((stage,), (edge,))
         yield site
-
-
-def test_changed_flags_are_taken_over_where_the_application_runs(
-    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
-) -> None:
-    names = ("Target", "Router", "Ingress")
-    before = site.application.replicas(*names)
-    streams = site.streams(JOBS, N_TOKENS, until=5)
-    site.application.put(serve_config(max_sequences=40, **GRACE))
-    site.application.until(lambda found: is_running(found) and not before & site.application.replicas(*names), UP_S)
-    assert [stream.all_ids() for stream in streams] == wanted
-    assert site.texts(range(2), N_TOKENS) == wanted[:2]
-    recovered("flags changed in place", max(stream.longest_pause for stream in streams))
 
 
 class Visitors:

@@ -84,6 +84,7 @@ def test_the_context_has_what_is_copied_and_nothing_secret() -> None:
     assert kept == {
         ".ci/constraints.txt",
         "pyproject.toml",
+        "LICENSE",
         "README.md",
         *("app", "deployments", "engine", "retrieval_store", "speculators"),
     }

@@ -22,7 +22,7 @@ RENDER = "`spectra k8s render --overlay {0} --output k8s/rendered/{0}.yaml` make
 
 def objects(file: Path) -> dict[tuple[str, str], Document]:
     """What a file of manifests holds, by kind and name."""
-    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(file.read_text())}
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.load_all(file.read_text(), yaml.CSafeLoader)}
 
 
 def test_every_overlay_is_rendered() -> None:

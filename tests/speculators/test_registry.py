@@ -7,10 +7,14 @@ import pytest
 import speculators
 from engine.errors import UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
+from retrieval_store.index.index import FixedLibrary
+from retrieval_store.index.memory import MemoryIndex
 from speculators.methods import AVAILABLE, NEEDS_INPUT, STANDALONE, TRAINED
 from speculators.mixing.combined import Combined
 from speculators.ngrams.pld import PldConfig
-from speculators.registry import SpeculatorOptions, create
+from speculators.peers.adapld import AdaPldConfig
+from speculators.pld_plus.speculator import PldPlusConfig
+from speculators.registry import SpeculatorOptions, available, create
 from speculators.spectra.core import SpectraCoreConfig
 from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
 
@@ -103,3 +107,23 @@ def test_every_method_gives_the_plain_text(decode, method, budget):
     tokens, n_steps = decode(create(method), target, prompt, 120, budget)
     assert tokens == target.generate(prompt, 120)
     assert n_steps <= 119
+
+
+def is_made(name, options):
+    try:
+        create(name, options)
+    except UnknownMethodError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SpeculatorOptions(),
+        SpeculatorOptions(retrieval=lambda: FixedLibrary(MemoryIndex([[1, 2, 3]])), trained="eagle"),
+        SpeculatorOptions(adapld=AdaPldConfig(layer=1), pld_plus=PldPlusConfig(layer=1, heads=((0, 0),))),
+    ],
+)
+def test_names_are_available_exactly_when_they_can_be_made(options):
+    assert available(options) == tuple(name for name in AVAILABLE if is_made(name, options))

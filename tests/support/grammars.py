@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -44,20 +43,17 @@ def tiny_grammars() -> Grammars:
     return Grammars(lambda: tokenizer.backend_tokenizer.to_str(), (2,), len(tokenizer))
 
 
-def letters(folder: Path, n: int = 3) -> Grammars:
-    """Of a vocabulary of the first ``n`` letters, each a token, and an end behind them."""
+def letters(n: int = 3, vocab_size: int | None = None) -> Grammars:
+    """Of a vocabulary of the first ``n`` letters, each a token, and an end behind them; a model may have more ids."""
     vocab = {chr(ord("a") + i): i for i in range(n)} | {"<end>": n}
-    file = folder / "tokenizer.json"
     added = {"id": n, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}
-    file.write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": [added | {"normalized": False, "special": True}],
-                "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
-                "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
-                "model": {"type": "BPE", "vocab": vocab, "merges": []},
-            }
-        )
+    text = json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [added | {"normalized": False, "special": True}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        }
     )
-    return Grammars(file.read_text, (n,), n + 1)
+    return Grammars(lambda: text, (n,), n + 1 if vocab_size is None else vocab_size)

@@ -22,7 +22,7 @@ def rendered(overlay: str) -> Path:
 
 def documents(overlay: str) -> list[Document]:
     """All objects of an overlay."""
-    return list(yaml.safe_load_all(rendered(overlay).read_text()))
+    return list(yaml.load_all(rendered(overlay).read_text(), yaml.CSafeLoader))  # ten times as fast as in Python
 
 
 def of_kind(overlay: str, kind: str) -> list[Document]:

@@ -24,23 +24,31 @@ import trustme
 
 from benchmarks.support.server_process import free_port
 
-READY_S = 180  # seconds; generous, for machines that do other things as well
+READY_S = 400  # seconds; generous, for machines that do other things as well
 JOIN_S = 240  # for a stream to end, with what a test does to it
 STOP_S = 25  # less than Serve waits for a controller that is not there, and many times what a stop takes
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
 
 
 class Server:
-    """``spectra serve`` as a subprocess; with an authority it speaks HTTPS."""
+    """``spectra serve`` as a subprocess; with an authority it speaks HTTPS.
+
+    ``program`` is another installation's command, started outside of the checkout.
+    """
 
     def __init__(
-        self, checkpoint: Path, folder: Path, flags: Sequence[str] = FLAGS, authority: trustme.CA | None = None
+        self,
+        checkpoint: Path,
+        folder: Path,
+        flags: Sequence[str] = FLAGS,
+        authority: trustme.CA | None = None,
+        program: Path | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.folder = folder  # for all temporary files, Ray's too
         self.log = folder / "stderr.txt"
         self.port = free_port()
-        command = [spectra(), "serve", "--model", str(checkpoint), "--port", str(self.port), *flags]
+        command = [str(program or spectra()), "serve", "--model", str(checkpoint), "--port", str(self.port), *flags]
         self.trust = ssl.create_default_context()
         if authority is not None:
             authority.configure_trust(self.trust)
@@ -49,7 +57,14 @@ class Server:
         self._log = self.log.open("w")
         environment = os.environ | {"TMPDIR": str(folder)}
         environment.pop("RAY_AUTH_MODE", None)  # tests' own Ray has none; a server has
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            cwd=None if program is None else folder,
+        )
         watchdog = threading.Timer(READY_S, self.process.kill)
         watchdog.start()
         assert self.process.stdout is not None
@@ -104,16 +119,16 @@ class Server:
         return next(process for process in self.processes() if name in " ".join(process.cmdline()))
 
     def close(self) -> None:
+        """End it at once: how a server stops, and that it leaves nothing, is asserted by tests that stop theirs."""
         self.http.close()
         self.openai.close()
         if self.process.poll() is None:
-            left = self.processes()
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_S)
+            left = self.processes()  # parents first, which would start others
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+            self.process.wait()
+            psutil.wait_procs(left, timeout=STOP_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._log.close()

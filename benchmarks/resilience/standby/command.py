@@ -22,6 +22,8 @@ import os
 import signal
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from app.demo.paths import DEMO
@@ -34,6 +36,7 @@ from benchmarks.support.server_process import ServerProcess
 
 REPLACED_S = 120.0  # longest wait for a stage or a standby
 LOOK_S = 0.05
+SETTINGS = ("model", "stages", "standby_stages", "kills", "streams", "max_tokens", "flags")  # that _of_server reads
 PHASES = ("noticed", "process", "load", "connect")
 COLUMNS = {
     "standbys": "standbys",
@@ -57,17 +60,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(settings: argparse.Namespace) -> Report:
-    """Measure both servers, one after the other."""
-    rows = []
-    for standbys in (0, settings.standby_stages):
-        flags = ["--stages", str(settings.stages), "--standby-stages", str(standbys), *settings.flags.split()]
-        with ServerProcess(settings.model, flags) as server:
-            rows.append(asyncio.run(_measure(settings, server, standbys)))
+    """Measure both servers, one after the other, each from a process of its own: Serve's handles keep the cluster that
+    a process joined first."""
+    asked = argparse.Namespace(**{name: getattr(settings, name) for name in SETTINGS})
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        rows = list(processes.map(_of_server, [asked] * 2, (0, settings.standby_stages)))
     without, with_them = (row["replaced_seconds"] for row in rows)
     ratio = round(without / with_them, 1) if without and with_them else None
     shown = table(COLUMNS, [row | {"notes": "; ".join(row["notes"])} for row in rows])
     print(f"{shown}\nA standby makes a replacement {ratio} times as fast.")
     return Report({"servers": rows, "ratio": ratio}, shown, any(row["notes"] for row in rows))
+
+
+def _of_server(settings: argparse.Namespace, standbys: int) -> dict[str, Any]:
+    flags = ["--stages", str(settings.stages), "--standby-stages", str(standbys), *settings.flags.split()]
+    with ServerProcess(settings.model, flags) as server:
+        return asyncio.run(_measure(settings, server, standbys))
 
 
 async def _measure(settings: argparse.Namespace, server: ServerProcess, standbys: int) -> dict[str, Any]:

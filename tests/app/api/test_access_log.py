@@ -17,6 +17,8 @@ from app.api.application import create_app
 from app.api.http import Api
 from app.api.observed import request_fields
 from app.api.service import Settings
+from app.playground.options import PlaygroundOptions
+from app.playground.playground import Playground
 from app.telemetry.access_log import MOST_REFUSALS, AccessLog
 from app.telemetry.exchange import Refusal
 from app.telemetry.refusals import OTHER
@@ -174,6 +176,11 @@ async def test_probes_are_not_logged_and_prompts_only_if_wanted(
     backend.is_healthy = False
     for path in ("/health", "/ready", "/metrics"):
         await client.get(path)
+    pages = create_app(Api(backend, tokenizer, Settings()), playground=Playground(PlaygroundOptions()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=pages), base_url="http://edge") as browser:
+        assert (
+            await browser.get("/playground/js/pages/main.js")
+        ).status_code == 200  # of a page's files, likewise none
     assert not lines
     loud = create_app(Api(backend, tokenizer, Settings(log_prompts=True)))
     quiet = create_app(Api(backend, tokenizer, Settings(access_log=False)))

@@ -38,6 +38,7 @@ def run(*flags: str, cwd: Path | None = None) -> tuple[int, list[str], str]:
         "",
         "serve",
         "generate",
+        "chat",
         "bench",
         "load",
         "heads find",
@@ -48,6 +49,9 @@ def run(*flags: str, cwd: Path | None = None) -> tuple[int, list[str], str]:
         "keys new",
         "check",
         "env",
+        "doctor",
+        "plan",
+        "completion",
         "k8s render",
     ],
 )
@@ -98,6 +102,7 @@ TRAIN = ("train", "--method", "eagle", "--out", "out")
         (("load", "--url", "http://a:1", "--concurrency", "0"), "'0' must be a whole number above 0"),
         (("corpus", "build", "--input", "x", "--out", "y", "--keep", "0"), "--keep is 0; it must be at least 1"),
         (("corpus", "stats", "absent"), "absent"),
+        (("plan", "--model", "demo"), "the following arguments are required: --gpus"),
     ],
 )
 def test_a_refusal_loads_nothing_heavy(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:

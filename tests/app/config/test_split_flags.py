@@ -36,12 +36,24 @@ def test_flags_reach_the_target() -> None:
     assert (target.split, target.stage_memory, target.quantization) == ("3,5", (2 * GIB, 3 * GIB // 2), "int8")
     assert target.cost_folder
     assert target_options(ServeConfig(stage_memory_gib=3)).stage_memory == (3 * GIB,)
+    assert target_options(ServeConfig(device="cuda", stage_gpus=1, numerics="exact")).numerics == "exact"
     plain = target_options(ServeConfig())
-    assert (plain.split, plain.stage_memory, plain.quantization) == ("auto", (), None)
+    assert (plain.split, plain.stage_memory, plain.quantization, plain.numerics) == ("auto", (), None, "fast")
 
 
 def test_int8_weights_have_step_times_of_their_own() -> None:
-    assert len({way(None, None), way(None, "int8"), way("bfloat16", None), way("bfloat16", "int8")}) == 4
+    assert (
+        len(
+            {
+                way(None, None),
+                way(None, "int8"),
+                way("bfloat16", None),
+                way("bfloat16", "int8"),
+                way(None, None, "exact"),
+            }
+        )
+        == 5
+    )
 
 
 def generated(model: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[int]:

@@ -22,6 +22,7 @@ TWO = {"replicas": "2"}
         (SIMULATED | {"layer_split": "even"}, "layer_split is even, but has no effect: simulate is set"),
         (SIMULATED | {"stage_memory_gib": "80"}, "stage_memory_gib is 80, but has no effect: simulate is set"),
         (SIMULATED | {"quantization": "int8"}, "quantization is int8, but has no effect: simulate is set"),
+        ({"numerics": "exact"}, "numerics is exact, but has no effect: device is cpu"),
         ({"affinity": "prefix"}, "affinity is prefix, but has no effect: replicas is 1"),
         ({"affinity_slack": "100"}, "affinity_slack is 100, but has no effect: replicas is 1"),
         ({"failover": "1.0"}, "failover is 1.0, but has no effect: replicas is 1"),
@@ -43,7 +44,7 @@ def test_what_cannot_act_is_refused_by_flag_and_by_key(given: dict[str, Any], sa
     [
         {},
         SIMULATED,
-        SIMULATED | {"layer_split": "auto", "stage_memory_gib": None, "quantization": None},
+        SIMULATED | {"layer_split": "auto", "stage_memory_gib": None, "quantization": None, "numerics": "fast"},
         {"layer_split": "even", "stage_memory_gib": "80", "quantization": "int8"},
         {"affinity": "none", "transport": "auto"},
         {"transport": "tcp"},

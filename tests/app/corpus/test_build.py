@@ -208,7 +208,7 @@ def test_a_build_can_publish(spectra: Run, corpus: Path, tmp_path: Path) -> None
         (("--input", "F", "--keep", 5, "--min-tokens", 1000), "--min-tokens 1000: every text is shorter"),
         (("--input", "F", "--keep", 5, "--piece-tokens", 7), "--piece-tokens is 7; it must be at least --min-tokens"),
         (("--input", "F", "--keep", 5, "--piece-tokens", 4096), "--piece-tokens is 4096; .* reads at most 4095 tokens"),
-        (("--input", "F", "--keep", 5, "--device", "tpu"), "--device is tpu; it must be cpu, cuda or cuda:N"),
+        (("--input", "F", "--keep", 5, "--device", "tpu"), "--device is tpu; it must be cpu, cuda, cuda:N or auto"),
         (("--input", "F", "--keep", 5, "--device", "cpu,cpu,cpu,cpu,cpu"), "--device .*has only 4 layers"),
         (("--input", "F", "--keep", 5, "--dtype", "int3"), "dtype is 'int3'"),
         (("--input", "F", "--keep", 5, "--threads", 0), "--threads is 0"),

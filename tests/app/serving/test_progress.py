@@ -31,6 +31,16 @@ def test_each_deployment_is_told_as_it_starts_and_as_it_is_up(capsys: pytest.Cap
     ]
 
 
+def test_what_is_waited_for_is_told_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    impatient, patient = Progress(patience=-1.0), Progress()
+    for progress in (impatient, patient):
+        progress.follow({"Router": "UPDATING", "Target": "HEALTHY"})
+        progress.follow({"Router": "HEALTHY", "Target": "HEALTHY"})
+    said = capsys.readouterr().err
+    assert said.count("waiting for Router\n") == 1
+    assert "Target" not in "".join(line for line in said.splitlines() if "waiting" in line)
+
+
 def test_what_the_start_of_a_target_took_is_told_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     stages = [
         {"load_seconds": {"import": 4.0, "resolve": 2.0, "read": 9.0, "build": 0.5}, "read_bytes": 3 << 30},

@@ -106,15 +106,19 @@ def test_the_first_run_measures_and_every_text_is_the_plain_one(
     assert list(costs.curves) == list(GRID)
 
 
-def test_the_packaged_model_writes_the_same_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_packaged_model_writes_the_same_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A second, whatever a step's rows: what is measured beside other work may speak against every draft.
+    monkeypatch.setattr(step_costs, "read_costs", lambda file: StepCosts({1: ((1, 300), (1.0, 1.0))}))
     texts = []
     for method in ("autoregressive", "auto"):
-        flags = ["--prompt", "\n".join(["Sums:", *["42 + 51"] * 4]), "--max-new-tokens", "120", "--json"]
+        flags = ["--prompt", "Repeat:" + 8 * " red blue", "--max-new-tokens", "120", "--json"]
         assert main(["generate", "--method", method, *flags]) == 0
         line = json.loads(capsys.readouterr().out)
         texts.append(line["text"])
     assert texts[0] == texts[1]
-    assert line["target_forwards"] < 0.7 * len(line["token_ids"])  # a text that repeats itself: any machine gains
+    assert line["target_forwards"] < 0.7 * len(line["token_ids"])  # two words again and again
 
 
 def test_a_second_start_measures_nothing(
@@ -145,7 +149,7 @@ def test_any_method_of_a_command_may_be_the_one(methods: list[str], wanted: bool
     options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, max_model_len=128)
     target = LocalTarget.load(options, tiny_checkpoint)
     arguments = Namespace(
-        methods=methods, dtype=None, device="cpu", stages=1, threads=1, kv_gib=0.004, quantization=None
+        methods=methods, dtype=None, device="cpu", stages=1, threads=1, kv_gib=0.004, quantization=None, numerics="fast"
     )
     costs = offline_costs(arguments, tiny_checkpoint, target)
     assert (costs is not None) == wanted

@@ -29,22 +29,25 @@ def test_a_rows_flags_are_right(name: str) -> None:
     check_terms(spec, loss_settings(arguments, spec))
 
 
+@pytest.mark.parametrize(("flag", "amount"), [("--minutes", "0.5"), ("--steps", "40")])
 def test_rows_are_trained_once_on_answers_that_are_written_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, amount: str
 ) -> None:
     commands: list[list[str]] = []
+    units = ("minutes", "steps")
 
     def train(command: list[str], **_: object) -> None:
         commands.append(command)
         out = Path(command[command.index("--out") + 1])
         out.mkdir(parents=True)
         kind = {"by_depth": [0.5, 0.5], "tau": 1.75}
-        training = {"steps": 3, "budget": {"minutes": 0.5}}
+        given = {unit: command[command.index(f"--{unit}") + 1 :][:1] for unit in units if f"--{unit}" in command}
+        training = {"steps": 3, "budget": {unit: float(*given[unit]) if unit in given else None for unit in units}}
         document = {"method": command[command.index("--method") + 1], "training": training}
         (out / "training.json").write_text(json.dumps({**document, "held_out": {"greedy": kind, "sampled": kind}}))
 
     monkeypatch.setattr(ablations.subprocess, "run", train)
-    flags = ["--target", "T", "--prompts", str(write_prompts(tmp_path)), "--corpus", "C", "--minutes", "0.5"]
+    flags = ["--target", "T", "--prompts", str(write_prompts(tmp_path)), "--corpus", "C", flag, amount]
     rows = ["--rows", "eagle 1,parallelspec on eagle,its texts by others", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["ablations", *flags, *rows])
     for _ in range(2):
@@ -54,6 +57,7 @@ def test_rows_are_trained_once_on_answers_that_are_written_once(
         assert "| eagle 1               |      2 |        2 |" in out
         assert "| parallelspec on eagle |      2 |        1 |" in out
     assert len(commands) == 4
+    assert all(command[command.index(flag) + 1] == amount for command in commands[1:])
     assert "--prompts" in commands[0]
     answers = str(tmp_path / "out" / "answers" / "work" / "answers.jsonl")
     assert [command[-2:] for command in commands[1:3]] == [["--answers", answers]] * 2

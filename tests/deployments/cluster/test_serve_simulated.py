@@ -59,6 +59,14 @@ def test_what_reads_states_is_refused_with_what_works(server: Server) -> None:
     assert "a simulated target has no states to read" in answer.json()["error"]["message"]
 
 
+def test_what_is_offered_works(server: Server) -> None:
+    [model] = server.http.get("/v1/models").json()["data"]
+    offered = model["speculative"]["methods"]
+    assert {"autoregressive", "pld", "suffix", "auto"} <= set(offered)
+    for method in offered:
+        assert server.complete(max_tokens=5, speculative={"method": method}).status_code == 200, method
+
+
 def test_a_stream_goes_on_with_the_same_text_when_a_stage_is_killed(server: Server, tiny_checkpoint: Path) -> None:
     wanted = _made_up(tiny_checkpoint, "Snow falls", 120)
     assert server.token_ids(max_tokens=120, temperature=0) == wanted

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +122,11 @@ class ThreadStage:
     async def prepare(self) -> None:
         pass
 
-    async def plan(self) -> StagePlan:
+    async def room(self) -> int:
+        return 1 << 30
+
+    async def plan(self, rooms: Sequence[int]) -> StagePlan:
+        assert len(rooms) == len(self._plan.ranges)
         if self.refusal:
             raise ConfigError(self.refusal)
         return self._plan

@@ -37,6 +37,7 @@ def test_the_text_tier_asks_what_needs_nothing_and_the_mixed_model_does_without_
     assert [part.name for part in found.asked(True)] == every
 
 
+@pytest.mark.usefixtures("steady_clocks")
 @pytest.mark.parametrize(("seconds", "first"), [(4e-4, TEXT), (1.0, FULL)])
 def test_a_request_begins_with_text_where_all_sources_take_a_good_part_of_its_step(seconds, first):
     quick, full = Quick(claim=0.9), Told(claim=0.9)

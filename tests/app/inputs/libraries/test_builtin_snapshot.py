@@ -31,6 +31,8 @@ from retrieval_store.snapshots.snapshot_index import open_snapshot
 from speculators.pool import SpeculatorPool
 from tests.support.texts_to_look_up import SMALL
 
+INDEXING = "Indexing Python's standard library, which spectra and rest draft from (once) ..."
+
 # -- the built-in snapshot
 
 
@@ -39,7 +41,7 @@ def test_the_built_in_snapshot_is_built_once_per_tokenizer(
 ) -> None:
     folder = builtin_snapshot(DEMO_TARGET)
     assert folder.parent == cache_folder() / "snapshots"
-    assert capsys.readouterr().err.splitlines()[0] == "Indexing the standard library (once) ..."
+    assert capsys.readouterr().err.splitlines()[0] == INDEXING
     written_at = folder.stat().st_mtime_ns
     assert builtin_snapshot(DEMO_TARGET) == folder
     assert folder.stat().st_mtime_ns == written_at
@@ -135,7 +137,7 @@ def test_a_server_builds_it_before_it_starts_and_leaves_text_and_stores_alone(
 
 def test_a_server_of_the_demo_model_builds_it_among_its_checks(small_builtin: None, capsys: Any) -> None:
     check_model(ServeConfig(method="spectra"), is_local=True)
-    assert "Indexing the standard library (once) ..." in capsys.readouterr().err
+    assert INDEXING in capsys.readouterr().err
     assert list(snapshot_folder().glob("builtin-*/manifest.json"))
 
 

@@ -55,8 +55,12 @@ def test_litellm(said: Said, sum_of: dict[str, Any]) -> None:
 
 def test_instructor(said: Said) -> None:
     told = said("with_instructor")
-    assert told.pop("JSON") is not None
+    assert told.pop("JSON") == {"name": "Mary"}
     assert len(told) == 6
     for name, order in told.items():  # checked against the class by the library
-        assert order == told[name.removesuffix(" in parts")]
-        assert order.keys() == {"dish", "guests", "table"}
+        if name.endswith(" in parts"):  # where every field may be missing: another schema, and so another answer
+            streamed, whole = order
+            assert streamed == whole
+            assert streamed
+        else:
+            assert order.keys() == {"dish", "guests", "table"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.demo.paths import DEMO_TARGET
-from tests.clients.conftest import HERE, Run
+from tests.newcomer.clients.conftest import HERE, Run
 from tests.support.server_process import Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.clients]

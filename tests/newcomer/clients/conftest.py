@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.demo.paths import DEMO
+from tests.support.installation import ROOT, environment, pip
 from tests.support.server_process import Server
 
 HERE = Path(__file__).parent
@@ -25,17 +25,28 @@ QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1", "HF_HUB_DI
 Run = Callable[..., str]
 
 
-def installed(group: str) -> Path:
-    """The folder of the programs of `requirements/GROUP.txt`, installed unless they are there from an earlier run."""
-    wanted = HERE / "requirements" / f"{group}.txt"
-    name = f"{group}-{hashlib.sha256(wanted.read_bytes() + sys.version.encode()).hexdigest()[:12]}"
+def requirements(group: str) -> Path:
+    """What a group installs."""
+    return HERE / "requirements" / f"{group}.txt"
+
+
+def programs(group: str) -> Path:
+    """The folder of a group's programs, installed unless they are there from an earlier run.
+
+    What fits of this process's packages is taken from them: torch, which guidellm asks for, is gigabytes. Another
+    process that installs the group is waited for.
+    """
+    wanted = requirements(group)
+    basis = (wanted.read_text(), (ROOT / ".ci" / "constraints.txt").read_text(), sys.version, sys.prefix)
+    name = f"{group}-{hashlib.sha256(repr(basis).encode()).hexdigest()[:12]}"
     place = Path(os.environ["XDG_CACHE_HOME"]) / "clients" / name
-    if not (place / "complete").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
-        command = [f"{place}/bin/python", "-m", "pip", "install", "--quiet", "-r", str(wanted)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
-        assert done.returncode == 0, done.stderr
-        (place / "complete").touch()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "complete").exists():
+            python = environment(place)
+            pip("--python", str(python), "install", "--no-compile", "-r", str(wanted), within=INSTALL_S)
+            (place / "complete").touch()
     return place / "bin"
 
 
@@ -44,7 +55,7 @@ def run() -> Run:
     """``run("libraries", "python", "file.py", url)``: what a program of a group prints; fails where it fails."""
 
     def go(group: str, program: str, *arguments: object) -> str:
-        command = [str(installed(group) / program), *map(str, arguments)]
+        command = [str(programs(group) / program), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, env=os.environ | QUIET)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -52,16 +63,7 @@ def run() -> Run:
     return go
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """`make serve`, in short."""
-    with tempfile.TemporaryDirectory(prefix="pc-") as folder:
-        started = Server(Path(DEMO), Path(folder), ())
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def said(server: Server, run: Run) -> Callable[[str], dict[str, Any]]:
     """What a program of ``programs`` got from the server."""
 

@@ -1,12 +1,10 @@
-"""What a newcomer does: start the server without a flag, then try what it and the README suggest."""
+"""What a newcomer does: start the server, then try what it and the README suggest."""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,7 @@ from tests.support.server_process import Server
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="fs-") as folder:
-        started = Server(Path(DEMO), Path(folder), ())
-        yield started
-        started.close()
+ROOT = Path(__file__).parents[2]
 
 
 def said(script: str) -> str:
@@ -44,6 +34,7 @@ def test_commands_worth_trying_are_told_and_answered(server: Server) -> None:
     url = f"{server.base}/v1"
     told = guide(url, DEMO)
     assert told in server.log.read_text()
+    assert f"Playground: {server.base}/\n" in server.log.read_text()
     for question in QUESTIONS:
         asks = command(url, DEMO, question)
         assert asks in told
