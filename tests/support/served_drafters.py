@@ -20,7 +20,7 @@ from engine.drafter.trees.rounds import BlockAsk
 from engine.kv.arena import BlockTable
 from engine.model.shard import ModelShard
 from engine.model.spec import ModelSpec
-from engine.protocol import Branch, RequestView
+from engine.protocol import Branch, Draft, RequestView
 from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
@@ -100,17 +100,21 @@ def with_drafter(
 
 
 class Recording(TrainedDrafts):
-    """Hands drafts out and remembers what each stood behind."""
+    """Hands drafts out and remembers what each stood behind; asks for one behind every so many tokens of a text."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, every: int = 1) -> None:
         super().__init__(method, method)
+        self._every = every
         self.told: list[tuple[list[int], Branch]] = []  # text, draft
 
-    def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        """The draft, remembered."""
-        branches = super().propose(view, budget)
-        self.told += [(view.context.view.tolist(), branch) for branch in branches]
-        return branches
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        """The drafts, remembered."""
+        drafts: list[list[Branch]] = []
+        for view, budget in zip(views, budgets, strict=True):
+            branches = self.propose(view, budget)
+            self.told += [(view.context.view.tolist(), branch) for branch in branches]
+            drafts.append(Draft(branches, wants_next=len(view.context) % self._every == 0))
+        return drafts
 
 
 class DraftsAnew:

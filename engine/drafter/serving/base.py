@@ -16,8 +16,11 @@ from engine.upload import Upload
 class Drafting(Protocol):
     """One drafter's network and cache. One thread calls it."""
 
+    def learn(self, committed: Sequence[Committed]) -> None:
+        """Keep what layers make of what was committed, without drafts."""
+
     def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
-        """Learn what a step committed of its sequences, and draft where that is wanted; in order."""
+        """Learn what was committed of sequences that want a draft, and draft; in order."""
 
 
 def upload_ids(device: torch.device, *lists: Sequence[int]) -> list[Tensor]:
@@ -26,9 +29,3 @@ def upload_ids(device: torch.device, *lists: Sequence[int]) -> list[Tensor]:
     parts = [upload.add(numbers) for numbers in lists]
     upload.send()
     return [part.tensor for part in parts]
-
-
-def hand_out(committed: Sequence[Committed], branches: Sequence[Branch | None]) -> list[Branch | None]:
-    """For every sequence its branch, if it wanted one."""
-    found = iter(branches)
-    return [None if one.wanted is None else next(found) for one in committed]

@@ -13,7 +13,7 @@ from engine.attention.batches import Share
 from engine.device import fetch
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
-from engine.drafter.serving.base import hand_out, upload_ids
+from engine.drafter.serving.base import upload_ids
 from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.committed import Committed
 from engine.drafter.trees.blocks import block_trees
@@ -39,11 +39,11 @@ class BlockDrafting:
 
     def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
         """Keep what layers make of the committed positions, and draft behind the drawn tokens."""
-        self._keep(committed)
-        asked = [one for one in committed if one.wanted is not None]
-        return hand_out(committed, self._block(asked)) if asked else [None] * len(committed)
+        self.learn(committed)
+        return self._block(committed)
 
-    def _keep(self, committed: Sequence[Committed]) -> None:
+    def learn(self, committed: Sequence[Committed]) -> None:
+        """Keep what layers make of the committed positions."""
         shares = [Share(one.first, list(range(len(one.tokens))), None, True, one.sequence.table) for one in committed]
         states = torch.cat([one.states for one in committed])
         positions = [one.first + i for one in committed for i in range(len(one.tokens))]
@@ -90,13 +90,13 @@ class HeadDrafting:
     def __init__(self, network: Medusa) -> None:
         self._network = network
 
+    def learn(self, committed: Sequence[Committed]) -> None:
+        """Nothing is kept."""
+
     def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
-        """Draft from the last states; nothing is kept."""
-        asked = [one for one in committed if one.wanted is not None]
-        if not asked:
-            return [None] * len(committed)
-        logits = self._network(torch.stack([one.states[-1] for one in asked]))
-        return hand_out(committed, block_trees(logits, _wanted(asked), self._network.spec.method, None))
+        """Draft from the last states."""
+        logits = self._network(torch.stack([one.states[-1] for one in committed]))
+        return block_trees(logits, _wanted(committed), self._network.spec.method, None)
 
 
 def _markov(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class DraftedSequence:
     n_rows: int  # rows in the cache: slots 0 to n_rows - 1
     pending: Tensor | None = None  # [1, width], the state of the last position, whose successor was not known
     has_failed: bool = False  # rows are missing: nothing is drafted any more
+    waiting: list[Committed] = field(default_factory=list)  # steps that are not read yet, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,13 @@ class Committed:
     tokens: list[int]  # [n], at these positions
     drawn: int | None  # the token behind them; None: it comes with the next chunk
     wanted: BlockAsk | None  # what is to be drafted behind the drawn token
+
+
+def joined(steps: Sequence[Committed]) -> Committed:
+    """What consecutive steps, at least one, committed of a sequence, as if it were one step's."""
+    last = steps[-1]
+    states, tokens = torch.cat([one.states for one in steps]), [token for one in steps for token in one.tokens]
+    return Committed(last.sequence, steps[0].first, states, tokens, last.drawn, last.wanted)
 
 
 @dataclass(frozen=True, slots=True)

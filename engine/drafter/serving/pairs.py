@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.batches import Share
 from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
-from engine.drafter.serving.base import hand_out, upload_ids
+from engine.drafter.serving.base import upload_ids
 from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.committed import Committed, Rows, pair_rows, token_rows
 from engine.drafter.serving.levels import Level, grow_levels
@@ -57,34 +58,39 @@ class PairDrafting:
     def _n_masks(self) -> int:
         return 0 if self._masks is None else len(self._masks.embedded)
 
+    def learn(self, committed: Sequence[Committed]) -> None:
+        """Write the rows that are complete now."""
+        rows = [self._rows(one) for one in committed]
+        some = [(one, its) for one, its in zip(committed, rows, strict=True) if its.tokens]
+        if some:
+            self._forward([one for one, _ in some], [its for _, its in some], 0)
+
     def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
         """Write the rows that are complete now, and draft behind the last ones."""
-        rows = [pair_rows(one) if self._reads_states else token_rows(one) for one in committed]
-        masks = [0 if one.wanted is None else self._n_masks for one in committed]
-        shares = [
-            Share(its.first, list(range(len(its.tokens) + n)), None, True, one.sequence.table)
-            for one, its, n in zip(committed, rows, masks, strict=True)
-        ]
-        if not any(share.depths for share in shares):
-            return [None] * len(committed)
-        outputs = self._forward([share for share in shares if share.depths], rows, masks)
-        asked = [one for one in committed if one.wanted is not None]
-        if not asked:
-            return [None] * len(committed)
-        lasts = _last_rows(shares, masks, [one.wanted is not None for one in committed])
+        rows = [self._rows(one) for one in committed]
+        outputs = self._forward(committed, rows, self._n_masks)
+        n_rows = np.array([len(its.tokens) for its in rows])
+        lasts = (np.cumsum(n_rows + self._n_masks) - self._n_masks - 1).tolist()
         draft = self._levels if self._masks is None else self._in_one_go
-        return hand_out(committed, draft(outputs, lasts, asked))
+        return draft(outputs, lasts, committed)
 
-    def _forward(self, shares: Sequence[Share], rows: Sequence[Rows], masks: Sequence[int]) -> Tensor:
-        """Outputs ``[n_rows, hidden]`` of all sequences' rows, masks behind real ones."""
+    def _rows(self, committed: Committed) -> Rows:
+        return pair_rows(committed) if self._reads_states else token_rows(committed)
+
+    def _forward(self, committed: Sequence[Committed], rows: Sequence[Rows], n_masks: int) -> Tensor:
+        """Outputs ``[n_rows, hidden]`` of all sequences' rows, at least one each, with masks behind the real ones."""
+        shares = [
+            Share(its.first, list(range(len(its.tokens) + n_masks)), None, True, one.sequence.table)
+            for one, its in zip(committed, rows, strict=True)
+        ]
         prepared = self._cache.prepare(shares)
         tokens = [token for its in rows for token in its.tokens]
-        order = _order([len(its.tokens) for its in rows], masks)
-        token_ids, placed = upload_ids(prepared.positions.device, tokens, order if any(masks) else [])
+        order = _order([len(its.tokens) for its in rows], n_masks) if n_masks else []
+        token_ids, placed = upload_ids(prepared.positions.device, tokens, order)
         embedded = self._network.embed_tokens(token_ids)
         known = [its.states for its in rows if its.states is not None]
         states = torch.cat(known) if known else None
-        if any(masks) and self._masks is not None:
+        if n_masks and self._masks is not None:
             embedded = torch.cat((embedded, self._masks.embedded)).index_select(0, placed)
             if states is not None and self._masks.states is not None:
                 states = torch.cat((states, self._masks.states.to(states.dtype))).index_select(0, placed)
@@ -117,20 +123,10 @@ class PairDrafting:
         return outputs
 
 
-def _order(n_real: Sequence[int], n_masks: Sequence[int]) -> list[int]:
-    """Where each row is found among all real rows and the masks behind them."""
+def _order(n_real: Sequence[int], n_masks: int) -> list[int]:
+    """Where each row is found among all real rows and the masks, the same ones behind every sequence's."""
     order, first, masks_at = list[int](), 0, sum(n_real)
-    for real, masks in zip(n_real, n_masks, strict=True):
-        order += [*range(first, first + real), *range(masks_at, masks_at + masks)]
+    for real in n_real:
+        order += [*range(first, first + real), *range(masks_at, masks_at + n_masks)]
         first += real
     return order
-
-
-def _last_rows(shares: Sequence[Share], masks: Sequence[int], is_asked: Sequence[bool]) -> list[int]:
-    """The last real row of every sequence that drafts."""
-    lasts, end = list[int](), 0
-    for share, n_masks, asked in zip(shares, masks, is_asked, strict=True):
-        end += len(share.depths)
-        if asked:
-            lasts.append(end - n_masks - 1)
-    return lasts

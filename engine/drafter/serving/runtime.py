@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,13 +18,17 @@ from engine.drafter.networks.medusa import Medusa
 from engine.drafter.serving.base import Drafting
 from engine.drafter.serving.blocks import BlockDrafting, HeadDrafting
 from engine.drafter.serving.cache import DrafterCache
-from engine.drafter.serving.committed import Committed, DraftedSequence
+from engine.drafter.serving.committed import Committed, DraftedSequence, joined
 from engine.drafter.serving.pairs import PairDrafting
 from engine.drafter.serving.relay import Fused
 from engine.drafter.settings import DrafterSettings, scratch_slots
 from engine.drafter.trees.choice import DraftVocabulary
 from engine.kv.arena import BlockTable, Run
 from engine.protocol import Branch
+
+MOST_WAITING = 256  # rows of a sequence that wait for a draft to be asked for: 4 MiB of a 70B's states
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,9 @@ class Place:
 
 class DraftRuntime:
     """Drafts for all sequences of a step together. One thread calls it.
+
+    What is committed of sequences that want no draft is read later, many rows in one forward: when a draft is asked
+    for, when ``MOST_WAITING`` rows wait, or when others may begin with a copy of them.
 
     Args:
         checkpoint: the drafter.
@@ -79,8 +87,10 @@ class DraftRuntime:
         self._sequences[seq] = DraftedSequence(table, n_copied)
 
     def end(self, seq: int) -> None:
-        """Forget a sequence; harmless when it is not known."""
-        self._sequences.pop(seq, None)
+        """Forget a sequence; harmless when it is not known. Its rows are complete: they may become another's prefix."""
+        sequence = self._sequences.pop(seq, None)
+        if sequence is not None:
+            self.catch_up([sequence])
 
     def reset(self) -> None:
         """Forget all sequences."""
@@ -97,6 +107,7 @@ class DraftRuntime:
     def copy(self, source: Tensor, target: Tensor, is_apart: bool) -> None:
         """Rows of prefixes, as ``KVArena.copy``."""
         if self._cache is not None:
+            self.catch_up(self._sequences.values())
             self._cache.arena.copy(source, target, is_apart)
 
     def move_runs(self, runs: Iterable[Run]) -> None:
@@ -105,19 +116,44 @@ class DraftRuntime:
             self._cache.arena.move_runs(runs)
 
     def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
-        """Learn what a step committed, and draft where that is wanted.
+        """Draft where that is wanted, and learn of all sequences what a step committed, at once or later.
 
         A drafter that fails costs its sequences their drafts, from now on, and the step nothing.
         """
+        asked = [one for one in committed if one.wanted is not None]
+        self.catch_up([one.sequence for one in asked])
+        branches = iter(self._guarded(self._drafting.draft, asked) or [None] * len(asked))
+        if self._cache is not None:
+            for one in committed:
+                if one.wanted is None:  # a copy, for a view would keep the states of all sequences
+                    one.sequence.waiting.append(replace(one, states=one.states.clone()))
+            self.catch_up([one.sequence for one in committed if _n_waiting(one.sequence) > MOST_WAITING])
+        return [None if one.wanted is None else next(branches) for one in committed]
+
+    @torch.inference_mode()
+    def catch_up(self, sequences: Iterable[DraftedSequence]) -> None:
+        """Read what waits of these sequences."""
+        behind = [joined(sequence.waiting) for sequence in sequences if sequence.waiting]
+        for one in behind:
+            one.sequence.waiting.clear()
+        self._guarded(self._drafting.learn, behind)
+
+    def _guarded(self, work: Callable[[Sequence[Committed]], T], committed: Sequence[Committed]) -> T | None:
+        if not committed:
+            return None
         try:
-            return self._drafting.draft(committed)
+            return work(committed)
         except torch.AcceleratorError:
             raise  # the device cannot serve another step
         except Exception:
             logger.exception("the drafter failed; its sequences go on without drafts")
             for one in committed:
                 one.sequence.has_failed = True
-            return [None] * len(committed)
+            return None
+
+
+def _n_waiting(sequence: DraftedSequence) -> int:
+    return sum(len(one.tokens) for one in sequence.waiting)
 
 
 def _cache_of(network: AnyNetwork, place: Place) -> DrafterCache | None:

@@ -3,12 +3,15 @@ whole text anew, whatever was batched, cut into chunks, copied, moved or preempt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
-from engine.drafter.serving import blocks, levels
+from engine.drafter.serving import blocks, levels, runtime
+from engine.drafter.serving.committed import Committed
+from engine.drafter.serving.pairs import PairDrafting
 from engine.drafter.trees.rounds import BlockAsk
 from engine.loop import Completion, Engine
 from engine.request import Request
@@ -37,9 +40,9 @@ def checkpoint_of(kind: str, family: str = "llama") -> DrafterCheckpoint:
 
 
 def engine_of(
-    family: str, checkpoint: DrafterCheckpoint, options: SchedulerOptions | None = None, **target: Any
+    family: str, checkpoint: DrafterCheckpoint, options: SchedulerOptions | None = None, every: int = 1, **target: Any
 ) -> tuple[Engine, Recording]:
-    recording = Recording(checkpoint.spec.method)
+    recording = Recording(checkpoint.spec.method, every)
     pool = SpeculatorPool(extra={checkpoint.spec.method: lambda _: recording})
     return Engine(drafted_target(family, checkpoint, **target), pool, options), recording
 
@@ -60,7 +63,7 @@ def check_drafts(
     assert told.told, "nothing was drafted"
     oracle = DraftsAnew(family, checkpoint)
     for text, branch in told.told:
-        n_prompt = next(len(prompt) for prompt in prompts if text[: len(prompt)] == prompt)
+        n_prompt = max(len(prompt) for prompt in prompts if text[: len(prompt)] == prompt)
         depth = N_TOKENS - (len(text) - n_prompt) - 1
         ask = BlockAsk(sampling(**params), None, text[-1], len(text), depth, N_NODES)
         anew = oracle.draft(text, ask)
@@ -122,6 +125,45 @@ def test_preempted_sequences_draft_as_before(kind: str) -> None:
     wanted = [reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2) for prompt in prompts]
     assert [one.token_ids for one in done] == wanted
     check_drafts("llama", checkpoint, told, prompts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [3, 256])
+def test_drafts_that_are_asked_for_now_and_then_are_those_of_a_drafter_that_reads_anew(
+    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits is read before a draft, when much of it waits, before others copy it, and before its sequence is gone;
+    sequences move and are preempted meanwhile."""
+    monkeypatch.setattr(runtime, "MOST_WAITING", most)
+    checkpoint, [first, other, third] = checkpoint_of(kind), random_prompts(3)
+    prompts = [first + other, first + third, third + first, first + other, third + other]
+    answers = [reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2) for prompt in prompts]
+    prompts += [third + other + answers[-1] + first]  # begins with rows that waited when their sequence ended
+    options = SchedulerOptions(prefill_chunk=7, prefix_cache=True)
+    engine, told = engine_of("llama", checkpoint, options, every=4, n_blocks=24, block_size=8)
+    method = checkpoint.spec.method
+    done = [one for some in (prompts[:3], prompts[3:5], prompts[5:]) for one in run(engine, method, some, 2)]
+    assert done[-1].stats.cached_tokens > len(prompts[4])
+    answers += [reference_tokens("llama", tuple(prompts[-1]), N_TOKENS, eos_token_id=2)]
+    assert [one.token_ids for one in done] == answers
+    check_drafts("llama", checkpoint, told, prompts)
+
+
+def test_a_drafter_reads_what_waits_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+    learn = PairDrafting.learn
+
+    def learn_and_tell(drafting: PairDrafting, committed: Sequence[Committed]) -> None:
+        read.append([len(one.tokens) for one in committed])
+        learn(drafting, committed)
+
+    monkeypatch.setattr(PairDrafting, "learn", learn_and_tell)
+    checkpoint, [prompt] = checkpoint_of("eagle 3"), random_prompts(1)
+    engine, _ = engine_of("llama", checkpoint, every=10_000)
+    [done] = run(engine, checkpoint.spec.method, [prompt], 1)
+    assert done.stats.target_forwards > 10
+    # The prompt came with the wish for a draft; the row of the last step, which ended the text, is of no use.
+    assert read == [[done.stats.target_forwards - 1]]
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle 3", "dspark"])
