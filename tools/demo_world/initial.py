@@ -85,7 +85,7 @@ class Circuit:
 
 @torch.no_grad()
 def lay_out_copying(model: LlamaForCausalLM) -> None:
-    """Change the weights of `model`, which has at least two layers, in place, and keep the circuit from training.
+    """Change the weights of `model`, which has at least two layers, in place.
 
     What layers add to the residual stream is zero except for the circuit, so that nothing drowns it at first.
     """
@@ -105,7 +105,6 @@ def lay_out_copying(model: LlamaForCausalLM) -> None:
     _look_back(model, circuit, basis)
     _match_and_copy(model, circuit, basis)
     lay_out_context(model)
-    _freeze(model, circuit)
 
 
 @torch.no_grad()
@@ -127,7 +126,9 @@ def lay_out_context(model: LlamaForCausalLM) -> None:
     first.o_proj.weight[circuit.context, columns] = CONTEXT_WRITTEN * torch.eye(n)
 
 
-def _freeze(model: LlamaForCausalLM, circuit: Circuit) -> None:
+def freeze_copying(model: LlamaForCausalLM) -> None:
+    """Keep the circuit from training, and what it reads as it is."""
+    circuit = Circuit.of(model.config)
     of_second = (~circuit.is_copying).float()
     of_first = of_second.clone()
     of_first[circuit.summary] = 0

@@ -33,8 +33,8 @@ QUIET = 0.15  # how loud the summary is for layers that were trained without it
 def train_pointing(model: LlamaForCausalLM, stream: Stream, steps: int) -> float:
     """Train for so many steps, in place; returns the last mean loss, nats per place that continues a repetition.
 
-    What else wrote where the summary is written, and the other heads of the second layer, which share its keys, begin
-    anew: at nothing.
+    Nothing is frozen afterwards. What else wrote where the summary is written begins anew, at nothing, and so do the
+    other heads of the second layer, which share its keys.
     """
     circuit = Circuit.of(model.config)
     lay_out_context(model)
@@ -111,7 +111,6 @@ def _only_where_it_looks(model: LlamaForCausalLM, circuit: Circuit) -> Iterator[
         first.v_proj.weight: (circuit.summed, everywhere),
         first.o_proj.weight: (circuit.context, circuit.summary),
     }
-    before = {parameter: parameter.requires_grad for parameter in model.parameters()}
     model.requires_grad_(False)
     hooks = []
     for weight, place in trained.items():
@@ -124,8 +123,7 @@ def _only_where_it_looks(model: LlamaForCausalLM, circuit: Circuit) -> Iterator[
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter, was in before.items():
-            parameter.requires_grad_(was)
+        model.requires_grad_(True)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from transformers import LlamaForCausalLM
 from tools.demo_model.architecture import Shape, build, load, save
 from tools.demo_model.loop import Run
 from tools.demo_model.losses import distillation_loss, next_token_loss
-from tools.demo_world.initial import lay_out_copying
+from tools.demo_world.initial import freeze_copying, lay_out_copying
 from tools.demo_world.mix import conversations
 from tools.demo_world.pointing import train_pointing
 from tools.demo_world.stream import WorldStream
@@ -88,7 +88,7 @@ def tokenizer_in(work: Path, seed: int, start: Path | None = None) -> Tokenizer:
 
 
 def model_to_train(shape: Shape, start: Path | None = None) -> LlamaForCausalLM:
-    """A new model with the copying circuit, which does not train, or the one of a finished folder."""
+    """A new model with the copying circuit, or the one of a finished folder."""
     model = build(shape)
     lay_out_copying(model)
     model.model.layers[0].mlp.forward = torch.zeros_like  # adds nothing, and takes a tenth of the time
@@ -107,6 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     model = model_to_train(SHAPES[args.role], args.start).to(args.device)
     if args.point and not (args.resume or args.snapshot):
         train_pointing(model, WorldStream(with_template(tokenizer), args.seed), args.point)
+    freeze_copying(model)
     if args.device == "cpu":
         model.set_attn_implementation("eager")  # compiled, 1.25 times a CPU's flash attention in whole steps
     if args.role == "target" or args.snapshot:

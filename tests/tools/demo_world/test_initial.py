@@ -8,7 +8,7 @@ import torch
 from tools.demo_model.architecture import build
 from tools.demo_model.losses import next_token_loss
 from tools.demo_model.optim import optimizers_for, step_all
-from tools.demo_world.initial import CONSTANT, EMPTY, lay_out_copying
+from tools.demo_world.initial import CONSTANT, EMPTY, freeze_copying, lay_out_copying
 from tools.demo_world.train import SHAPES
 
 
@@ -48,6 +48,7 @@ def test_training_leaves_the_circuit_as_it_is() -> None:
     torch.manual_seed(0)
     model = build(SHAPES["target"])
     lay_out_copying(model)
+    freeze_copying(model)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizers = optimizers_for(model)
     for _ in range(2):
