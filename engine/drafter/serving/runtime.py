@@ -132,10 +132,16 @@ class DraftRuntime:
 
     @torch.inference_mode()
     def catch_up(self, sequences: Iterable[DraftedSequence]) -> None:
-        """Read what waits of these sequences."""
-        behind = [joined(sequence.waiting) for sequence in sequences if sequence.waiting]
-        for one in behind:
-            one.sequence.waiting.clear()
+        """Read what waits of these sequences, as many rows in a forward as may wait of one."""
+        behind, n_rows = list[Committed](), 0
+        for sequence in sequences:
+            if n_rows and n_rows + _n_waiting(sequence) > MOST_WAITING:
+                self._guarded(self._drafting.learn, behind)
+                behind, n_rows = [], 0
+            if sequence.waiting:
+                n_rows += _n_waiting(sequence)
+                behind.append(joined(sequence.waiting))
+                sequence.waiting.clear()
         self._guarded(self._drafting.learn, behind)
 
     def _guarded(self, work: Callable[[Sequence[Committed]], T], committed: Sequence[Committed]) -> T | None:
