@@ -65,6 +65,7 @@ class Reader:
         self._views: dict[str, tuple[Index, ...]] = {SHARED: self._common, shared: self._common}
         self._interest = Interest()
         self._held: dict[str, _Pair] = {}
+        self._shown: dict[str, _Pair] = {}  # of these, what drafts see
         self._refused: dict[tuple[str, str], float] = {}  # (namespace, version) -> when to try again
         self._folders: dict[Path, SnapshotFolder] = {}
         self._retired: list[tuple[float, Held]] = []
@@ -103,7 +104,7 @@ class Reader:
 
     def versions(self, namespace: str) -> tuple[str, str]:
         """Versions of base and delta that drafts of ``namespace`` (the shared one by its name) get; "" for none."""
-        base, delta = self._held.get(namespace, _NOTHING)
+        base, delta = self._shown.get(namespace, _NOTHING)
         return (base.part.version if base else "", delta.part.version if delta else "")
 
     # -- thread --------------------------------------------------------------------------------------------------
@@ -204,6 +205,7 @@ class Reader:
         views = {name: (*_indexes(pair), *common) for name, pair in self._held.items() if name != self._shared}
         self._common = common
         self._views = views | {SHARED: common, self._shared: common}
+        self._shown = self._held.copy()  # behind the views: where a version is told, drafts get its text
 
     def _close_retired(self) -> None:
         """Close indexes that no draft can use; in this thread, because unmapping a large one takes milliseconds."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.machines.net import Net
 from tests.support.machines.spectra_machines import PLACED, UP_S, SpectraMachines, job, serve_config
-from tests.support.serve_application import is_running
+from tests.support.serve_application import is_running, replicas_of
 from tests.support.server_process import JOIN_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
@@ -136,6 +136,6 @@ def test_other_options_spread_http_processes_over_the_edges_again(
     before = site.application.replicas("Ingress")
     streams = site.streams(JOBS, N_TOKENS)
     site.application.put(config)
-    site.application.until(lambda found: is_running(found) and not before & site.application.replicas("Ingress"), UP_S)
+    site.application.until(lambda found: is_running(found) and not before & replicas_of(found, "Ingress"), UP_S)
     assert [stream.all_ids() for stream in streams] == wanted
     assert [token_ids(site.clients[edge], 1) for edge in EDGES] == [wanted[1]] * len(EDGES)

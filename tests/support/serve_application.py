@@ -38,8 +38,7 @@ class ServeApplication:
 
     def replicas(self, *names: str) -> set[str]:
         """Ids of the replicas of deployments."""
-        deployments = self.application()["deployments"]
-        return {one["replica_id"] for name in names for one in deployments[name]["replicas"]}
+        return replicas_of(self.application(), *names)
 
     def node_of(self, name: str) -> str:
         """Address of the node on which the one replica of a deployment runs."""
@@ -52,13 +51,19 @@ class ServeApplication:
         deadline = time.monotonic() + within
         while not ((found := self._known()) and condition(found)):
             assert time.monotonic() < deadline, found
-            time.sleep(0.1)
+            time.sleep(0.2)  # a question is work for the dashboard, which starting replicas wait for
 
     def _known(self) -> dict[str, Any]:
         """Nothing while the dashboard does not answer, or Serve does not."""
         with contextlib.suppress(httpx.TransportError, httpx.HTTPStatusError, KeyError):
             return self.application()
         return {}
+
+
+def replicas_of(application: dict[str, Any], *names: str) -> set[str]:
+    """Ids of the replicas of deployments; of one that is not there, none."""
+    found = application["deployments"]
+    return {one["replica_id"] for name in names for one in found.get(name, {}).get("replicas", [])}
 
 
 def is_running(application: dict[str, Any]) -> bool:

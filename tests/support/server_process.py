@@ -27,7 +27,7 @@ from benchmarks.support.server_process import free_port
 READY_S = 400  # seconds; generous, for machines that do other things as well
 JOIN_S = 240  # for a stream to end, with what a test does to it
 STOP_S = 25  # less than Serve waits for a controller that is not there, and many times what a stop takes
-FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "8")
+FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "30")
 
 
 class Server:
@@ -116,7 +116,12 @@ class Server:
         return [parent, *parent.children(recursive=True)]
 
     def process_of(self, name: str) -> psutil.Process:
-        return next(process for process in self.processes() if name in " ".join(process.cmdline()))
+        """The oldest process with this name."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go
+                if name in " ".join(process.cmdline()):
+                    return process
+        raise AssertionError(f"no process is called {name}")
 
     def close(self) -> None:
         """End it at once: how a server stops, and that it leaves nothing, is asserted by tests that stop theirs."""

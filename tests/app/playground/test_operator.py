@@ -6,11 +6,12 @@ import pytest
 
 from benchmarks.support.browser import Browser
 from tests.support.page_checks import faint_texts, unnamed_controls
-from tests.support.server_process import Server
+from tests.support.server_process import READY_S, Server
 
 pytestmark = pytest.mark.cluster
 
-OF_ALL = "[...document.querySelectorAll('.stream')].reduce((n, one) => n + Number(one.dataset[arguments[0]]), 0)"
+STREAMS = "[...document.querySelectorAll('.stream')]"
+OF_ALL = f"{STREAMS}.reduce((n, one) => n + Number(one.dataset[arguments[0]]), 0)"
 
 
 def of_all_streams(page: Browser, figure: str) -> int:
@@ -25,8 +26,9 @@ def until_more_answers(page: Browser, n: int) -> None:
 
 def kill(page: Browser, part: str, news: str) -> str:
     """Press the button that kills a part, and wait for news of it; what the page then says."""
+    page.wait_for(f"document.querySelector('[data-victim={part}]')")
     page.click(f"[data-victim={part}]")
-    page.wait_for("document.getElementById('news').textContent.includes(arguments[0])", news)
+    page.wait_for("document.getElementById('news').textContent.includes(arguments[0])", news, within=READY_S)
     return page.text("#news")
 
 
@@ -35,7 +37,7 @@ def test_the_router_and_a_stage_are_killed_and_no_text_changes(page: Browser, de
     page.wait_for("document.getElementById('state').textContent === 'ready'")
     page.run("document.getElementById('streams-count').value = '2'")
     page.click("#streams-button")
-    page.wait_for("[...document.querySelectorAll('.stream')].every((one) => one.dataset.done > 0)")
+    page.wait_for(f"{STREAMS}.length && {STREAMS}.every((one) => one.dataset.done > 0)")
     router = demo_server.process_of("ServeReplica:spectra:Router").pid
     said = kill(page, "router", "another router serves")
     assert f"SIGKILL to router, process {router}" in said
@@ -43,7 +45,7 @@ def test_the_router_and_a_stage_are_killed_and_no_text_changes(page: Browser, de
     until_more_answers(page, 4)
     said = kill(page, "stage-1", "a pipeline was lost")
     assert "SIGKILL to stage 1, process " in said
-    page.wait_for("document.getElementById('news').lastChild.textContent.includes('ready again')")
+    page.wait_for("document.getElementById('news').lastChild.textContent.includes('ready again')", within=READY_S)
     until_more_answers(page, 4)
     kill(page, "speculator-0", "SIGKILL to speculator 0")
     until_more_answers(page, 4)

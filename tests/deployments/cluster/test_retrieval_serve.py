@@ -205,7 +205,7 @@ def test_keys_say_who_reads_and_feeds_a_namespace_and_share_no_prefix(site: Site
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached({}), cached({}), cached(reader), cached(reader)] == [0, 128, 0, 128]
-    assert httpx.post(f"{site.server.base}/v1/completions", json=body).status_code == 401
+    assert httpx.post(f"{site.server.base}/v1/completions", json=body, timeout=60).status_code == 401
     assert site.http.get("/metrics", headers=reader).status_code == 403
     for namespace, status in (("tenant-a", 403), ("learner", 200)):
         asked = SHORT | {"model": "tiny", "prompt": prompt, "speculative": {"namespace": namespace}}
@@ -233,7 +233,9 @@ def test_a_page_of_a_named_origin_may_ask_and_no_other(site: Site) -> None:
     for origin, allowed in ((ORIGIN, ORIGIN), ("https://other.example.com", None)):
         asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         asks["Access-Control-Request-Headers"] = "authorization, content-type"
-        first = httpx.options(f"{site.server.base}/v1/chat/completions", headers=asks)  # a browser shows no key yet
+        first = httpx.options(
+            f"{site.server.base}/v1/chat/completions", headers=asks, timeout=60
+        )  # a browser shows no key yet
         assert first.status_code == (200 if allowed else 400)
         answer = site.http.get("/v1/models", headers={"Origin": origin})
         for said in (first, answer):
@@ -277,8 +279,7 @@ def test_a_redis_that_is_killed_and_comes_back_empty_is_no_request_s_business(si
 def test_a_service_that_is_killed_is_replaced_and_drafts_go_on_meanwhile(site: Site) -> None:
     wanted = site.plain("Snow falls on")
     with Background(site, "Snow falls on", wanted):
-        service = next(each for each in site.server.processes() if "Retrieval" in " ".join(each.cmdline()))
-        service.kill()
+        site.server.process_of("Retrieval").kill()
         assert site.knows("Snow falls on")
         version = site.publish([wanted, wanted[:30]])
         eventually(lambda: site.version == version, within=60)

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
-from tests.support.serve_site import Site, is_running
+from tests.support.serve_application import is_running
+from tests.support.serve_site import Site
 from tests.support.server_process import Stream
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]

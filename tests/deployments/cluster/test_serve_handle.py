@@ -51,7 +51,7 @@ for _ in range(5):
     handle.generate.remote(fields | {"max_tokens": 3000, "ignore_eos": True}).cancel()
 deadline = time.monotonic() + 60
 while True:
-    said["health"] = httpx.get(f"http://127.0.0.1:{port}/health").json()
+    said["health"] = httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).json()
     if said["health"].get("sessions") == 0 or time.monotonic() > deadline:
         break
     time.sleep(0.05)

@@ -168,7 +168,7 @@ def test_health_tells_of_both_lanes(server: Server) -> None:
 
 def test_both_lanes_write_the_same_text(server: Server) -> None:
     both_up(server)
-    fields: dict[str, Any] = {"max_tokens": 400, "temperature": 0.8, "seed": 5, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 1000, "temperature": 0.8, "seed": 5, "ignore_eos": True}
     streams = [Stream(server, **fields) for _ in range(4)]
     for stream in streams:
         stream.until(20)
@@ -187,7 +187,9 @@ def test_new_requests_are_served_while_a_lost_stage_is_replaced(server: Server) 
     for stream in streams:
         stream.until(50)
     stages(server)[0].kill()
+    deadline = time.monotonic() + READY_S
     while server.health()["lanes_up"] == 2:
+        assert time.monotonic() < deadline, "the loss is not noticed"
         time.sleep(0.01)
     served = 0
     while (health := server.health())["lanes_up"] < 2:

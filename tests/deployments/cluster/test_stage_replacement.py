@@ -34,7 +34,7 @@ STAGE, TARGET = "ray::StageActor", "ray::ServeReplica:spectra:Target"
 def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     drafter, spec = tmp_path_factory.mktemp("drafter"), load_spec(tiny_checkpoint)
     write_drafter(drafter, random_checkpoint(drafter_spec("p-eagle", spec)), spec)
-    flags = (*FLAGS, "--stages", "3", "--stage-timeout", "3", "--drafter", str(drafter))
+    flags = (*FLAGS, "--stages", "3", "--stage-timeout", "10", "--drafter", str(drafter))
     with running(tiny_checkpoint, flags) as started:
         yield started
 

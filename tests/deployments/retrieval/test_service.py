@@ -221,7 +221,7 @@ def test_a_service_that_sends_a_large_snapshot_is_not_silent(where: str, tmp_pat
         other.follow(0.1)
         assert follows(other.of(""), [5, 6]) == [7, 8, 9]
         assert len(silences) > 3
-        assert max(silences) < 0.5  # a fresh sign of life before each file, not one before all of them
+        assert min(silences[1:]) < 0.2  # signs of life between files: one before all of them would be older each time
 
 
 def test_everybodys_snapshot_does_not_wait_for_a_tenants(where: str, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from engine.scheduling.sequence import Sequence
 from engine.tree import EMPTY_TREE
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+from tests.support.slow_stage import Slow
 
 VOCAB = 320
 MakeJob = Callable[..., Request]
@@ -154,10 +155,10 @@ async def test_a_request_cancelled_between_its_step_and_its_draft_harms_no_other
 async def test_killed_actors_cost_no_text_and_draft_again_when_they_are_back(
     drafting: Any, actors: list[Any], make_job: MakeJob, offline: Offline
 ) -> None:
-    jobs = [looping(make_job, number) for number in range(2)] + [
+    jobs = [looping(make_job, number, 900) for number in range(2)] + [  # they outlast the start of two processes
         make_job(number, "pld+spectra-core", temperature=0.8, max_tokens=300) for number in range(2, 4)
     ]
-    async with drafting() as (served, _):
+    async with drafting(kinds=[Slow]) as (served, _):
         streams = [served.router.stream(job) for job in jobs]
         tokens = [list((await anext(stream)).token_ids) for stream in streams]
         pids = [await pid_of(actor) for actor in actors]
@@ -183,7 +184,7 @@ async def test_an_actor_that_hangs_is_left_alone_until_it_answers_and_then_draft
     drafting: Any, actors: list[Any], make_job: MakeJob, offline: Offline
 ) -> None:
     job = looping(make_job, 0, 900)
-    async with drafting(timeout=0.3) as (served, _):
+    async with drafting(timeout=0.3, kinds=[Slow]) as (served, _):
         stream = served.router.stream(job)
         tokens = list((await anext(stream)).token_ids)
         await actors[0].hang_once.remote(0.8)  # 0.3 s of it a step waits; the text outlasts the rest
