@@ -233,9 +233,8 @@ def test_a_page_of_a_named_origin_may_ask_and_no_other(site: Site) -> None:
     for origin, allowed in ((ORIGIN, ORIGIN), ("https://other.example.com", None)):
         asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         asks["Access-Control-Request-Headers"] = "authorization, content-type"
-        first = httpx.options(
-            f"{site.server.base}/v1/chat/completions", headers=asks, timeout=60
-        )  # a browser shows no key yet
+        # A browser shows no key yet.
+        first = httpx.options(f"{site.server.base}/v1/chat/completions", headers=asks, timeout=60)
         assert first.status_code == (200 if allowed else 400)
         answer = site.http.get("/v1/models", headers={"Origin": origin})
         for said in (first, answer):
