@@ -7,8 +7,7 @@ The target comes first: its run also learns the tokenizer, and the drafter is di
 in tokens, so a run may be paused, and killed and taken up with --resume; another --tokens then moves the end. When they
 are used up, a complete Hugging Face folder (bf16) lies under --out. Afterwards `tools.demo_world.exact`
 evaluates it and `tools.demo_world.card` writes its card. --snapshot writes the folder of a checkpoint as it is. --start
-begins with the weights and the tokenizer of a finished folder, such as the one that ships, on a budget of its own;
---point then brings its copying circuit up to date with its embeddings before anything else trains.
+begins with the weights and the tokenizer of a finished folder, such as the one that ships, on a budget of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from transformers import LlamaForCausalLM
 from tools.demo_model.architecture import Shape, build, load, save
 from tools.demo_model.loop import Run
 from tools.demo_model.losses import distillation_loss, next_token_loss
-from tools.demo_world.initial import freeze_copying, lay_out_copying
+from tools.demo_world.initial import lay_out_copying
 from tools.demo_world.mix import conversations
-from tools.demo_world.pointing import train_pointing
 from tools.demo_world.stream import WorldStream
 from tools.demo_world.tokenizer import plain_text, save_tokenizer, train_tokenizer, with_template
 
@@ -37,6 +35,7 @@ SHAPES = {
     "drafter": Shape(layers=3, hidden=128, heads=4, ffn=384, kv_heads=2, head_dim=32),
 }
 PROMPT_WEIGHT = 0.1  # what is told and asked is random; a model has to answer it, not to guess it
+RATE = 0.5  # of learning, times that of tools.demo_model
 # Conversations have 116 tokens on average, and 85 % of all tokens are in those of at most 256.
 ROWS = ((0.0, 256), (0.93, 512))
 TOKENIZER_FROM = 20_000  # conversations
@@ -55,17 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=float, required=True, help="budget; drives the schedule")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work")
     parser.add_argument("--start", type=Path, help="folder of a model to begin with, where there is no checkpoint yet")
-    parser.add_argument(
-        "--point",
-        type=int,
-        default=0,
-        metavar="STEPS",
-        help="first train for so many steps where the copying circuit looks, and nothing else (with --start)",
-    )
     parser.add_argument("--snapshot", action="store_true", help="write the checkpoint's folder and do not train")
-    parser.add_argument(
-        "--rate", type=float, default=0.5, help="of learning, times that of tools.demo_model (default: 0.5)"
-    )
     parser.add_argument("--device", default="cpu", help="where to train (default: cpu)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument(
@@ -88,7 +77,7 @@ def tokenizer_in(work: Path, seed: int, start: Path | None = None) -> Tokenizer:
 
 
 def model_to_train(shape: Shape, start: Path | None = None) -> LlamaForCausalLM:
-    """A new model with the copying circuit, or the one of a finished folder."""
+    """A new model with the copying circuit, which does not train, or the one of a finished folder."""
     model = build(shape)
     lay_out_copying(model)
     model.model.layers[0].mlp.forward = torch.zeros_like  # adds nothing, and takes a tenth of the time
@@ -105,9 +94,6 @@ def main(argv: list[str] | None = None) -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_in(args.work, args.seed, args.start)
     model = model_to_train(SHAPES[args.role], args.start).to(args.device)
-    if args.point and not (args.resume or args.snapshot):
-        train_pointing(model, WorldStream(with_template(tokenizer), args.seed), args.point)
-    freeze_copying(model)
     if args.device == "cpu":
         model.set_attn_implementation("eager")  # compiled, 1.25 times a CPU's flash attention in whole steps
     if args.role == "target" or args.snapshot:
@@ -115,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         loss = distillation_loss(model, load(args.out / "target").to(args.device), PROMPT_WEIGHT)
     stream = WorldStream(with_template(tokenizer), args.seed)
-    run = Run(model, loss, stream, args.work / f"{args.role}.pt", rate=args.rate, rows=ROWS)
+    run = Run(model, loss, stream, args.work / f"{args.role}.pt", rate=RATE, rows=ROWS)
     if args.resume or args.snapshot:
         run.resume()
     progress = run.progress if args.snapshot else run.train(tokens=int(args.tokens))
