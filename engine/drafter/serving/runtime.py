@@ -122,13 +122,14 @@ class DraftRuntime:
         """
         asked = [one for one in committed if one.wanted is not None]
         self.catch_up([one.sequence for one in asked])
-        branches = iter(self._guarded(self._drafting.draft, asked) or [None] * len(asked))
+        asked = [one for one in asked if not one.sequence.has_failed]
+        branches = iter(self._guarded(self._drafting.draft, asked) or ())
         if self._cache is not None:
             for one in committed:
                 if one.wanted is None:  # a copy, for a view would keep the states of all sequences
                     one.sequence.waiting.append(replace(one, states=one.states.clone()))
             self.catch_up([one.sequence for one in committed if _n_waiting(one.sequence) > MOST_WAITING])
-        return [None if one.wanted is None else next(branches) for one in committed]
+        return [None if one.wanted is None or one.sequence.has_failed else next(branches) for one in committed]
 
     @torch.inference_mode()
     def catch_up(self, sequences: Iterable[DraftedSequence]) -> None:

@@ -183,3 +183,18 @@ def test_a_drafter_that_fails_costs_drafts_and_nothing_else(
     assert [one.token_ids for one in done] == wanted
     assert not told.told
     assert caplog.text.count("the drafter failed") == 1  # its sequences are not drafted for again
+
+
+def test_a_drafter_that_fails_to_catch_up_drafts_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no rows")
+
+    monkeypatch.setattr(PairDrafting, "learn", fails)
+    checkpoint, [prompt] = checkpoint_of("eagle 3"), random_prompts(1)
+    engine, told = engine_of("llama", checkpoint, every=4)
+    [done] = run(engine, checkpoint.spec.method, [prompt], 1)
+    assert done.token_ids == reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2)
+    assert caplog.text.count("the drafter failed") == 1
+    assert len(told.told) == 1  # behind the prompt, before anything waited
