@@ -183,6 +183,8 @@ async def test_streams_go_on_with_the_same_text_on_a_fresh_pipeline(
     async with serving(n_stages, [Slow] * n_stages) as served:
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
         for _ in range(2):
+            while not served.router.is_ready:  # else the second pipeline is lost before it was ever up
+                await asyncio.sleep(0.005)
             await asyncio.sleep(0.4)
             served.stages.workers[dies].close()
             while served.router.is_ready:  # also when a stage in the middle is lost, and at once
