@@ -128,9 +128,9 @@ def test_preempted_sequences_draft_as_before(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("most", [3, 256])
+@pytest.mark.parametrize(("most", "every"), [(3, 4), (256, 4), (256, 100)])
 def test_drafts_that_are_asked_for_now_and_then_are_those_of_a_drafter_that_reads_anew(
-    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, most: int, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits is read before a draft, when much of it waits, before others copy it, and before its sequence is gone;
     sequences move and are preempted meanwhile."""
@@ -140,7 +140,7 @@ def test_drafts_that_are_asked_for_now_and_then_are_those_of_a_drafter_that_read
     answers = [reference_tokens("llama", tuple(prompt), N_TOKENS, eos_token_id=2) for prompt in prompts]
     prompts += [third + other + answers[-1] + first]  # begins with rows that waited when their sequence ended
     options = SchedulerOptions(prefill_chunk=7, prefix_cache=True)
-    engine, told = engine_of("llama", checkpoint, options, every=4, n_blocks=24, block_size=8)
+    engine, told = engine_of("llama", checkpoint, options, every=every, n_blocks=24, block_size=8)
     method = checkpoint.spec.method
     done = [one for some in (prompts[:3], prompts[3:5], prompts[5:]) for one in run(engine, method, some, 2)]
     assert done[-1].stats.cached_tokens > len(prompts[4])
