@@ -24,9 +24,6 @@ from engine.cuda.plan.layout import HEAD, ITEM, Layout
 ROWS = 64  # rows times query heads of a key head in a tile: what a Hopper GPU multiplies at once
 PROGRAMS = 528  # of ``attend`` over all key heads: four for each multiprocessor of an H100 or H200
 _PIPELINED = 512  # bytes of a head up to which two tiles of keys and values are held at once
-_TILE_BYTES = (
-    64 * 256
-)  # of a tile of keys, at most 64 and at least 16: more, in large heads or fp32, fills the registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +71,23 @@ class Partials:
         return 4 * n_partials * n_heads * (head_dim + 2)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _scores(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
+    query, key, at, there, position, scale, softcap, window: tl.constexpr, capped: tl.constexpr
+):
+    """Scores times log2(e) of rows at ``position`` and keys at ``at``; -inf where a row does not see a key."""
+    score = tl.dot(query, key, input_precision="ieee") * scale  # which bf16 ignores
+    if capped:  # tanh by exp2, which is everywhere; 2.885... is 2 log2(e)
+        score = (1.0 - 2.0 / (1.0 + tl.exp2(score / softcap * 2.8853900817779268))) * softcap
+        score = score * 1.4426950408889634
+    seen = there[None, :] & (at[None, :] <= position[:, None])
+    if window > 0:
+        seen = seen & (at[None, :] > position[:, None] - window)
+    return tl.where(seen, score, float("-inf"))
+
+
 @triton.jit(do_not_specialize=["n_rows", "first_kv_head"])  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
+def _attend(  # type: ignore[no-untyped-def]
     q,  # [n_rows, n_heads, head_dim]
     keys,  # [n_slots, n_kv_heads, head_dim]
     values,
@@ -136,14 +148,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and
             there = there & (at >= base)
             kv_at = (slot * n_kv_heads + kv_head) * head_dim
             key = tl.load(keys + kv_at[None, :] + dims[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
-            score = tl.dot(query, key, input_precision="ieee") * scale  # which bf16 ignores
-            if capped:  # tanh by exp2, which is everywhere; 2.885... is 2 log2(e)
-                score = (1.0 - 2.0 / (1.0 + tl.exp2(score / softcap * 2.8853900817779268))) * softcap
-                score = score * 1.4426950408889634
-            seen = there[None, :] & (at[None, :] <= position[:, None])
-            if window > 0:
-                seen = seen & (at[None, :] > position[:, None] - window)
-            score = tl.where(seen, score, float("-inf"))
+            score = _scores(query, key, at, there, position, scale, softcap, window, capped)
             more = tl.maximum(most, tl.max(score, 1))
             safe = tl.where(more == float("-inf"), 0.0, more)  # a row may see nothing of a tile
             share = tl.exp2(score - safe[:, None])

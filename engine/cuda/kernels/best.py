@@ -11,19 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.scores import CHUNK, packed, packed_id, packed_value
+from engine.cuda.kernels.scores import CHUNK, NONE, finite, packed, packed_id, packed_value
 
 MOST = 64  # ids of a row
 
 
-@triton.jit
-def _finite(x):  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
-    """0 for -inf: what a row, or a chunk, without any id is measured from."""
-    return tl.where(x == float("-inf"), 0.0, x)
-
-
 @triton.jit  # type: ignore[untyped-decorator]
-def _best_in_chunks(  # type: ignore[no-untyped-def]
+def _best_in_chunks(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
     logits, asked, found, sums, vocab, n_chunks, stride, n: tl.constexpr, size: tl.constexpr
 ):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -32,12 +26,12 @@ def _best_in_chunks(  # type: ignore[no-untyped-def]
         inside = ids < vocab
         numbers = tl.load(logits + row * stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
         left = packed(numbers, ids, inside)
-        top = _finite(packed_value(tl.max(left, axis=0)))
+        top = finite(packed_value(tl.max(left, axis=0)))
         tl.store(sums + row * n_chunks + chunk, tl.sum(tl.exp(numbers - top), axis=0))
         for i in range(n):
             best = tl.max(left, axis=0)
             tl.store(found + (row * n_chunks + chunk) * n + i, best)
-            left = tl.where(left == best, -0x7FFFFFFFFFFFFFFF, left)
+            left = tl.where(left == best, NONE, left)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -67,10 +61,10 @@ def _best_of_chunks(  # type: ignore[no-untyped-def]
         if token == -1:
             token = tl.load(drawn + row * drawn_stride).to(tl.int64)
         chunk, at = tl.arange(0, block_c), tl.arange(0, block)
-        left = tl.load(found + row * n_chunks * n + at, mask=at < n_chunks * n, other=-0x7FFFFFFFFFFFFFFF)
+        left = tl.load(found + row * n_chunks * n + at, mask=at < n_chunks * n, other=NONE)
         firsts = found + (row * n_chunks + chunk) * n
-        tops = _finite(packed_value(tl.load(firsts, mask=chunk < n_chunks, other=-0x7FFFFFFFFFFFFFFF)))
-        top = _finite(packed_value(tl.max(left, axis=0)))
+        tops = finite(packed_value(tl.load(firsts, mask=chunk < n_chunks, other=NONE)))
+        top = finite(packed_value(tl.max(left, axis=0)))
         of_chunks = tl.load(sums + row * n_chunks + chunk, mask=chunk < n_chunks, other=0.0)
         weights = tl.where(of_chunks > 0.0, of_chunks * tl.exp(tops - top), 0.0)
         total = top + tl.log(tl.sum(weights, axis=0))
@@ -80,7 +74,7 @@ def _best_of_chunks(  # type: ignore[no-untyped-def]
             best = tl.max(left, axis=0)
             tl.store(out_ids + row * ids_stride + i, packed_id(best))
             tl.store(out_logprobs + row * logprobs_stride + i, packed_value(best) - total)
-            left = tl.where(left == best, -0x7FFFFFFFFFFFFFFF, left)
+            left = tl.where(left == best, NONE, left)
 
 
 def best_ids(

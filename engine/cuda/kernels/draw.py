@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.scores import BLOCK, Scored, best_of, gumbel, packed, packed_id, packed_value, scores_of
+from engine.cuda.kernels.scores import BLOCK, NONE, Scored, best_of, gumbel, packed, packed_id, packed_value, scores_of
 from engine.cuda.kernels.truncation import Floors, Truncation, floors
 
 _REACH = tl.constexpr(26.52)  # ``GUMBEL_RANGE``, and room for rounding: noise lifts no id over a better one by more
@@ -36,7 +36,7 @@ def _best_chunks(  # type: ignore[no-untyped-def]  # Triton resolves annotations
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature >= 0.0:
-        found = tl.full((block,), -0x7FFFFFFFFFFFFFFF, tl.int64)
+        found = tl.full((block,), NONE, tl.int64)
         for first in range(0, tl.minimum(size, vocab - chunk * size), block):
             ids = chunk * size + first + tl.arange(0, block)
             scores = scores_of(logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask)
@@ -71,7 +71,7 @@ def _draw_chunks(  # type: ignore[no-untyped-def]
         least = packed_value(best_of(best, row, n_chunks, block_c)) - _REACH
         low = tl.load(keys + row).to(tl.uint32)
         high = tl.load(keys + n_rows + row).to(tl.uint32)
-        found = tl.full((block,), -0x7FFFFFFFFFFFFFFF, tl.int64)
+        found = tl.full((block,), NONE, tl.int64)
         for first in range(0, tl.minimum(size, vocab - chunk * size), block):
             ids = chunk * size + first + tl.arange(0, block)
             inside = ids < vocab

@@ -14,6 +14,7 @@ from torch import Tensor
 
 CHUNK = 2048  # ids of a program
 BLOCK = 1024  # ids that it holds at a time
+NONE = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # less than every ``packed`` pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,31 @@ def unordered(key):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def key_of(x):  # type: ignore[no-untyped-def]
+    """fp32 -> int64 from 0 to 2**32 - 1 in the same order."""
+    return ordered(x).to(tl.int64) + 0x80000000
+
+
+@triton.jit
+def number_of(key):  # type: ignore[no-untyped-def]
+    """The fp32 number of a ``key_of``."""
+    return unordered((key - 0x80000000).to(tl.int32))
+
+
+@triton.jit
+def finite(x):  # type: ignore[no-untyped-def]
+    """0 for -inf: what a row, or a chunk, without any id is measured from."""
+    return tl.where(x == float("-inf"), 0.0, x)
+
+
+@triton.jit
 def packed(x, ids, inside):  # type: ignore[no-untyped-def]
     """One int64 of a number and its id: the largest is the largest number, of equal ones that of the lowest id.
 
     What is not ``inside`` is less than all others.
     """
     both = (ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
-    return tl.where(inside, both, -0x7FFFFFFFFFFFFFFF)
+    return tl.where(inside, both, NONE)
 
 
 @triton.jit
@@ -98,7 +117,7 @@ def packed_id(both):  # type: ignore[no-untyped-def]
 def best_of(chunks, row, n_chunks, block_c: tl.constexpr):  # type: ignore[no-untyped-def]
     """The largest of a row's ``packed`` pairs, one of every chunk, in ``chunks`` ``[rows, n_chunks]``."""
     chunk = tl.arange(0, block_c)
-    found = tl.load(chunks + row * n_chunks + chunk, mask=chunk < n_chunks, other=-0x7FFFFFFFFFFFFFFF)
+    found = tl.load(chunks + row * n_chunks + chunk, mask=chunk < n_chunks, other=NONE)
     return tl.max(found, axis=0)
 
 

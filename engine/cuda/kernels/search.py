@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.scores import Scored, best_of, ordered, packed_value, scores_of
+from engine.cuda.kernels.scores import Scored, best_of, finite, key_of, packed_value, scores_of
 
 PASSES = 8
 DIGITS = tl.constexpr(16)
@@ -85,8 +85,7 @@ def _search(  # type: ignore[no-untyped-def]
             place, _ = found_by(sums, places, limits, row, n_rows, n_chunks, done, vocab, is_mass, block_c)
         if chunk == 0:
             tl.store(places + done * n_rows + row, place)
-        top = packed_value(best_of(best, row, n_chunks, block_c))
-        top = tl.where(top == float("-inf"), 0.0, top).to(tl.float64)
+        top = finite(packed_value(best_of(best, row, n_chunks, block_c))).to(tl.float64)
         from_key = tl.zeros((), tl.int64)
         if has_least:
             from_key = tl.load(least + row)
@@ -96,7 +95,7 @@ def _search(  # type: ignore[no-untyped-def]
         for first in range(0, tl.minimum(size, vocab - chunk * size), block):
             ids = chunk * size + first + tl.arange(0, block)
             scores = scores_of(logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask)
-            keys = ordered(scores).to(tl.int64) + 0x80000000
+            keys = key_of(scores)
             weights = tl.where(ids < vocab, weights_of(scores, keys, from_key, top, is_mass), 0.0)
             total += tl.sum(tl.where(keys[None, :] >= bounds[:, None], weights[None, :], 0.0), axis=1)
         cell = ((done.to(tl.int64) * n_rows + row) * n_chunks + chunk) * DIGITS + digit

@@ -14,7 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.scores import BLOCK, Scored, best_of, ordered, packed_id, packed_value, scores_of, unordered
+from engine.cuda.kernels.scores import (
+    BLOCK,
+    Scored,
+    best_of,
+    finite,
+    key_of,
+    number_of,
+    packed_id,
+    packed_value,
+    scores_of,
+)
 from engine.cuda.kernels.search import DIGITS, found_by, searched, weights_of
 
 
@@ -78,15 +88,14 @@ def _count_ties(  # type: ignore[no-untyped-def]
             place = tl.maximum(place, tl.load(least + row))
         if chunk == 0:
             tl.store(nucleus + row, place)
-        top = packed_value(best_of(best, row, n_chunks, block_c))
-        top = tl.where(top == float("-inf"), 0.0, top).to(tl.float64)
+        top = finite(packed_value(best_of(best, row, n_chunks, block_c))).to(tl.float64)
         mass = tl.zeros((block,), tl.float64)
         n_ties = tl.zeros((block,), tl.int32)
         for first in range(0, tl.minimum(size, vocab - chunk * size), block):
             ids = chunk * size + first + tl.arange(0, block)
             inside = ids < vocab
             scores = scores_of(logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask)
-            keys = ordered(scores).to(tl.int64) + 0x80000000
+            keys = key_of(scores)
             mass += tl.where(inside, weights_of(scores, keys, place + 1, top, True), 0.0)
             n_ties += (inside & (keys == place)).to(tl.int32)
         tl.store(above + row * n_chunks + chunk, tl.sum(mass, axis=0))
@@ -100,6 +109,34 @@ def _ties_kept(above, target, weight, n_ties):  # type: ignore[no-untyped-def]
     n = tl.minimum(tl.maximum(estimate, 1.0), tl.maximum(n_ties, 1).to(tl.float64)).to(tl.int32)
     n = tl.where((n > 1) & (above + (n - 1).to(tl.float64) * weight >= target), n - 1, n)
     return tl.where((n < n_ties) & (above + n.to(tl.float64) * weight < target), n + 1, n)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _nth_tie(  # type: ignore[no-untyped-def]
+    logits,
+    mask,
+    temperature,
+    row,
+    chunk,
+    key,
+    n,
+    vocab,
+    stride,
+    mask_stride,
+    has_mask: tl.constexpr,
+    size: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The ``n``-th id of a chunk whose score has this key, counted from 1."""
+    found, before = vocab, 0
+    for first in range(0, tl.minimum(size, vocab - chunk * size), block):
+        ids = chunk * size + first + tl.arange(0, block)
+        scores = scores_of(logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask)
+        is_tie = (ids < vocab) & (key_of(scores) == key)
+        rank = before + tl.cumsum(is_tie.to(tl.int32), axis=0)
+        found += tl.sum(tl.where(is_tie & (rank == n), ids - vocab, 0), axis=0)
+        before += tl.sum(is_tie.to(tl.int32), axis=0)
+    return found
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
@@ -136,13 +173,13 @@ def _floor(  # type: ignore[no-untyped-def]
     if temperature > 0.0:
         first_best = best_of(best, row, n_chunks, block_c)
         top = packed_value(first_best)
-        best_key = ordered(top).to(tl.int64) + 0x80000000
+        best_key = key_of(top)
         key = tl.zeros((), tl.int64)
         if has_top_k:
             key = tl.load(least + row)
         if has_min_p:
             lowest = (top.to(tl.float64) + tl.load(log_min_p + row)).to(tl.float32)
-            key = tl.maximum(key, ordered(lowest).to(tl.int64) + 0x80000000)
+            key = tl.maximum(key, key_of(lowest))
         last_id = vocab
         is_mine = chunk == 0
         if has_top_p:
@@ -157,23 +194,21 @@ def _floor(  # type: ignore[no-untyped-def]
                 mass = tl.sum(tl.load(above + row * n_chunks + chunks, mask=here, other=0.0), axis=0)
                 cells = sums + (row * n_chunks + chunks) * DIGITS
                 target = limit * tl.sum(tl.load(cells, mask=here, other=0.0), axis=0)
-                value = unordered((place - 0x80000000).to(tl.int32)).to(tl.float64)
+                value = number_of(place).to(tl.float64)
                 kept = _ties_kept(mass, target, tl.exp(value - top.to(tl.float64)), tl.sum(of_chunks, axis=0))
                 before = tl.sum(tl.where(chunks < chunk, of_chunks, 0), axis=0)
                 mine = tl.sum(tl.where(chunks == chunk, of_chunks, 0), axis=0)
                 is_mine = (before < kept) & (kept <= before + mine)
                 if is_mine:
-                    for first in range(0, tl.minimum(size, vocab - chunk * size), block):
-                        ids = chunk * size + first + tl.arange(0, block)
-                        scores = scores_of(logits, mask, temperature, row, ids, vocab, stride, mask_stride, has_mask)
-                        is_tie = (ids < vocab) & (ordered(scores).to(tl.int64) + 0x80000000 == place)
-                        rank = before + tl.cumsum(is_tie.to(tl.int32), axis=0)
-                        last_id += tl.sum(tl.where(is_tie & (rank == kept), ids - vocab, 0), axis=0)
-                        before += tl.sum(is_tie.to(tl.int32), axis=0)
+                    nth = kept - before
+                    last_id = _nth_tie(
+                        logits, mask, temperature, row, chunk, place, nth, vocab, stride, mask_stride,
+                        has_mask, size, block,
+                    )  # fmt: skip
         if is_mine:
             is_empty = key > best_key  # then the best one stays
             key = tl.where(is_empty, best_key, key)
-            tl.store(floor_values + row, unordered((key - 0x80000000).to(tl.int32)))
+            tl.store(floor_values + row, number_of(key))
             tl.store(floor_ids + row, tl.where(is_empty, packed_id(first_best), last_id))
 
 
