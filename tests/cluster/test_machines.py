@@ -14,8 +14,9 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.lacking import lacking
 from tests.support.machines.machine import ROOT, Machine
-from tests.support.machines.namespaces import lacking, missing, require
+from tests.support.machines.namespaces import NEED, missing, require
 from tests.support.machines.net import BRIDGE, Net
 from tests.support.machines.redis_machine import RedisMachine, binary
 from tests.support.redis_server import wait_until
@@ -96,7 +97,7 @@ def test_a_link_is_cut_and_healed_and_a_killed_machine_comes_back_empty(net: Net
 
 def test_a_redis_of_a_machine_speaks_tls_and_keeps_what_its_volume_holds(net: Net, tmp_path: Path) -> None:
     if not binary():
-        lacking("redis-server with TLS (redis-server)")
+        lacking(f"{NEED} redis-server with TLS (redis-server)")
     redis = RedisMachine(net, tmp_path, tmp_path)
     assert redis.ask("SET", "RAYkey", "value") == "OK"
     redis.machine.kill()
@@ -126,9 +127,9 @@ def test_where_machines_can_be_made_they_are_and_elsewhere_the_reason_is_said() 
     assert (missing() == "") is able
     here = f"{Path(__file__)}::test_nothing_outlives_tests_that_are_killed"
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", here]
-    lacking = {name: value for name, value in os.environ.items() if name != "CI"} | {"PATH": "/nowhere"}
+    without = {name: value for name, value in os.environ.items() if name != "CI"} | {"PATH": "/nowhere"}
     skipped, failed = (
-        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=lacking | ci) for ci in ({}, {"CI": "1"})
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=without | ci) for ci in ({}, {"CI": "1"})
     )
     assert "machines as namespaces need ip (iproute2), unshare (util-linux)" in skipped.stdout
     assert "1 skipped" in skipped.stdout

@@ -99,38 +99,38 @@ def played(
 @pytest.mark.parametrize("name", EAGLE)
 @settings(max_examples=10)
 @given(plan=PLANS)
-def test_a_tree_of_fed_back_states(name: str, plan: Plan) -> None:
+def test_a_tree_of_fed_back_states_has_the_oracles_scores(name: str, plan: Plan) -> None:
     drafter = tiny_drafter(EAGLE[name])
     runner, oracle = IncrementalDrafter(drafter), NaiveDrafter(drafter)
     for sequences, trees in played(plan, drafter, runner):
         for sequence, tree, found in zip(sequences, trees, runner.draft(sequences, trees), strict=True):
-            close(found, oracle.eagle(sequence.tokens, sequence.states.numpy(), tree))
+            assert_close(found, oracle.eagle(sequence.tokens, sequence.states.numpy(), tree))
 
 
 @pytest.mark.parametrize("name", PARALLEL)
 @settings(max_examples=10)
 @given(plan=PLANS)
-def test_masks_beside_new_rows(name: str, plan: Plan) -> None:
+def test_masks_beside_new_rows_have_the_oracles_scores(name: str, plan: Plan) -> None:
     drafter = tiny_drafter(PARALLEL[name])
     runner, oracle = IncrementalDrafter(drafter), NaiveDrafter(drafter)
     for sequences, _ in played(plan, drafter, runner):
         for sequence, found in zip(sequences, runner.draft_parallel(sequences), strict=True):
-            close(found, oracle.parallel(sequence.tokens, sequence.states.numpy()[: sequence.n_states]))
+            assert_close(found, oracle.parallel(sequence.tokens, sequence.states.numpy()[: sequence.n_states]))
 
 
 @pytest.mark.parametrize("name", DFLASH)
 @settings(max_examples=10)
 @given(plan=PLANS)
-def test_blocks_beside_context(name: str, plan: Plan) -> None:
+def test_blocks_beside_context_have_the_oracles_scores(name: str, plan: Plan) -> None:
     drafter = tiny_drafter(DFLASH[name])
     runner, oracle = IncrementalDFlash(drafter), NaiveDrafter(drafter)
     for sequences, trees in played(plan, drafter, runner, deepest=drafter.spec.n_drafts or 0):
         for sequence, tree, (scores, chances) in zip(sequences, trees, runner.draft(sequences, trees), strict=True):
             wanted = oracle.dflash(sequence.tokens, sequence.states.numpy()[: sequence.n_states], tree)
-            close(scores, wanted[0])
+            assert_close(scores, wanted[0])
             assert (chances is None) == (wanted[1] is None)
             if chances is not None and wanted[1] is not None:
-                close(chances, wanted[1])
+                assert_close(chances, wanted[1])
 
 
 def test_heads_of_one_state() -> None:
@@ -140,8 +140,8 @@ def test_heads_of_one_state() -> None:
     batch = drafter.network(states.unflatten(0, (2, -1)))
     assert batch.shape == (2, LONGEST // 2, MEDUSA.n_heads, VOCAB)
     for i, found in enumerate(batch.flatten(0, 1)):
-        close(found, NaiveDrafter(drafter).medusa(states.numpy()[: i + 1]))
+        assert_close(found, NaiveDrafter(drafter).medusa(states.numpy()[: i + 1]))
 
 
-def close(found: Tensor, wanted: np.ndarray) -> None:
+def assert_close(found: Tensor, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-9)

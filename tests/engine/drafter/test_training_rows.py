@@ -50,7 +50,7 @@ def test_groups_of_a_real_row_and_masks(name: str) -> None:
         for t in range(n):
             rows = [t, *range(n + t * n_masks, n + (t + 1) * n_masks)]
             sequence = Sequence(texts[text, : t + 1 + shift].tolist(), states[text])
-            close(scores[text, rows], IncrementalDrafter(drafter).draft_parallel([sequence])[0])
+            assert_close(scores[text, rows], IncrementalDrafter(drafter).draft_parallel([sequence])[0])
 
 
 @pytest.mark.parametrize("name", EAGLE)
@@ -81,7 +81,7 @@ def test_rows_that_are_fed_their_own_outputs(name: str) -> None:
             sequence = Sequence(texts[text, : i + 2].tolist(), states[text])
             chain = [(step - 1, int(texts[text, i + 2 + step])) for step in range(n_steps - 1)]
             drafted = IncrementalDrafter(drafter).draft([sequence], [chain])[0]
-            close(torch.stack([step[text, i] for step in scores]), drafted)
+            assert_close(torch.stack([step[text, i] for step in scores]), drafted)
 
 
 @pytest.mark.parametrize("name", DFLASH)
@@ -108,8 +108,8 @@ def test_blocks_of_many_anchors(name: str) -> None:
             sequence = Sequence(texts[text, : anchor + 1].tolist(), states[text])
             chain = [(depth - 1, 7 + depth) for depth in range((spec.n_drafts or 0) - 1)]
             found = tree_scores(network, drafting[text, place], sequence.tokens[-1], chain)[0]
-            close(found, IncrementalDFlash(drafter).draft([sequence], [chain])[0][0])
+            assert_close(found, IncrementalDFlash(drafter).draft([sequence], [chain])[0][0])
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
+def assert_close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)

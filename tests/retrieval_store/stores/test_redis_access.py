@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "stores.md"
 Guarded = tuple[RedisServer, TlsRelay, Path]
 
 
-def round_trip(store: Store, folder: Path) -> None:
+def check_round_trip(store: Store, folder: Path) -> None:
     """Publish, activate, fetch, log and hints."""
     version = make_snapshot(folder, 1)
     store.publish(folder)
@@ -118,7 +118,7 @@ def test_a_missing_password_is_named(guarded: Guarded) -> None:
 def test_a_password_in_the_url_is_used_and_not_shown(guarded: Guarded, tmp_path: Path) -> None:
     _, relay, ca = guarded
     with closing(open_store(f"rediss://{USER}:{SECRET}@localhost:{relay.port}/0?ca={ca}", "in url", OPTIONS)) as store:
-        round_trip(store, tmp_path / "built")
+        check_round_trip(store, tmp_path / "built")
         assert SECRET not in repr(store) + store.url
 
 
@@ -158,7 +158,7 @@ def test_the_ca_file_of_the_options_is_used(guarded: Guarded, tmp_path: Path) ->
     url = f"rediss://{USER}:{SECRET}@localhost:{relay.port}/0"
     options = StoreOptions(ca_file=str(ca), chunk_bytes=1000)
     with closing(open_store(url, "ca of options", options)) as store:
-        round_trip(store, tmp_path / "built")
+        check_round_trip(store, tmp_path / "built")
 
 
 def test_plain_redis_where_tls_is_spoken_and_the_reverse_are_away(server: RedisServer, guarded: Guarded) -> None:
@@ -238,11 +238,11 @@ def test_sentinel_with_tls_and_passwords(
         refusal(url)
         monkeypatch.setenv("SPECTRA_REDIS_SENTINEL_PASSWORD", "of the sentinel")
         with closing(open_store(url, "space", OPTIONS)) as store:
-            round_trip(store, tmp_path / "1" / "built")
+            check_round_trip(store, tmp_path / "1" / "built")
         monkeypatch.setenv("SPECTRA_REDIS_SENTINEL_USERNAME", "watcher")
         monkeypatch.setenv("SPECTRA_REDIS_SENTINEL_PASSWORD", "of the watcher")
         with closing(open_store(url, "another", OPTIONS)) as store:
-            round_trip(store, tmp_path / "2" / "built")
+            check_round_trip(store, tmp_path / "2" / "built")
 
 
 def test_a_cluster_with_tls_that_dies_is_away(
@@ -257,7 +257,7 @@ def test_a_cluster_with_tls_that_dies_is_away(
                 ask(client, "ACL", "SETUSER", USER, "on", f">{SECRET}", *ACL.split(), *CLUSTER_ACL.split())
         url = f"rediss+cluster://{USER}:{SECRET}@{HOST}:{ports[nodes[0].port]}?ca={ca}"
         with closing(open_store(url, "space", OPTIONS)) as store:
-            round_trip(store, tmp_path / "built")
+            check_round_trip(store, tmp_path / "built")
             for node in nodes:
                 node.kill()
             with pytest.raises(StoreUnavailableError):

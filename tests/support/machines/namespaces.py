@@ -7,15 +7,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 import httpx
-import pytest
+
+from tests.support.lacking import lacking
 
 NEW_NET = 0x40000000  # CLONE_NEWNET
 NEEDED = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "bash": "bash"}  # command -> package
 OWN = ("--net", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--mount-proc")
 
+NEED = "machines as namespaces need"
 VOLUME = "/mnt"
 
 # Arguments: the machine's name, the content of /etc/hosts, the folder of its volume or nothing, folders of the image.
@@ -58,17 +59,9 @@ def missing() -> str:
 
 
 def require() -> None:
-    """End the test where machines cannot be made: skipped with the reason, or failed in CI, which has all it takes."""
+    """End the test where machines cannot be made."""
     if lacks := missing():
-        lacking(lacks)
-
-
-def lacking(what: str) -> NoReturn:
-    """End the test because something is not there."""
-    reason = f"machines as namespaces need {what}"
-    if "CI" in os.environ:
-        pytest.fail(reason)
-    pytest.skip(reason)
+        lacking(f"{NEED} {lacks}")
 
 
 @contextmanager
