@@ -15,7 +15,7 @@ from app.load.client import ERROR_BYTES, Endpoint
 from app.load.failures import Failure, of_exception, of_status
 from app.load.records import BROKEN, ERROR_EVENT
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # in the text of a token that is part of a character
+PART = "bytes:\\x"  # before the bytes of a token that is part of a character (docs/http.md)
 
 Piece = Callable[[str, str | None], None]
 """Is told text and the source that drafted it; None: the target itself, or unknown."""
@@ -69,7 +69,8 @@ class TracedStep(msgspec.Struct):
 class Sources:
     """Gives the text of an answer, as it comes, the sources that a trace tells of its tokens.
 
-    A character may be cut into several tokens, and special tokens have no text: what fits no token has no source.
+    A character may be cut into several tokens, and the text of special tokens is left out: what fits no token has no
+    source, and tokens that fit nowhere are passed over.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class Sources:
     def of(self, text: str, show: Piece) -> None:
         """Show ``text`` in pieces, one a token where they fit."""
         while text:
-            while self._tokens and (not self._tokens[0][0] or UNKNOWN in self._tokens[0][0]):
+            while self._tokens and self._tokens[0][0].startswith(PART):
                 self._tokens.pop(0)
             token, source = self._tokens[0] if self._tokens else ("", None)
             if token and text.startswith(token):
@@ -101,10 +102,13 @@ class Sources:
                 self._tokens[0] = (token[len(text) :], source)
                 show(text, source)
                 text = ""
-            else:
-                place = text.find(token) if token else -1
-                show(text[:place] if place > 0 else text, None)
-                text = text[place:] if place > 0 else ""
+            else:  # up to the first token that has its text here
+                found = ((i, text.find(token)) for i, (token, _) in enumerate(self._tokens) if token)
+                i, place = next((one for one in found if one[1] >= 0), (0, len(text)))
+                del self._tokens[:i]
+                if place:
+                    show(text[:place], None)
+                text = text[place:]
 
 
 async def ask(

@@ -43,8 +43,14 @@ def test_text_may_come_later_than_its_tokens_and_cut_within_one() -> None:
 
 def test_a_character_of_several_tokens_has_no_source_and_the_next_token_has_its_own() -> None:
     sources = Sources()
-    sources.told(trace(("\ufffd", "pld"), ("\ufffd", "pld"), (" fox", "suffix"), ("<end>", "pld")))
+    sources.told(trace(("bytes:\\xf0\\x9f", "pld"), ("bytes:\\xa6\\x8a", "pld"), (" fox", "suffix"), ("<end>", "pld")))
     assert shown(sources, "🦊 fox") == [("🦊", None), (" fox", "suffix")]
+
+
+def test_a_token_whose_text_is_left_out_costs_no_other_its_source() -> None:
+    sources = Sources()
+    sources.told(trace(("<think>", None), ("One", "pld"), (" two", "suffix")))
+    assert shown(sources, "One", " two") == [("One", "pld"), (" two", "suffix")]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +71,10 @@ def test_a_trace_of_another_form_tells_no_source(trace: Any) -> None:
 
 
 PIECES = st.lists(st.text("ab \ufffd", max_size=4), max_size=6)
+TOKENS = st.one_of(st.text("ab \ufffd", max_size=3), st.just("bytes:\\xf0"))
 
 
-@given(PIECES, st.lists(st.tuples(st.text("ab \ufffd", max_size=3), st.sampled_from([None, "pld"])), max_size=8))
+@given(PIECES, st.lists(st.tuples(TOKENS, st.sampled_from([None, "pld"])), max_size=8))
 def test_whatever_a_trace_says_the_text_is_shown_whole(texts: list[str], tokens: list[tuple[str, str | None]]) -> None:
     sources = Sources()
     sources.told(trace(*tokens))
