@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
+from engine.model.partition import ModelParts
 from engine.model.ranges import LayerRange
-from engine.model.sizes import stage_memory
 from engine.simulated.profile import H200_BYTES_PER_S, H200_FLOPS, PipelineProfile
 
 LAYER_OPERATORS, OTHER_OPERATORS = 40, 48  # of a step without drafts, of the head and of verification: counted
@@ -58,16 +58,11 @@ class Hardware:
 
 def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardware) -> PipelineProfile:
     """The profile of a model's slowest stage, by arithmetic."""
-    held = stage_memory(sizes.weights, 0, ranges)
     n_layers = max(len(one) for one in ranges)
-    of_embed = sizes.weights.embed  # looked up, not read
-    read_s = max(one.weights - (of_embed if one.layers.first == 0 else 0) for one in held) / hardware.memory_bytes_per_s
+    read_s = max(_read(sizes.weights, one) for one in ranges) / hardware.memory_bytes_per_s
     operators = n_layers * LAYER_OPERATORS + OTHER_OPERATORS
     base_s = max(read_s, operators * hardware.launch_s)
-    largest = max(
-        sizes.parameters.of(one.first, one.last) - (sizes.parameters.embed if one.first == 0 else 0) for one in ranges
-    )
-    row_s = 2 * largest / hardware.flops
+    row_s = 2 * max(_read(sizes.parameters, one) for one in ranges) / hardware.flops
     return PipelineProfile(
         base_s=base_s,
         stages=len(ranges),
@@ -80,6 +75,11 @@ def derived_profile(sizes: ModelSizes, ranges: list[LayerRange], hardware: Hardw
         link_bytes_per_s=hardware.link_bytes_per_s,
         row_bytes=sizes.spec.hidden_size * sizes.dtype.itemsize,
     )
+
+
+def _read(parts: ModelParts, layers: LayerRange) -> float:
+    """What a step reads of a stage: rows of the embedding are looked up, while a head is read, a tied one too."""
+    return replace(parts, embed=0, shared=0).of(layers.first, layers.last)
 
 
 def spread(profile: PipelineProfile, stages: int) -> PipelineProfile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from app.planning.hardware import Hardware
 from engine.simulated.profile import PipelineProfile
@@ -50,10 +49,6 @@ def inputs_of(
     if profile is not None:
         named = {name: named[name] for name in ("hop_s", "turn_s")}
         named = {"profile": Input("profile", profile[0], "docs/scaling.md lists profiles and their sources"), **named}
-        named |= {name: Input(f"profile.{name}", value, profile[0]) for name, value in _plain(profile[1]).items()}
+        named |= {name: Input(f"profile.{name}", value, profile[0]) for name, value in asdict(profile[1]).items()}
     tau = Input("tokens_per_forward", tokens_per_forward or TAU, TAU if tokens_per_forward is None else GIVEN)
     return [*named.values(), tau]
-
-
-def _plain(profile: PipelineProfile) -> dict[str, Any]:
-    return asdict(profile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.planning.cluster import Cluster, Decoding
+from app.planning.cluster import Cluster, Decoding, split
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
@@ -159,8 +159,8 @@ def _layout(
 
 
 def _rate(cluster: Cluster, streams: int, replicas: int, drafts: Drafts) -> Rate:
-    """Streams are spread over replicas; those that are used have as many each."""
-    used = min(streams, replicas)
-    each = streams // used
-    plain, drafted = cluster.decoding(each), drafts.of(cluster, each)
-    return Rate(streams, plain.tokens_per_s * used, drafted.tokens_per_s * used, drafted.nodes)
+    """Streams are spread over replicas as evenly as can be."""
+    parts = split(streams, min(streams, replicas))
+    plain, drafted = [cluster.decoding(n) for n in parts], [drafts.of(cluster, n) for n in parts]
+    of_plain, of_drafted = (sum(one.tokens_per_s for one in found) for found in (plain, drafted))
+    return Rate(streams, of_plain, of_drafted, drafted[0].nodes)

@@ -71,6 +71,13 @@ def test_rates_are_those_of_the_model_for_the_paper_s_cluster() -> None:
     assert {rate.streams: rate.plain for rate in two.rates}[8] == pytest.approx(2 * cluster.decoding(4).tokens_per_s)
 
 
+def test_streams_that_do_not_divide_among_replicas_are_all_counted() -> None:
+    [three] = planned(6, 2)
+    cluster = Cluster(of_paper([None] * 2), 2, 3e-4, 5e-4, 1500)  # type: ignore[arg-type]
+    of = {n: cluster.decoding(n).tokens_per_s for n in (2, 3)}
+    assert {rate.streams: rate.plain for rate in three.rates}[8] == pytest.approx(2 * of[3] + of[2])
+
+
 def test_a_derived_profile_reads_weights_once_a_step_or_waits_for_launches() -> None:
     sizes = ModelSizes.of(llama_8b(), torch.bfloat16)
     ranges = sizes.split(1)
@@ -80,6 +87,16 @@ def test_a_derived_profile_reads_weights_once_a_step_or_waits_for_launches() -> 
     assert graphs.flat_rows == pytest.approx(790e12 / 4.3e12, rel=0.01)  # bytes of bf16 weights are twice as many
     assert derived_profile(sizes, ranges, Hardware()).base_s == pytest.approx((32 * 40 + 48) * 6e-6)
     assert derived_profile(sizes, sizes.split(2), Hardware(launch_s=0.0)).base_s < graphs.base_s
+
+
+def test_a_tied_head_is_read_although_the_embedding_is_looked_up() -> None:
+    config = llama_8b()
+    untied = ModelSizes.of(config, torch.bfloat16)
+    config.tie_word_embeddings = True
+    tied = ModelSizes.of(config, torch.bfloat16)
+    assert tied.bytes < untied.bytes
+    bases = [derived_profile(sizes, sizes.split(1), Hardware(launch_s=0.0)).base_s for sizes in (tied, untied)]
+    assert bases[0] == bases[1]
 
 
 def test_longer_contexts_hold_fewer_sequences_and_slow_a_batch_down() -> None:
