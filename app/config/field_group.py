@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from retrieval_store.service.manifest_feed import NAMESPACE
 
+AtLeastOne = Annotated[int, Field(ge=1)]
 NAMESPACE_PATTERN = f"^{NAMESPACE.pattern}$"
 
 

@@ -8,14 +8,12 @@ from pydantic import Field
 
 from app.config.access_fields import AccessFields
 from app.config.answer_fields import AnswerFields
-from app.config.field_group import NAMESPACE_PATTERN, FieldGroup
+from app.config.field_group import NAMESPACE_PATTERN, AtLeastOne, FieldGroup
 from app.config.http_fields import HttpFields
 from app.config.operation_fields import FailureFields, LogFields
 from app.config.scaling_fields import ScalingFields
 from app.demo.paths import DEMO
 from app.inputs.stores import DEFAULT_NAMESPACE
-
-AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class ModelFields(FieldGroup):

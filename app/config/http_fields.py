@@ -6,9 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from app.config.field_group import FieldGroup
-
-AtLeastOne = Annotated[int, Field(ge=1)]
+from app.config.field_group import AtLeastOne, FieldGroup
 
 
 class HttpFields(FieldGroup):

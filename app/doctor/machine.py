@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.doctor.findings import OK, PROBLEM, WARNING, Finding
+from app.doctor.findings import OK, PROBLEM, WARNING, Finding, Status
 from app.inputs.devices import has_cuda_device
 from engine.kept_files import cache_folder
+from engine.model.partition import GIB
 
-GIB, MIB = 1 << 30, 1 << 20
+MIB = 1 << 20
 DRIVER = Path("/proc/driver/nvidia/version")
 SHARED = Path("/dev/shm")
 OBJECT_STORE = 128 * MIB  # that a server's own Ray asks for
@@ -88,12 +89,11 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", OK, says)
 
 
-def _writable(name: str, folder: Path, remedy: str, otherwise: str) -> Finding:
+def _writable(name: str, folder: Path, remedy: str, otherwise: Status) -> Finding:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
-        status = WARNING if otherwise == WARNING else PROBLEM
-        return Finding(name, status, f"{folder} cannot be written: {error.strerror}", remedy)
+        return Finding(name, otherwise, f"{folder} cannot be written: {error.strerror}", remedy)
     return Finding(name, OK, f"{folder}, {shutil.disk_usage(folder).free / GIB:,.1f} GiB free")

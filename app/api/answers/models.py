@@ -25,11 +25,11 @@ def model_fields(card: ModelCard, name: str, caller: Caller) -> dict[str, Any]:
 
 
 def _speculative(card: ModelCard, caller: Caller) -> dict[str, Any]:
-    most = [n for n in (caller.max_nodes,) if n is not None]
+    most = card.limit_nodes if caller.max_nodes is None else min(card.limit_nodes, caller.max_nodes)
     return {
         "method": card.method,
         "methods": [method for method in card.methods if caller.may_name(method)],
-        "max_nodes": min(card.max_nodes, *most) if most else card.max_nodes,
-        "limit_nodes": min(card.limit_nodes, *most) if most else card.limit_nodes,
+        "max_nodes": min(card.max_nodes, most),
+        "limit_nodes": most,
         "trace": caller.is_admin,
     }
