@@ -16,7 +16,7 @@ from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.draft_model.speculator import DraftModel, DraftModelConfig
 from speculators.grammar import GrammarConfig, GrammarDrafts
-from speculators.methods import AVAILABLE, TRAINED, check_name, method_names
+from speculators.methods import AVAILABLE, STANDALONE, TRAINED, check_name, method_names
 from speculators.mixing.combined import CombinationConfig, Combined
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
@@ -147,7 +147,7 @@ def available(options: SpeculatorOptions) -> tuple[str, ...]:
         "grammar": options.grammar is not None,
         **{name: name == options.trained for name in TRAINED},
     }
-    return tuple(name for name in AVAILABLE if has_input.get(name, True))
+    return tuple(name for name in AVAILABLE if name in STANDALONE or has_input[name])
 
 
 def _parts(

@@ -54,7 +54,7 @@ def most_nodes(options: RouterOptions) -> int:
 def offered_methods(options: RouterOptions, available: Collection[str]) -> tuple[str, ...]:
     """What a request may name as its method: names of ``available``, and joined ones that the server's list has.
 
-    The server's own method and plain decoding are always among them.
+    The server's own method and plain decoding count as listed; one with a part that is not ``available`` is left out.
     """
     listed = options.methods or available
     allowed = dict.fromkeys((options.method, AUTOREGRESSIVE, *listed))

@@ -69,7 +69,9 @@ class Bundles:
         return await asyncio.to_thread(self._reserve, away_from)
 
     def _reserve(self, away_from: Collection[str]) -> Bundle:
-        is_apart = bool(away_from) and (self._strategy == STRICT_SPREAD or self._has_room(away_from))
+        is_apart = (
+            not self._stays and bool(away_from) and (self._strategy == STRICT_SPREAD or self._has_room(away_from))
+        )
         selectors = selectors_of(self.here if self._stays else None, away_from if is_apart else ())
         return Bundle(placement_group([self._resources], bundle_label_selector=selectors), 0, is_own=False)
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from engine.attention.hook import CapturedQuery, PackedStep
 from engine.cuda.answers import Answers
-from engine.cuda.graphs import PARTIAL_BYTES, Graphs
+from engine.cuda.graphs import Graphs
 from engine.cuda.kernels.attention import PROGRAMS, Partials
 from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.moves import MOST_MOVES, move_rows
 from engine.cuda.layer import StepOnDevice, Stream, run_layer
-from engine.cuda.plan.layout import BUCKETS, SPLIT
+from engine.cuda.plan.layout import BUCKETS, PARTIAL_BYTES, SPLIT
 from engine.cuda.plan.plan import Plan, PlanShape
 from engine.cuda.planned_step import PlannedStep
 from engine.cuda.recorder import Recorder

@@ -16,12 +16,12 @@ from torch import Tensor
 from engine.cuda.kernels.attention import PROGRAMS, Partials
 from engine.cuda.layer import StepOnDevice
 from engine.cuda.plan.items import PathWork
+from engine.cuda.plan.layout import PARTIAL_BYTES
 from engine.cuda.plan.plan import Plan, PlanShape, make_plan
 from engine.cuda.recorder import Recorder
 from engine.kv.arena import KVArena
 from engine.model.shard import ModelShard
 
-PARTIAL_BYTES = 256 << 20
 PLAN_INTS = 1 << 19  # of a plan that graphs have room for: 2 MiB
 
 RunLayers = Callable[[Tensor | None, StepOnDevice, KVArena], Tensor]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.target.info import MAX_TREE
+from engine.target.options import STEP_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,7 @@ class SchedulerOptions:
 
     max_sequences: int = 64  # sequences that own KV blocks
     max_waiting: int = 256  # sequences in the queue behind them
-    max_step_rows: int = 2048  # rows (tokens and nodes) of one step
+    max_step_rows: int = STEP_ROWS  # rows (tokens and nodes) of one step
     prefill_chunk: int = 512  # rows of prompt per step
     n_micro_batches: int = 1  # pipeline stages: so many steps keep all of them busy
     max_stall: float = 0.1  # seconds that a step's rows of prompt may add to it while any sequence decodes

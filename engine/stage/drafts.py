@@ -63,14 +63,15 @@ class StageDrafts:
             self._committed(works[i], results[i], sequence, sequences[i], its)
             for (i, sequence), its in zip(served, states, strict=True)
         ]
-        asked = [one.sequence for one in committed if one.wanted is not None]
-        self.runtime.catch_up(asked)  # before the clock starts: drafts every step need none
+        asked = [(i, one) for (i, _), one in zip(served, committed, strict=True) if one.wanted is not None]
+        # Before the clock starts: where every step has a draft, nothing waits.
+        self.runtime.catch_up([one.sequence for _, one in asked])
         began = time.perf_counter()
-        branches = self.runtime.draft(committed)
+        branches = self.runtime.draft([one for _, one in asked])
         share = (time.perf_counter() - began) / max(len(asked), 1)
-        for (i, _), branch, one in zip(served, branches, committed, strict=True):
-            if one.wanted is not None:
-                results[i] = msgspec.structs.replace(results[i], draft=branch, draft_seconds=share)
+        self.runtime.wait([one for one in committed if one.wanted is None])
+        for (i, _), branch in zip(asked, branches, strict=True):
+            results[i] = msgspec.structs.replace(results[i], draft=branch, draft_seconds=share)
         return results
 
     def _states(self, activations: Activations, rows: list[int]) -> Tensor:

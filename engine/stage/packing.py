@@ -106,8 +106,8 @@ class Packed:
 
     spans: list[Span]
     step: PackedStep
-    tokens: Uploaded  # int64 [n_rows]
-    positions: Uploaded  # int64 [n_rows]
+    tokens: Uploaded | None = None  # int64 [n_rows]; None: an executor's step, whose plan has them
+    positions: Uploaded | None = None  # int64 [n_rows]; likewise
 
 
 def pack(
@@ -152,15 +152,13 @@ def pack_plan(
     """As ``pack``, for an executor of ``engine.cuda``, which plans steps of this shape, compaction included."""
     spans: list[Span] = []
     planned: list[PathWork] = []
-    first = 0
+    tokens: list[int] = []
     for work in works:
-        n_rows = len(row_tokens(work))
-        is_chain = work.tree is None or work.tree.is_chain
-        parents = None if is_chain or work.tree is None else work.tree.parents
-        planned.append(PathWork(work.n_cached, n_rows, parents, tables[work.seq].blocks))
-        spans.append(Span(first, n_rows))
-        first += n_rows
-    tokens = [token for work in works for token in row_tokens(work)]
+        its = row_tokens(work)
+        parents = None if work.tree is None or work.tree.is_chain else work.tree.parents
+        planned.append(PathWork(work.n_cached, len(its), parents, tables[work.seq].blocks))
+        spans.append(Span(len(tokens), len(its)))
+        tokens += its
     plan = make_plan(planned, shape, tokens, compaction(works, tables))
     step = PlannedStep(arena, [], None, None, plan=plan, ints=upload.add(plan.ints, np.int32))
-    return Packed(spans, step, step.ints, step.ints)
+    return Packed(spans, step)

@@ -110,19 +110,20 @@ class PlannedAnswer:
 
     def _plan(self, rows: _Rows, upload: Upload) -> Iterator[_Piece]:
         read = self._read_back.rows
-        drawn = zip(read, self._draws.are_drawn(read), strict=True)
-        asked = {row: DRAWN if is_drawn else 0 for row, is_drawn in drawn}
-        asked |= dict.fromkeys(self._draws.told, DRAWN) | self._prompt_logprobs.tokens
+        drawn = self._draws.rows if read else set()
+        asked = {row: DRAWN if row in drawn else 0 for row in read}  # 0: any token, for its best ids alone are wanted
+        asked |= dict.fromkeys(self._draws.with_logprobs, DRAWN) | self._prompt_logprobs.tokens
         n_best = max(1, self._draws.n_best, self._read_back.n_best, self._prompt_logprobs.n_best)
         width, n_walks = width_of(n_best, self._vocab), len(rows.of_walks)
         # Torch draws from the logits of all walks; without it rows are answered in pieces, so that memory is bounded.
-        size = max(1, n_walks) if self._others.any else self._answers.buckets[-1]
-        pieces = [(first, rows.of_walks[first : first + size]) for first in range(0, n_walks, size)]
-        size, prompts = PROMPT_ROWS, rows.of_prompts
-        pieces = [*((n_walks + i, prompts[i : i + size]) for i in range(0, len(prompts), size)), *pieces]
-        for first, its in pieces:  # prompts first: the last logits are those that stay
-            some = {row - first: token for row, token in asked.items() if first <= row < first + len(its)}
-            plan = make_answer(its, _drawn(self._draws.draws, first, len(its)), some, width, self._answers.buckets)
+        n = max(1, n_walks) if self._others.any else self._answers.buckets[-1]
+        walks = [(at, rows.of_walks[at : at + n]) for at in range(0, n_walks, n)]
+        n, its = PROMPT_ROWS, rows.of_prompts
+        prompts = [(n_walks + at, its[at : at + n]) for at in range(0, len(its), n)]
+        for first, its in [*prompts, *walks]:  # the last logits are those that stay
+            some = {row - first: asked[row] for row in range(first, first + len(its)) if row in asked}
+            draws = self._draws.draws if len(its) == n_walks else _drawn(self._draws.draws, first, len(its))
+            plan = make_answer(its, draws if first < n_walks else [], some, width, self._answers.buckets)
             yield _Piece(first, plan, upload.add(plan.ints, np.int32))
 
     def results(self, activations: Activations) -> list[WorkResult]:
@@ -150,12 +151,11 @@ class PlannedAnswer:
 
     def _joined(self, tables: Sequence[Ints]) -> Ints:
         """What was told of all rows, in the order of their numbers; of some pieces more is told than of others."""
-        pairs = sorted(zip((piece.first for piece in self._pieces), tables, strict=True), key=lambda pair: pair[0])
-        if len(pairs) == 1:
-            return pairs[0][1]
+        if len(tables) == 1:
+            return tables[0]
         joined = np.zeros((sum(map(len, tables)), max((table.shape[1] for table in tables), default=1)), np.int32)
-        for first, table in pairs:
-            joined[first : first + len(table), : table.shape[1]] = table
+        for piece, table in zip(self._pieces, tables, strict=True):
+            joined[piece.first : piece.first + len(table), : table.shape[1]] = table
         return joined
 
     def _all_walks(self, planned: Iterator[Walk], others: Iterator[Walk]) -> list[Walk]:

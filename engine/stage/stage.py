@@ -117,7 +117,8 @@ class Stage:
         works, upload = step.work, Upload(self._shard.device)
         moves = plan_moves(step, self._tables, self._arena.block_size, upload, compacts=self._executor is None)
         packed = self._pack(works, upload)
-        packed.step.capture_heads = local_heads(self._needs(works), self._shard.range)
+        needs = [self._sequences[work.seq].start.needs for work in works]
+        packed.step.capture_heads = local_heads(needs, self._shard.range)
         packed.step.capture_index = {layer: upload.add(heads) for layer, heads in packed.step.capture_heads.items()}
         answer = None
         if self._shard.range.is_last:
@@ -126,7 +127,7 @@ class Stage:
             answer = answer_of(works, packed.spans, sequences, upload, self._shard, answers, self._grammars)
         upload.send()
         self._copy_rows(moves)
-        outgoing = self._run(works, packed, incoming)
+        outgoing = self._run(needs, packed, incoming)
         if computing is not None:
             computing.end()
         self._running = _Running(packed, works, answer, computing)
@@ -146,9 +147,8 @@ class Stage:
             copies = moves.copies
             self._drafts.runtime.copy(copies.source.tensor, copies.target.tensor, copies.is_apart)
 
-    def _run(self, works: Sequence[Work], packed: Packed, incoming: Activations | None) -> Activations:
-        """The layers, and what they are tapped for."""
-        needs = self._needs(works)
+    def _run(self, needs: Sequence[Needs], packed: Packed, incoming: Activations | None) -> Activations:
+        """The layers, and what they are tapped for by sequences with these needs."""
         tap = local_tap(needs, self._shard.range)
         relay = self._relay if any(need.drafter for need in needs) else None
         taps = {*([] if tap is None else [tap]), *([] if relay is None else relay.taps)}
@@ -156,6 +156,8 @@ class Stage:
         if incoming is not None:
             read, tapped, fused = incoming.hidden, incoming.tapped, incoming.fused
         if self._executor is None:
+            assert packed.tokens is not None, "a plan is for an executor"
+            assert packed.positions is not None, "a plan is for an executor"
             read = self._shard.embed(packed.tokens.tensor) if read is None else read
             hidden, outputs = self._shard.run(read, packed.positions.tensor, packed.step, taps)
         else:
@@ -167,9 +169,6 @@ class Stage:
         if relay is not None and read is not None:
             fused = relay.add(read, outputs, fused)
         return Activations(hidden, tapped, fused)
-
-    def _needs(self, works: Sequence[Work]) -> list[Needs]:
-        return [self._sequences[work.seq].start.needs for work in works]
 
     def computing(self) -> Computing | None:
         """What a GPU still does of the last ``forward``; None on a CPU."""

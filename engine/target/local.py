@@ -37,11 +37,11 @@ class LocalTarget:
         reference: bool = False,
         drafter: Sequence[DrafterPart] = (),
         grammars: Grammars | None = None,
-        executors: Sequence[Executor] = (),
+        executors: Sequence[Executor | None] = (),
     ) -> None:
         self.info = info
         parts = drafter or [NO_DRAFTER] * len(shards)
-        run: Sequence[Executor | None] = executors or [None] * len(shards)
+        run = executors or [None] * len(shards)
         self._stages = [
             Stage(shard, info.n_blocks, info.block_size, reference, part, grammars, executor)
             for shard, part, executor in zip(shards, parts, run, strict=True)
@@ -55,9 +55,8 @@ class LocalTarget:
             UnsupportedModelError: the checkpoint cannot be run.
             ConfigError: an option is wrong.
         """
-        options = with_cache(
-            options, path, [room_of(options.device) - options.beside] if options.kv_bytes is None else []
-        )
+        rooms = [] if options.kv_bytes is not None else [room_of(options.device) - options.beside]
+        options = with_cache(options, path, rooms)
         info = describe_target(options, path)
         shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
         executors = executors_of(options, shards)

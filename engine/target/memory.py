@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from engine.cuda.plan.layout import PARTIAL_BYTES
 from engine.device import is_host
 from engine.errors import ConfigError
 from engine.kv.arena import KVArena
@@ -27,7 +28,6 @@ from engine.target.split_options import check_memory
 
 USABLE = 0.9  # of a GPU's memory; the rest is CUDA's, the libraries', and what memory loses in pieces
 FREE = 0.97  # of what is free before anything is loaded, where others hold the rest
-PARTIALS = 256 << 20  # bytes of partial softmaxes, with numerics exact
 MOST_BLOCKS = 1 << 18  # more would be 16 million tokens, and take the host longer to look through than they are worth
 LEAST_BLOCKS = 4
 ANY = 1 << 60  # bytes: a room that is not known, and large enough
@@ -123,4 +123,4 @@ def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, is_exac
     heads = (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
     row: int = 4 * (4 * spec.hidden_size + 2 * heads + 3 * config.intermediate_size)
     row += 3 * 4 * spec.vocab_size if is_last else 0
-    return n_rows * row + (PARTIALS if is_exact else 0)
+    return n_rows * row + (PARTIAL_BYTES if is_exact else 0)

@@ -26,15 +26,17 @@ logger = logging.getLogger(__name__)
 CAPABILITY = (9, 0)  # what kernels are compiled for in tests; tiles and memory are a Hopper GPU's, and fp8 needs 8.9
 
 
-def executors_of(options: TargetOptions, shards: Sequence[ModelShard]) -> list[Executor]:
-    """What runs the shards' layers in their place; nothing with numerics ``fast``, or where the oracle attends.
+def executors_of(options: TargetOptions, shards: Sequence[ModelShard]) -> list[Executor | None]:
+    """What runs each shard's layers in its place; None: its own modules, with numerics ``fast`` or the oracle, whose
+    weights of one byte are multiplied as they are where kernels can run.
 
     Raises:
         ConfigError: numerics are ``exact``, and the kernels cannot run.
         UnsupportedModelError: they lack a part of the model.
     """
     if not is_exact(options):
-        return []
+        multiply_small_weights(options.device, shards)
+        return [None] * len(shards)
     from engine.cuda.executor import Executor  # Triton takes a second, and a CPU may lack it
 
     return [Executor(shard) for shard in shards]
@@ -52,7 +54,10 @@ def is_exact(options: TargetOptions) -> bool:
         return False
     if not options.device.startswith("cuda"):
         raise ConfigError(f"numerics is {EXACT}, but device is {options.device}: its kernels are for cuda")
-    check_kernels(options.device)
+    try:
+        check_kernels(options.device)
+    except ConfigError as error:
+        raise ConfigError(f"numerics is {EXACT}: {error}; numerics {FAST} needs none of it") from error
     return True
 
 
@@ -82,8 +87,7 @@ def check_kernels(device: str) -> None:
     if found < CAPABILITY:
         said, least = (".".join(map(str, one)) for one in (found, CAPABILITY))
         raise ConfigError(
-            f"the kernels of numerics {EXACT} are made for GPUs of compute capability {least} (H100) or higher; "
-            f"{device} has {said}; numerics {FAST} runs there"
+            f"our kernels are made for GPUs of compute capability {least} (H100) or higher; {device} has {said}"
         )
 
 
@@ -97,4 +101,4 @@ def check_triton() -> None:
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         lacking.append("Python's headers (python3-dev)")
     if lacking:
-        raise ConfigError(f"the kernels of numerics {EXACT} are compiled here; missing: {'; '.join(lacking)}")
+        raise ConfigError(f"our kernels are compiled here; missing: {'; '.join(lacking)}")

@@ -34,14 +34,14 @@ class PlannedDraws:
         drawn = [(item, _drawn(item)) for item, _ in self._pairs]
         self.draws = [draw for _, its in drawn for draw in its]  # every row that a walk could pass
         asks = [its for item, its in drawn if item.params.logprobs is not None]
-        self.told = [row for its in asks for draw in its for row in draw.rows.tolist()]  # rows of which more is wanted
+        self.with_logprobs = [row for its in asks for draw in its for row in draw.rows.tolist()]
         self.n_best = max((item.params.logprobs or 0 for item, _ in self._pairs), default=0)
         self._masks: TreeMasks | None = None
 
-    def are_drawn(self, rows: Sequence[int]) -> list[bool]:
-        """Of rows, whether tokens are drawn there."""
-        known = {row for draw in self.draws for row in draw.rows.tolist()} if rows else ()
-        return [row in known for row in rows]
+    @property
+    def rows(self) -> set[int]:
+        """Where tokens are drawn."""
+        return {row for draw in self.draws for row in draw.rows.tolist()}
 
     @property
     def any_grammar(self) -> bool:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.plan.layout import HEAD, ITEM, Layout
+from engine.cuda.plan.layout import HEADER, ITEM, Layout
 
 ROWS = 64  # rows times query heads of a key head in a tile: what a Hopper GPU multiplies at once
 PROGRAMS = 528  # of ``attend`` over all key heads: four for each multiprocessor of an H100 or H200
@@ -109,7 +109,7 @@ def _attend(  # type: ignore[no-untyped-def]
     split_size: tl.constexpr,
     tile: tl.constexpr,
     block_m: tl.constexpr,
-    head_ints: tl.constexpr,
+    header_ints: tl.constexpr,
     item_ints: tl.constexpr,
 ):
     groups: tl.constexpr = n_heads // n_kv_heads
@@ -117,8 +117,8 @@ def _attend(  # type: ignore[no-untyped-def]
     part_heads = tl.num_programs(1) * groups  # that the partials have
     n_items = tl.load(plan + place * 2)
     items = plan + tl.load(plan + place * 2 + 1)
-    positions = plan + head_ints
-    firsts = plan + head_ints + (2 + place) * n_rows
+    positions = plan + header_ints
+    firsts = plan + header_ints + (2 + place) * n_rows
     member = tl.arange(0, block_m) // groups  # of a tile's rows: which of the item's, and which head of the group
     in_group = tl.arange(0, block_m) % groups
     head = kv_head * groups + in_group
@@ -223,7 +223,7 @@ def attend(
         layout.split,
         min(_tile(block_d, keys.dtype), layout.split),
         ROWS,
-        HEAD,
+        HEADER,
         ITEM,
         num_warps=8,  # with 4, numbers of large heads do not fit the registers
         num_stages=2 if block_d * keys.element_size() <= _PIPELINED else 1,

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cuda.kernels.attention import Heads, Partials
-from engine.cuda.plan.layout import HEAD, Layout
+from engine.cuda.plan.layout import HEADER, Layout
 
 _HEADS = 8  # that a program takes
 
@@ -29,15 +29,15 @@ def _combine(  # type: ignore[no-untyped-def]
     block_h: tl.constexpr,
     block_d: tl.constexpr,
     split_size: tl.constexpr,
-    head_ints: tl.constexpr,
+    header_ints: tl.constexpr,
 ):
     row = tl.program_id(0)
     head = tl.program_id(1) * block_h + tl.arange(0, block_h)  # of the partials'
     dims = tl.arange(0, block_d)
     is_head = head < part_heads
     inside = is_head[:, None] & (dims < head_dim)[None, :]
-    position = tl.load(plan + head_ints + row)
-    first = tl.load(plan + head_ints + (2 + place) * n_rows + row)
+    position = tl.load(plan + header_ints + row)
+    first = tl.load(plan + header_ints + (2 + place) * n_rows + row)
     n_splits = position // split_size + 1
     if window > 0:
         n_splits = n_splits - tl.maximum(position - window + 1, 0) // split_size
@@ -91,7 +91,7 @@ def combine(partials: Partials, plan: Tensor, layout: Layout, heads: Heads, kv_h
         _HEADS,
         max(16, triton.next_power_of_2(heads.head_dim)),
         layout.split,
-        HEAD,
+        HEADER,
         num_warps=4,
         enable_fp_fusion=False,
     )

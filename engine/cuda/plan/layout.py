@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 SPLIT = 256  # positions whose softmax is one partial
 MAX_WINDOWS = 4  # kinds of windows among a model's layers, none being one of them
-HEAD = 2 * MAX_WINDOWS  # ints: of every window the number of items, and where they begin
+HEADER = 2 * MAX_WINDOWS  # ints: of every window the number of items, and where they begin
 ITEM = 8  # ints: see ``engine.cuda.plan.items``
 # Rows of a step that launches are recorded for. Multiples of 64: a tile of products; and all arrays of a plan then lie
 # at multiples of 16 bytes: for others Triton compiles other kernels.
 BUCKETS = (64, 128, 192, 256, 384, 512)
 MAX_ROWS = 1 << 16  # of a step
 MAX_INTS = 1 << 28  # of a plan: its offsets are int32
+PARTIAL_BYTES = 256 << 20  # of partial softmaxes that are held at once
 
 
 def bucket(n_rows: int, buckets: tuple[int, ...] = BUCKETS) -> int:
@@ -78,10 +79,10 @@ class Layout:
     @property
     def lists(self) -> int:
         """Where what follows the rows begins."""
-        return HEAD + (5 + len(self.windows)) * self.n_rows
+        return HEADER + (5 + len(self.windows)) * self.n_rows
 
     def _array(self, number: int) -> slice:
-        return slice(HEAD + number * self.n_rows, HEAD + (number + 1) * self.n_rows)
+        return slice(HEADER + number * self.n_rows, HEADER + (number + 1) * self.n_rows)
 
     def place(self, window: int | None) -> int:
         """Of a window among the windows."""

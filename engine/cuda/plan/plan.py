@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.cuda.plan.items import Ints, ItemLists, PathWork
-from engine.cuda.plan.layout import BUCKETS, HEAD, MAX_INTS, MAX_WINDOWS, SPLIT, Layout, bucket
+from engine.cuda.plan.layout import BUCKETS, HEADER, MAX_INTS, MAX_WINDOWS, SPLIT, Layout, bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,12 @@ def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: 
     if size > MAX_INTS:
         raise ValueError(f"the step's keys and rows take {size} numbers to tell; a plan holds {MAX_INTS}")
     ints = np.empty(size, np.int32)
-    ints[:HEAD] = 0
+    ints[:HEADER] = 0
     positions, slots = ints[layout.positions], ints[layout.slots]
     ints[layout.tokens], ints[layout.sources], ints[layout.targets] = 0, -1, -1
     positions[n_rows:], slots[n_rows:] = 0, scratch
     np.concatenate([work.positions() for work in works], out=positions[:n_rows])
-    size_of = lists.block_size
-    written = [work.slots(work.n_cached, work.n_cached + work.n_rows, size_of) for work in works]
+    written = [work.slots(work.n_cached, work.n_cached + work.n_rows, lists.block_size) for work in works]
     np.concatenate(written, out=slots[:n_rows])
     n_partials = [_number_partials(ints, layout, place, n_rows) for place in range(len(layout.windows))]
     np.concatenate(lists.ints, out=ints[layout.lists : lists.end])

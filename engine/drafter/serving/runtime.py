@@ -116,24 +116,26 @@ class DraftRuntime:
             self._cache.arena.move_runs(runs)
 
     def draft(self, committed: Sequence[Committed]) -> list[Branch | None]:
-        """Draft where that is wanted, and learn of all sequences what a step committed, at once or later.
+        """Learn what was committed of sequences that want a draft, and draft.
 
         A drafter that fails costs its sequences their drafts, from now on, and the step nothing.
         """
-        asked = [one for one in committed if one.wanted is not None]
-        self.catch_up([one.sequence for one in asked])
-        asked = [one for one in asked if not one.sequence.has_failed]
-        branches = iter(self._guarded(self._drafting.draft, asked) or ())
-        if self._cache is not None:
-            for one in committed:
-                if one.wanted is None:  # a copy, for a view would keep the states of all sequences
-                    one.sequence.waiting.append(replace(one, states=one.states.clone()))
-            self.catch_up([one.sequence for one in committed if _n_waiting(one.sequence) > MOST_WAITING])
-        return [None if one.wanted is None or one.sequence.has_failed else next(branches) for one in committed]
+        self.catch_up([one.sequence for one in committed])
+        sound = [one for one in committed if not one.sequence.has_failed]
+        branches = iter(self._guarded(self._drafting.draft, sound) or ())
+        return [None if one.sequence.has_failed else next(branches) for one in committed]
+
+    def wait(self, committed: Sequence[Committed]) -> None:
+        """Take up what was committed of sequences that want no draft, to learn it later."""
+        if self._cache is None:
+            return
+        for one in committed:  # a copy, for a view would keep the states of all sequences
+            one.sequence.waiting.append(replace(one, states=one.states.clone()))
+        self.catch_up([one.sequence for one in committed if _n_waiting(one.sequence) > MOST_WAITING])
 
     @torch.inference_mode()
     def catch_up(self, sequences: Iterable[DraftedSequence]) -> None:
-        """Read what waits of these sequences, as many rows in a forward as may wait of one."""
+        """Read what waits of these sequences: about ``MOST_WAITING`` rows in a forward, or all of one sequence."""
         behind, n_rows = list[Committed](), 0
         for sequence in sequences:
             if n_rows and n_rows + _n_waiting(sequence) > MOST_WAITING:

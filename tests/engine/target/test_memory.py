@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cuda.graphs import PARTIAL_BYTES
+from engine.cuda.plan.layout import PARTIAL_BYTES
 from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.settings import DrafterSettings
 from engine.errors import ConfigError
@@ -17,7 +17,7 @@ from engine.scheduling.options import SchedulerOptions
 from engine.target.info import TargetInfo
 from engine.target.loading import describe_target, memory_of_stages, stage_ranges
 from engine.target.local import LocalTarget
-from engine.target.memory import ANY, MOST_BLOCKS, PARTIALS, room_of, step_bytes, with_cache
+from engine.target.memory import ANY, MOST_BLOCKS, room_of, step_bytes, with_cache
 from engine.target.options import CPU_CACHE, GIB, STEP_ROWS, TargetOptions
 from tests.support.served_drafters import drafter_spec, random_checkpoint
 from tests.support.tiny_models import saved_model
@@ -133,10 +133,9 @@ def test_the_same_gpus_give_the_same_room_whatever_is_free(monkeypatch: pytest.M
     assert room_of("cpu") == ANY
 
 
-def test_sizes_that_are_known_twice_agree() -> None:
-    assert PARTIALS == PARTIAL_BYTES
+def test_memory_is_kept_for_the_largest_step_its_partials_and_its_logits() -> None:
     assert SchedulerOptions().max_step_rows == STEP_ROWS
     config, spec = load_config(saved_model("llama")), describe_target(TargetOptions("m"), saved_model("llama")).spec
     plain = step_bytes(config, spec, STEP_ROWS, is_last=False, is_exact=False)
-    assert step_bytes(config, spec, STEP_ROWS, is_last=False, is_exact=True) - plain == PARTIALS
+    assert step_bytes(config, spec, STEP_ROWS, is_last=False, is_exact=True) - plain == PARTIAL_BYTES
     assert step_bytes(config, spec, STEP_ROWS, is_last=True, is_exact=False) - plain == STEP_ROWS * 12 * spec.vocab_size
