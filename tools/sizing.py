@@ -37,7 +37,7 @@ class Hardware:
 
     Attributes:
         gpu: bytes of one GPU.
-        usable: share of them for weights and KV cache; the rest is for activations, graphs and the allocator.
+        usable: share of them for weights, KV cache and a step; the rest is for graphs and the allocator.
         room: share of the usable bytes that the KV cache gets at least.
         read: bytes a second that one stage reads of its weights.
         rows: rows a second (tokens and drafted nodes, prompts included) of a busy replica.
@@ -53,10 +53,10 @@ class Hardware:
 def row(name: str, quantization: str | None, hardware: Hardware) -> tuple[str, ...]:
     """The cells of one model."""
     sizes = ModelSizes.of(SHAPES[name](), torch.bfloat16, quantization)
-    usable, n = hardware.gpu * hardware.usable, 1
+    usable, n = int(hardware.gpu * hardware.usable), 1
     while True:
         largest = max(one.weights for one in sizes.stages(sizes.split(n), 0))
-        kv = n * usable - sizes.bytes
+        kv = sizes.kv_room(sizes.split(n), usable)
         if largest <= usable * (1 - hardware.room) and kv >= n * usable * hardware.room:
             break
         n *= 2

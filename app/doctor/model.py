@@ -77,10 +77,7 @@ def _cache(sizes: ModelSizes, asked: Asked, limit: int | None) -> int:
         return int(asked.kv_gib * GIB)
     if limit is None:
         return CPU_CACHE
-    empty = sizes.stages(sizes.split(asked.stages), 0)
-    room = [limit - one.weights - sizes.step_bytes(one.layers.is_last) for one in empty]
-    least = min(left // len(one.layers) for left, one in zip(room, empty, strict=True))
-    return max(0, least) * sizes.spec.n_layers
+    return sizes.kv_room(sizes.split(asked.stages), limit)
 
 
 def _files(model: str) -> Finding:

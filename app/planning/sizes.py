@@ -96,11 +96,13 @@ class ModelSizes:
         return step_bytes(self.config, self.spec, STEP_ROWS, is_last, is_exact=False)
 
     def kv_room(self, ranges: Sequence[LayerRange], usable: int) -> int:
-        """Bytes of KV cache over all stages for which ``usable`` bytes a stage have room beside weights; the stage with
-        least room a layer decides, since every token is in all layers."""
-        held = stage_memory(self.weights, 0, ranges)
-        least = min((usable - one.weights) / len(one.layers) for one in held)
-        return max(0, int(least)) * self.spec.n_layers
+        """Bytes of KV cache over all stages for which ``usable`` bytes a stage have room beside weights and a step, as
+        ``--kv-gib auto``; the stage with least room a layer decides, since every token is in all layers."""
+        rooms = (
+            (usable - one.weights - self.step_bytes(one.layers.is_last)) // len(one.layers)
+            for one in self.stages(ranges, 0)
+        )
+        return max(0, min(rooms)) * self.spec.n_layers
 
 
 def sizes_of(
