@@ -85,7 +85,7 @@ class Wanted:
 
     Attributes:
         gpus: of all replicas.
-        usable: bytes of one GPU for weights and KV cache.
+        usable: bytes of one GPU for weights, KV cache and a step.
         context: tokens of a sequence, prompt and output.
         stages: of a pipeline; None: every number that divides the GPUs.
     """

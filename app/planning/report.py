@@ -79,7 +79,7 @@ def text(plan: Plan) -> str:
     lines = [
         f"{plan.model}: {sizes.n_parameters / 1e9:.2f}B parameters in {sizes.spec.n_layers} layers, {dtype}; "
         f"{sizes.bytes / GIB:.1f} GiB of weights, {sizes.kv_token_bytes / 1024:.0f} KiB of KV cache a token",
-        f"{wanted.gpus} GPUs, of each {wanted.usable / GIB:.1f} GiB for weights and KV cache; sequences of "
+        f"{wanted.gpus} GPUs, of each {wanted.usable / GIB:.1f} GiB for weights, KV cache and a step; sequences of "
         f"{wanted.context} tokens, prompt and output",
         "",
         _layouts(plan),

@@ -121,7 +121,7 @@ def sizes_of(
 
 
 def usable_bytes(gpu_memory_gib: float, share: float) -> int:
-    """Of a GPU, for weights and KV cache.
+    """Of a GPU, for weights, KV cache and a step.
 
     Raises:
         ConfigError: a value is out of range.
