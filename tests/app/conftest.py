@@ -191,7 +191,7 @@ def listening(app: object) -> Iterator[str]:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not server.started:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)

@@ -82,7 +82,7 @@ assert placement(config)
 def loaded_by(code: str, given: object = None, *arguments: str) -> str:
     """What of ``LOADED`` a fresh interpreter has loaded once it has run ``code`` with ``given`` on its input."""
     done = subprocess.run(
-        [sys.executable, "-c", code + LOADED, *arguments], input=pickle.dumps(given), capture_output=True, timeout=120
+        [sys.executable, "-c", code + LOADED, *arguments], input=pickle.dumps(given), capture_output=True, timeout=400
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().strip()

@@ -41,7 +41,7 @@ def start(volume: Path) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=240)
     return process.returncode, said
 
 

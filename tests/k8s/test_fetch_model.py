@@ -85,7 +85,7 @@ def fetch(hub: Any, into: Path, revision: str = COMMIT) -> subprocess.CompletedP
     given = {"MODEL": "owner/a-model", "REVISION": revision, "NAME": "a-model-01", "HF_ENDPOINT": hub.url}
     environment = {"PATH": os.environ["PATH"], "HOME": str(into.parent), "HF_HUB_DISABLE_XET": "1", **given}
     command = [sys.executable, SCRIPT, "--into", into]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
 
 
 @pytest.fixture

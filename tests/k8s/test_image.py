@@ -24,7 +24,7 @@ def hadolint() -> Path:
 
 
 def lint(dockerfile: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([hadolint(), "--no-color", dockerfile], capture_output=True, text=True, timeout=60)
+    return subprocess.run([hadolint(), "--no-color", dockerfile], capture_output=True, text=True, timeout=240)
 
 
 def test_hadolint_has_nothing_to_say() -> None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def said(script: str) -> str:
     """What a script prints."""
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=300).stdout
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def answer_and_metrics(example: str, method: str) -> tuple[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 
 def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([installed, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run([installed, *arguments], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 def test_every_file_of_the_packages_is_in_it(wheel: Path) -> None:

@@ -50,7 +50,7 @@ def install(wheel: Path, folder: Path) -> Path:
     return python.with_name("spectra")
 
 
-def pip(*arguments: str, within: float = 300) -> None:
+def pip(*arguments: str, within: float = 900) -> None:
     """Run pip, for so many seconds at most; fails with what it says."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=within)

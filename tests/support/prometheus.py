@@ -21,7 +21,7 @@ import promql_parser
 from benchmarks.support.server_process import free_port
 from tests.support.lacking import lacking
 
-START_S = 60.0
+START_S = 240.0
 FOREIGN = ("redis_",)  # metrics of the exporter begin so
 
 
@@ -69,7 +69,7 @@ class Prometheus:
         self._folder = folder
         self._rules = rules
         self._config = folder / "prometheus.yml"
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{free_port()}", timeout=60)
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{free_port()}", timeout=240)
         self._process: subprocess.Popen[bytes] | None = None
 
     def scrape(self, jobs: list[dict[str, Any]]) -> None:

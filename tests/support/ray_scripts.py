@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 500
+TIMEOUT_S = 800
 
 
 def run_script(script: str, checkpoint: Path, **environment: str) -> dict[str, Any]:

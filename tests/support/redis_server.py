@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 PORTS = range(21_600, 22_000)
 BUS = 10000
 SLOTS = 16384
-START_SECONDS = 20.0
+START_SECONDS = 120.0
 READY = ("Ready to accept connections", "Sentinel ID is")
 
 

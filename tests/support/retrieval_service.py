@@ -55,7 +55,7 @@ def follows(indexes: Sequence[Index], context: Text) -> list[int]:
     return []
 
 
-def eventually(condition: Callable[[], object], within: float = 20.0, pause: float = 0.005) -> None:
+def eventually(condition: Callable[[], object], within: float = 120.0, pause: float = 0.005) -> None:
     """Wait until ``condition`` holds; fails when it does not ``within`` so many seconds."""
     deadline = time.monotonic() + within
     while not condition():

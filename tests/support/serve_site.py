@@ -19,9 +19,9 @@ class Site(ServeApplication):
     """What ``serve deploy`` makes of a cluster."""
 
     def __init__(self, head: RayHead) -> None:
-        super().__init__(httpx.Client(base_url=head.dashboard, headers=head.headers, timeout=60))
+        super().__init__(httpx.Client(base_url=head.dashboard, headers=head.headers, timeout=240))
         self.head = head
-        self.http = httpx.Client(base_url=head.url, timeout=60)
+        self.http = httpx.Client(base_url=head.url, timeout=240)
         self.config = yaml.safe_load(FILE.read_text())
 
     def close(self) -> None:

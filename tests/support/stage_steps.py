@@ -19,7 +19,7 @@ def first_step(number: int = 0) -> Step:
 
 
 async def wait_until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while not true():
             await asyncio.sleep(0.01)
 

@@ -94,7 +94,7 @@ def check_figures(events: list[StepEvent], n_prompt: int) -> RequestStats:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -14,7 +14,7 @@ import psutil
 
 from tests.support.redis_server import wait_until
 
-WAIT_S = 120.0
+WAIT_S = 400.0
 
 
 class Terminal:

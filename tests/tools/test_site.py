@@ -40,7 +40,7 @@ class Page(HTMLParser):
 def pages() -> dict[Path, Page]:
     """Of a site that was just built."""
     command = [sys.executable, "-m", "tools.site"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return {path: Page(path.read_text()) for path in HTML.rglob("*.html") if path.name != "404.html"}
 

@@ -49,7 +49,7 @@ async def test_one_of_one_is_taken(client) -> None:
 
 
 def test_the_official_client_sends_them_all(server: str, backend) -> None:
-    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0, timeout=120) as client:
         fields = {name: value for idle in IDLE for name, value in idle.items()}
         answer = client.chat.completions.create(**CHAT, **fields, tool_choice="none", parallel_tool_calls=True)
     assert answer.choices[0].message.content == backend.answer

@@ -159,10 +159,10 @@ async def test_large_bodies_wait_until_others_are_done_and_small_ones_do_not(mon
     first = [asyncio.create_task(hold(limit - i, leave)) for i in range(2)]
     await asyncio.sleep(0.01)
     third = asyncio.create_task(hold(limit - 2, None))
-    await asyncio.wait_for(hold(SMALL, None), 10)
+    await asyncio.wait_for(hold(SMALL, None), 60)
     assert done == [SMALL]
     leave.set()
-    await asyncio.wait_for(asyncio.gather(*first, third), 10)
+    await asyncio.wait_for(asyncio.gather(*first, third), 60)
     assert done == [SMALL, limit, limit - 1, limit - 2]
     assert work._held == 0
 

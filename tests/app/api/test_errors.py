@@ -180,7 +180,7 @@ async def send_bad_input(client: httpx.AsyncClient) -> list[int]:
 
 async def test_bad_input_leaves_a_running_stream_alone(server: str, backend) -> None:
     backend.delay = 0.02
-    async with httpx.AsyncClient(base_url=server, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=server, timeout=120) as client:
         request = {**CHAT, "temperature": 0, "stream": True}
         async with client.stream("POST", CHAT_PATH, json=request) as response:
             lines = response.aiter_lines()

@@ -13,7 +13,7 @@ TEXT = {"model": "tiny", "prompt": "hello", "temperature": 0}
 
 @pytest.fixture
 def client(server: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
@@ -185,7 +185,7 @@ def test_a_failure_in_a_stream_raises_in_the_client(client, backend) -> None:
 
 
 async def test_the_asynchronous_client_streams_too(server: str, backend) -> None:
-    client = openai.AsyncOpenAI(base_url=server + "/v1", api_key="none", timeout=20)
+    client = openai.AsyncOpenAI(base_url=server + "/v1", api_key="none", timeout=120)
     async with client, await client.chat.completions.create(**CHAT, stream=True) as stream:
         text = "".join([c.choices[0].delta.content or "" async for c in stream])
     assert text == backend.answer

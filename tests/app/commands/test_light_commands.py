@@ -25,7 +25,7 @@ print([status, loaded], file=sys.stderr)
 def run(*flags: str, cwd: Path | None = None) -> tuple[int, list[str], str]:
     """(status, heavy modules that were imported, what was said)."""
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, ",".join(HEAVY), *flags], capture_output=True, text=True, timeout=120, cwd=cwd
+        [sys.executable, "-c", CHILD, ",".join(HEAVY), *flags], capture_output=True, text=True, timeout=400, cwd=cwd
     )
     *said, last = done.stderr.splitlines()
     status, loaded = json.loads(last.replace("'", '"'))

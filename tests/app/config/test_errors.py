@@ -56,7 +56,7 @@ for wrong in {"max_nodes": "many"}, {"modle": "demo"}, {"model": "/nowhere"}:
 
 
 def test_ray_hands_over_the_keys_of_a_serve_config_file_as_they_are() -> None:
-    done = subprocess.run([sys.executable, "-c", BY_RAY], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", BY_RAY], capture_output=True, text=True, timeout=400)
     assert done.stdout.splitlines() == [
         "Application",
         "max_nodes is many; it must be an integer",

@@ -62,7 +62,7 @@ def hub(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 def test_every_process_is_told_the_commit_of_the_revision(hub: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-c", PROGRAM, OLD]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert [found[name] for name in ("None", "v1", OLD, "model", "unnamed")] == [NEW, OLD, OLD, OLD, NEW]

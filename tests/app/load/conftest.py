@@ -90,7 +90,7 @@ def script() -> Iterator[Script]:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not server.started:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)

@@ -50,7 +50,7 @@ args = {"model": model, "name": "tiny", "stages": 2, "stage_cpus": 1, "stage_pla
         "kv_gib": 0.02, "edge_resources": {"edge": 0.1}}
 serve.run(build_app(ServeConfig.model_validate(args)), name="spectra")
 fields = {"prompt": "Snow falls on", "max_tokens": 60, "temperature": 0.8, "seed": 3, "return_token_ids": True}
-answer = httpx.post("http://[fd77::1]:8000/v1/completions", json=fields | {"model": "tiny"}, timeout=60)
+answer = httpx.post("http://[fd77::1]:8000/v1/completions", json=fields | {"model": "tiny"}, timeout=240)
 said = {"over_http": answer.json()}
 target = serve.get_deployment_handle("Target", "spectra")
 places = [stage["node"] for stage in target.state.remote().result()["stages"]]
@@ -70,7 +70,7 @@ def test_stages_router_and_ingress_speak_over_ipv6(tiny_checkpoint: Path, capsys
         apart = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else []), "bash", "-c", NAMESPACE, "bash"]
         environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         environment.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)  # listeners on 127.0.0.1 alone
-        done = subprocess.run([*apart, *driver], capture_output=True, text=True, timeout=360, env=environment)
+        done = subprocess.run([*apart, *driver], capture_output=True, text=True, timeout=600, env=environment)
         assert done.returncode == 0, done.stderr
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert said["nodes"] == ["fd77::1", "fd77::2"]

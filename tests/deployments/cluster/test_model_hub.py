@@ -126,7 +126,7 @@ def said(hub: ModelHub, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPath
             for name in ("one", "two"):
                 for ref in Path(folder, name).rglob("refs/main"):
                     ref.unlink()
-            rest, _ = driver.communicate("go on\n", timeout=300)
+            rest, _ = driver.communicate("go on\n", timeout=600)
         assert driver.returncode == 0, log.read_text()
         yield json.loads(rest.splitlines()[-1]) | {"commits": commits, "fetched": fetched, "old": str(old)}
 

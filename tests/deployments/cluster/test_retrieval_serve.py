@@ -205,7 +205,7 @@ def test_keys_say_who_reads_and_feeds_a_namespace_and_share_no_prefix(site: Site
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached({}), cached({}), cached(reader), cached(reader)] == [0, 128, 0, 128]
-    assert httpx.post(f"{site.server.base}/v1/completions", json=body, timeout=60).status_code == 401
+    assert httpx.post(f"{site.server.base}/v1/completions", json=body, timeout=240).status_code == 401
     assert site.http.get("/metrics", headers=reader).status_code == 403
     for namespace, status in (("tenant-a", 403), ("learner", 200)):
         asked = SHORT | {"model": "tiny", "prompt": prompt, "speculative": {"namespace": namespace}}
@@ -234,7 +234,7 @@ def test_a_page_of_a_named_origin_may_ask_and_no_other(site: Site) -> None:
         asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         asks["Access-Control-Request-Headers"] = "authorization, content-type"
         # A browser shows no key yet.
-        first = httpx.options(f"{site.server.base}/v1/chat/completions", headers=asks, timeout=60)
+        first = httpx.options(f"{site.server.base}/v1/chat/completions", headers=asks, timeout=240)
         assert first.status_code == (200 if allowed else 400)
         answer = site.http.get("/v1/models", headers={"Origin": origin})
         for said in (first, answer):
@@ -281,5 +281,5 @@ def test_a_service_that_is_killed_is_replaced_and_drafts_go_on_meanwhile(site: S
         site.server.process_of("Retrieval").kill()
         assert site.knows("Snow falls on")
         version = site.publish([wanted, wanted[:30]])
-        eventually(lambda: site.version == version, within=60)
+        eventually(lambda: site.version == version, within=240)
     assert site.knows("Snow falls on")

@@ -82,13 +82,13 @@ def healthy_again(server: Server, lost: int) -> dict[str, Any]:
 
 def test_metrics_are_sums_over_ingresses_whichever_is_scraped(server: Server) -> None:
     for number in range(12):  # each over a connection of its own: the proxy takes one ingress, then the other
-        with httpx.Client(base_url=server.base, timeout=60) as client:
+        with httpx.Client(base_url=server.base, timeout=240) as client:
             assert client.get(f"/v1/models/none-{number}").status_code == 404
             fields = {"model": "tiny", "prompt": "Snow", "max_tokens": 5}
             assert client.post("/v1/completions", json=fields).status_code == 200
-    deadline, right = time.monotonic() + 60, 0
+    deadline, right = time.monotonic() + 240, 0
     while right < 10:  # in a row: scrapes of both
-        with httpx.Client(base_url=server.base, timeout=60) as client:
+        with httpx.Client(base_url=server.base, timeout=240) as client:
             text = client.get("/metrics").text
         refused = values(text, "spectra:http_requests_total", route="/v1/models/{name}", method="GET", code="404")
         at_ingresses = sum(values(text, "spectra:tenant_generation_tokens_total"))
@@ -116,7 +116,7 @@ def test_streams_and_answers_go_on_with_the_same_texts_when_the_router_is_killed
         assert all(stream.is_running for stream in streams[-2:])
         router = server.process_of(ROUTER)
         router.kill()
-        router.wait(10)
+        router.wait(60)
         healthy_again(server, router.pid)
         assert [stream.all_ids() for stream in streams] == [*texts[:6], spelled, texts[5]]
         for number, answer in zip((1, 2), whole, strict=True):
@@ -142,7 +142,7 @@ def test_a_router_that_hangs_is_replaced_and_comes_back_to_nothing(server: Serve
         with contextlib.suppress(Exception):  # Serve may have killed it
             router.send_signal(signal.SIGCONT)
     assert [stream.all_ids() for stream in streams] == texts
-    router.wait(30)
+    router.wait(120)
     assert server.settled()["router_pid"] != router.pid
 
 
@@ -169,4 +169,4 @@ def test_a_server_whose_ray_has_died_stops_soon_and_leaves_no_process(server: Se
     server.process_of("gcs_server").kill()
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(STOP_S)
-    assert psutil.wait_procs(processes, timeout=5)[1] == []
+    assert psutil.wait_procs(processes, timeout=60)[1] == []

@@ -62,7 +62,7 @@ def watched(port: int) -> list[tuple[int, int]]:
         with contextlib.suppress(httpx.ReadError, httpx.RemoteProtocolError):  # just as it stops listening
             try:
                 ready, health = (
-                    httpx.get(f"http://127.0.0.1:{port}/{name}", timeout=60) for name in ("ready", "health")
+                    httpx.get(f"http://127.0.0.1:{port}/{name}", timeout=240) for name in ("ready", "health")
                 )
             except httpx.ConnectError:
                 return found
@@ -109,7 +109,7 @@ def test_an_ingress_that_leaves_says_so_and_a_proxy_that_was_not_told_asks_anoth
             site.head.deploy(site.config)
             for looks in seen:
                 assert (503, 200) in looks.result(READY_S)
-            statuses = [httpx.get(f"{site.head.url}/v1/models", timeout=60).status_code for _ in range(8)]
+            statuses = [httpx.get(f"{site.head.url}/v1/models", timeout=240).status_code for _ in range(8)]
         finally:
             manager.resume()
     assert statuses == [httpx.codes.OK] * 8

@@ -155,7 +155,7 @@ def test_a_request_is_found_by_its_id_in_the_lines_of_every_process_and_a_refuse
     assert [len(one) for one in returned[2]] == [32]
     assert answers["served-1"].json()["id"] == "cmpl-served-1"
     [logs] = [one for one in server.folder.rglob("session_*/logs") if not one.parent.is_symlink()]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         lines = [
             json.loads(line)
@@ -195,11 +195,11 @@ def test_two_hundred_clients_that_go_leave_nothing_behind(server: Server) -> Non
 
     async def all_of_them() -> None:
         turn = asyncio.Semaphore(6)
-        async with httpx.AsyncClient(base_url=server.base, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.base, timeout=240) as client:
             await asyncio.gather(*(go_away(client, turn, number) for number in range(200)))
 
     asyncio.run(all_of_them())
-    server.settled(within=5.0)
+    server.settled(within=10.0)
     assert len(server.token_ids(max_tokens=5, ignore_eos=True)) == 5
 
 
@@ -215,14 +215,14 @@ def test_a_client_that_goes_before_its_answer_begins_frees_its_place_at_once(ser
             client.sendall(raw)  # apart from the headers, as most clients send it
             while not server.health()["sessions"]:
                 time.sleep(0.01)
-        server.settled(within=5.0)
+        server.settled(within=10.0)
         assert server.health()["sessions"] == 0
 
 
 def test_a_full_server_says_when_to_come_back_and_serves_those_it_took(server: Server) -> None:
     async def crowd() -> list[httpx.Response]:
         fields = {"model": "tiny", "prompt": "Snow", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
-        async with httpx.AsyncClient(base_url=server.base, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.base, timeout=240) as client:
             return await asyncio.gather(*(client.post("/v1/completions", json=fields) for _ in range(40)))
 
     answers = asyncio.run(crowd())
@@ -252,7 +252,7 @@ def test_hostile_requests_change_no_text_and_leave_nothing(server: Server) -> No
 def test_the_manual_lists_the_metrics_that_a_scrape_has(server: Server) -> None:
     assert server.complete(max_tokens=5, temperature=3).status_code == 400
     server.token_ids(max_tokens=30, temperature=0, logit_bias={"9": 100}, speculative={"method": "pld"})
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (found := exposed(server.http.get("/metrics").text)) != documented():
         assert time.monotonic() < deadline, (found - documented(), documented() - found)
         time.sleep(0.1)
@@ -292,7 +292,7 @@ def test_a_port_that_is_taken_is_one_clear_line_and_starts_nothing(server: Serve
     before = sorted(server.folder.rglob("session_*"))
     command = [spectra(), "serve", "--model", str(server.checkpoint), "--port", str(server.port)]
     environment = os.environ | {"TMPDIR": str(server.folder)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 2
     assert done.stdout == ""
     assert (

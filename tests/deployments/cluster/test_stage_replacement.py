@@ -65,7 +65,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while left := [process.pid for process in processes if not is_gone(process)]:
         assert time.monotonic() < deadline, f"orphans: {left}"
         time.sleep(0.05)

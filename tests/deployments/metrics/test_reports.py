@@ -90,7 +90,7 @@ async def test_an_ingress_reports_with_its_heartbeats_though_it_has_sent_no_requ
     reporting = asyncio.create_task(channel.keep_reporting())
     ingress.served.labels("400").inc()
     memory = "spectra:process_resident_memory_bytes one"
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while sums(reports).get("spectra:served_total 400") != 1:
             await asyncio.sleep(0.01)
         ingress.served.labels("400").inc()

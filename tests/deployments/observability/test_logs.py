@@ -37,7 +37,7 @@ except ZeroDivisionError:
 def lines_of(form: str, level: str = "info") -> list[str]:
     """What a process of its own writes to stderr."""
     code = PROCESS.format(form=form, level=level)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=True)
     return done.stderr.splitlines()
 
 

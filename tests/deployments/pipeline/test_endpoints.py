@@ -52,7 +52,7 @@ def test_a_stage_is_reached_by_its_unix_socket_on_its_own_node_and_by_tcp_from_o
 def test_a_stopped_process_is_ended(sleeper: subprocess.Popen[bytes]) -> None:
     os.kill(sleeper.pid, signal.SIGSTOP)
     assert kill_here(identity_of(sleeper))
-    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sleeper.wait(60) == -signal.SIGKILL
     assert not kill_here(ProcessIdentity("n", "127.0.0.1", sleeper.pid, 0))
 
 

@@ -93,7 +93,7 @@ def test_every_process_is_another_router_and_leaves_at_once_when_told() -> None:
         "from deployments.pipeline.leadership import INCARNATION, SupersededError, exit_superseded\n"
         "print(INCARNATION, flush=True)\nexit_superseded(SupersededError('x'))\nprint('still here')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (1, "exiting: x\n")
     assert len(done.stdout.strip()) == len(INCARNATION) == 32
     assert done.stdout.strip() != INCARNATION

@@ -36,7 +36,7 @@ class Gated(Stage):
     gate = threading.Event()
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         return super().forward(step, incoming)
 
 
@@ -54,7 +54,7 @@ class FailsAtOnce(Gated):
     """Raises before it has looked at a chunk with ``POISON`` in it."""
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         if any(POISON in work.tokens and work.tree is None for work in step.work):
             raise MemoryError("poisoned")
         return super().forward(step, incoming)
@@ -75,7 +75,7 @@ def long_job(number: int, method: str = "autoregressive", n: int = 150, **params
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.002)

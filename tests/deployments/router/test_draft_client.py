@@ -94,7 +94,7 @@ def looping(make_job: MakeJob, number: int, n_tokens: int = 400) -> Request:
 
 async def pid_of(actor: Any) -> int:
     """Process of an actor, once it (or its next incarnation) answers."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         try:
             return int(await actor.pid.remote())

@@ -30,7 +30,7 @@ async def up(served: Any, *lanes: int) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         await asyncio.sleep(0.005)

@@ -46,7 +46,7 @@ async def test_a_request_that_kills_every_pipeline_fails_alone(
     jobs = [make_job(number, METHODS[number % 4], max_tokens=40, stop_ids=()) for number in range(4)]
     fatal = make_job(10)
     kinds = [Dies] * n_stages
-    async with serving(n_stages, kinds) as served, asyncio.timeout(120):
+    async with serving(n_stages, kinds) as served, asyncio.timeout(240):
         keeper = asyncio.create_task(keep_alive(served, kinds))
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
         with pytest.raises(StepFailedError, match="lost 3 times"):
@@ -62,7 +62,7 @@ async def test_a_suspect_whose_stream_is_closed_sets_the_others_free(
     serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
     job, fatal = make_job(1, "pld", max_tokens=40, stop_ids=()), make_job(10)
-    async with serving(1, [Dies]) as served, asyncio.timeout(120):
+    async with serving(1, [Dies]) as served, asyncio.timeout(240):
         lane = served.router.lanes[0]
         doomed = asyncio.create_task(served.answer(Request([*fatal.prompt, POISON], fatal.params)))
         while lane.n_lost < 1:

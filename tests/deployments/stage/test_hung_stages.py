@@ -49,7 +49,7 @@ def released() -> Iterator[None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         await asyncio.sleep(0.005)

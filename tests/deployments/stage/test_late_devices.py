@@ -60,7 +60,7 @@ class Stuck:
         self._go_on = go_on
 
     def wait(self) -> float:
-        assert self._go_on.wait(60)
+        assert self._go_on.wait(240)
         return 0.0
 
 

@@ -50,7 +50,7 @@ def test_frames_leave_in_order_when_what_computes_them_is_over(kind: str, peers:
     seen: list[tuple[bytes, list[Tensor]]] = []
 
     def ready() -> None:
-        assert over.wait(60)
+        assert over.wait(240)
         late.fill_(7.0)
 
     def read() -> None:
@@ -64,7 +64,7 @@ def test_frames_leave_in_order_when_what_computes_them_is_over(kind: str, peers:
     reader.start()
     assert not arrived.wait(0.1)
     over.set()
-    assert arrived.wait(60)
+    assert arrived.wait(240)
     reader.join()
     assert [tensors[0][0].item() for _, tensors in seen] == [0.0, 7.0, 1.0]
     assert same(seen[1][1], [torch.full((1000,), 7.0)])

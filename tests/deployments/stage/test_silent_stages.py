@@ -42,7 +42,7 @@ async def test_a_pipeline_is_lost_when_the_way_of_its_steps_is_though_the_last_s
         pipeline.send(Step(1, []))
         receiving = asyncio.create_task(pipeline.receive())
         served.stages.workers[0].start(served.stages.workers[1].address)  # the middle one was replaced
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             with pytest.raises(TargetLostError, match="first stage is lost"):
                 await receiving
 
@@ -59,7 +59,7 @@ async def test_a_stage_that_listens_and_says_nothing_does_not_hold_up_measuring(
         async def connect() -> Pipeline:
             return await Pipeline.connect(served.stages.endpoints)
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert await step_costs(connect, "", served.info, 0.01, report_hang) is None
         assert len(reasons) == 3
         assert all("was not answered" in reason for reason in reasons)
@@ -77,7 +77,7 @@ async def test_a_lane_is_up_once_its_pipeline_answers_and_reports_one_that_does_
         router = type(served.router)(options, served.info, served.router._draft_client, [served.target(0)])
         router.start()
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while not served.hangs:
                     assert not router.is_ready
                     await asyncio.sleep(0.01)

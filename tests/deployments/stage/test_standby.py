@@ -35,7 +35,7 @@ print(len({name for name in set(sys.modules) - before if name.startswith("transf
 
 def imported_by_loading(checkpoint: Path, how: str) -> int:
     command = [sys.executable, "-c", SCRIPT, str(checkpoint), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 

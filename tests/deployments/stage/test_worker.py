@@ -64,7 +64,7 @@ class Held(Stage):
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         self.entered.set()
-        assert self.released.wait(30)
+        assert self.released.wait(120)
         return super().forward(step, incoming)
 
 

@@ -75,6 +75,6 @@ asyncio.run(main())
 
 
 def test_a_new_field_reaches_the_sequence_and_the_speculator_over_the_real_encodings() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["plum"] * 3

@@ -40,7 +40,7 @@ class Held(Stage):
     released = threading.Event()
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        self.released.wait(60)
+        self.released.wait(240)
         return super().forward(step, incoming)
 
 
@@ -218,7 +218,7 @@ class Supervised:
         self.stages[number].mark_dead("killed")
 
     def load(self, number: int) -> Stage:
-        self.may_load.wait(30)
+        self.may_load.wait(120)
         if number in self.broken:
             raise OSError("model.safetensors is gone")
         shard = load_shard(

@@ -12,7 +12,7 @@ from tests.deployments.target.conftest import Supervise
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while not true():
             await asyncio.sleep(0.01)
 

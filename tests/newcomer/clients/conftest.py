@@ -18,7 +18,7 @@ from tests.support.installation import ROOT, environment, pip
 from tests.support.server_process import Server
 
 HERE = Path(__file__).parent
-INSTALL_S, RUN_S = 1200, 300
+INSTALL_S, RUN_S = 1800, 600
 # Nothing is asked of the network but the server.
 QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 

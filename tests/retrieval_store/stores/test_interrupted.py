@@ -68,7 +68,7 @@ def compact(store: Store, cache: Path) -> str:
 
 def kill_a_compaction(store: Store, where: str, cache: Path, seconds: float) -> None:
     command = [sys.executable, "-c", KILLED, where, store.namespace, str(cache), str(seconds)]
-    assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(command, cwd=ROOT, timeout=400).returncode == -signal.SIGKILL
 
 
 def test_what_a_killed_compaction_published_expires(opened: Callable[..., Store], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.support.serve_application import ServeApplication
 from tests.support.server_process import READY_S
 
 GCS, DASHBOARD, HTTP = 6379, 8265, 8000
-PATIENCE_S = 300  # of clients, between two bytes
+PATIENCE_S = 600  # of clients, between two bytes
 STORE = 100 << 20  # bytes of a node's object store
 START = 'set -e; eval "$(spectra env --install-haproxy --haproxy /tmp/spectra-haproxy)"; exec ray start "$@"'
 KUBERAY = {  # that KubeRay sets beside what a cluster's owner gives

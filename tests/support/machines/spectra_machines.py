@@ -15,7 +15,7 @@ from tests.support.server_process import Stream
 PLACED = {"stages": 2, "stage_cpus": 2, "stage_placement": "strict_spread", "edge_resources": {"edge": 0.01}}
 EDGE_CPUS, STAGE_CPUS = 1, 3  # of machines: a stage has no room on an edge, and two have none on one machine
 METHODS = ("autoregressive", "pld", "spectra-core", "auto")
-UP_S = 300  # seconds for the application to be up, on a machine that does other things as well
+UP_S = 600  # seconds for the application to be up, on a machine that does other things as well
 
 
 def serve_config(**args: Any) -> dict[str, Any]:

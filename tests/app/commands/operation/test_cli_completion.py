@@ -35,7 +35,7 @@ def completed(script: Path, capsys: pytest.CaptureFixture[str], *words: str) -> 
         script.write_text(capsys.readouterr().out)
     quoted = " ".join(f"'{word}'" for word in ("spectra", *words))
     ask = ASK.format(script=script, words=f"COMP_WORDS=({quoted})")
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=60, cwd=script.parent)
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=240, cwd=script.parent)
     assert (done.returncode, done.stderr) == (0, "")
     return {line.rstrip() for line in done.stdout.splitlines()}
 
@@ -65,4 +65,4 @@ def test_other_shells_have_all_commands_and_their_own_interpreter_takes_the_scri
     assert all(name in told for name in ("generate", "doctor", "k8s", "stage-gpus"))
     if (interpreter := shutil.which(shell)) is not None:
         (tmp_path / "script").write_text(told)
-        assert subprocess.run([interpreter, "-n", str(tmp_path / "script")], timeout=60).returncode == 0
+        assert subprocess.run([interpreter, "-n", str(tmp_path / "script")], timeout=240).returncode == 0

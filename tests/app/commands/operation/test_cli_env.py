@@ -64,7 +64,7 @@ def test_the_script_can_be_written_and_starts_haproxy(
     assert f"{BINARY}={script}" in printed(capsys, "--haproxy", str(script), "--install-haproxy")
     pages = tmp_path / "haproxy.cfg"
     pages.write_text("frontend prometheus\n    bind :14381\nfrontend http_frontend\n    bind 0.0.0.0:8000\n")
-    done = subprocess.run([script, "-f", pages, "-vv"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([script, "-f", pages, "-vv"], capture_output=True, text=True, timeout=240)
     assert "HAProxy version" in done.stdout
     assert pages.read_text().count("127.0.0.1") == 1  # its own pages; clients and other nodes reach the rest
     assert script.stat().st_mode & 0o777 == 0o755

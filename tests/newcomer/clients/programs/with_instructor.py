@@ -23,7 +23,7 @@ def whole(body: dict[str, object]) -> dict[str, object]:
     """What the server answers to the body of a stream that is not streamed."""
     of_streams = ("stream", "stream_options")
     body = {name: value for name, value in body.items() if name not in of_streams}
-    answer = httpx.post(f"{sys.argv[1]}/chat/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{sys.argv[1]}/chat/completions", json=body, timeout=240).json()
     message = answer["choices"][0]["message"]
     calls = message.get("tool_calls")
     found = json.loads(calls[0]["function"]["arguments"] if calls else message["content"])
