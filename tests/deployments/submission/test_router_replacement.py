@@ -76,7 +76,7 @@ async def test_a_router_that_leaves_ends_what_runs_and_sends_what_is_new_to_the_
         assert (old.n_running, leaving.done()) == (1, False)
         release.set()
         assert (await anext(running)).token_ids == [2]
-        await asyncio.wait_for(leaving, 10)
+        await asyncio.wait_for(leaving, 120)
         assert pair.attached == 2
         await old.close()
 
