@@ -120,6 +120,7 @@ class Needs:
     top_logprobs: bool = False  # with every list of top ids, their log-probabilities
     hidden_dims: int = 0  # project the hidden state to so many dimensions before it travels; 0: as it is
     drafter: bool = False  # drafts of the target's trained drafter
+    drafts_first: bool = True  # one of these behind the prompt
 
     def merge(self, other: Needs) -> Needs:
         """The smallest needs that cover both.
@@ -142,6 +143,7 @@ class Needs:
             heads=tuple(dict.fromkeys(self.heads + other.heads)),
             top_logprobs=self.top_logprobs or other.top_logprobs,
             drafter=self.drafter or other.drafter,
+            drafts_first=self.drafts_first and other.drafts_first,
         )
 
 

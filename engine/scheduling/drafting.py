@@ -43,8 +43,7 @@ def start_round(commits: Iterable[Commit], scheduler: Scheduler) -> DraftRound:
         elif sequence.request.method == AUTOREGRESSIVE:
             scheduler.set_tree(sequence, EMPTY_TREE)
         elif sequence.rest.n_steps and sequence.state is State.DRAFTING:
-            n_left = sequence.rest.n_steps - 1
-            sequence.rest, sequence.wants_draft = Rest(n_left, sequence.rest.decision), not n_left
+            sequence.rest = Rest(sequence.rest.n_steps - 1, sequence.rest.decision)
             scheduler.set_tree(sequence, EMPTY_TREE, reads_back=False, decision=sequence.rest.decision)
         else:
             outcome = _with_unheard(sequence, commit.outcome)
@@ -74,6 +73,6 @@ def apply_drafts(draft_round: DraftRound, drafts: Mapping[int, Items[Branch]], s
         decision, heard = None, branches is not None
         if isinstance(branches, Draft):
             decision, sequence.rest = branches.decision, branches.rest
-            sequence.wants_draft = branches.wants_next and not sequence.rest.n_steps
+            sequence.wants_draft = branches.wants_next
             heard = heard if decision is None else decision.reads_back
         scheduler.set_tree(sequence, tree, heard, decision)

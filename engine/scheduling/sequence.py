@@ -41,7 +41,7 @@ class Sequence:
     keep: list[int] = field(default_factory=list)  # rows of the last tree that were accepted
     tree: TokenTree = EMPTY_TREE
     reads_back: bool = True  # what the target says behind the nodes of ``tree``
-    wants_draft: bool = True  # of the target's drafter behind its next step, if it needs the drafter at all
+    wants_draft: bool = True  # of the target's drafter behind its next step, or the last one of its rest
     in_flight: int = 0  # unanswered steps that it is in: chunks of its text, or one tree
     cancelled: bool = False
     known: bool = False  # the target holds state of this sequence
@@ -73,7 +73,8 @@ class Sequence:
         assert request.max_nodes is not None, "the server's defaults have not been filled in"
         tokens = [*request.prompt, *request.emitted]
         wanted = needs if needs is not None and request.max_nodes else Needs()
-        return cls(seq, request, tokens, StatsCounter(len(request.prompt)), request.max_nodes, wanted)
+        stats = StatsCounter(len(request.prompt))
+        return cls(seq, request, tokens, stats, request.max_nodes, wanted, wants_draft=wanted.drafts_first)
 
     @property
     def request_so_far(self) -> Request:
@@ -118,7 +119,8 @@ class Sequence:
     @property
     def draft_nodes(self) -> int:
         """Nodes that the target's drafter may draft behind its next step."""
-        return self.max_nodes if self.wants_draft and self.needs.drafter else 0
+        wants = self.needs.drafter and self.wants_draft and not self.rest.n_steps
+        return self.max_nodes if wants else 0
 
     @property
     def budget(self) -> int:

@@ -15,6 +15,7 @@ FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first tw
 FIRST_WAIT = 16  # drafts from text alone until all sources are tried again; it doubles, too ...
 LONGEST_WAIT = 512  # ... up to this
 HOPE, HOPE_AGAIN = 2.0, 1.25  # times what all sources must add to pay, that they are believed to add, first and later
+UNTRIED = 1 / 32  # of that, by which they are believed to add more with every request that does not try them for that
 DEAR = 0.25  # of a request's share of a step: if all sources take so much longer, text is next where they do not pay
 MEMORY = 0.1  # of the newest step in what a request gains
 RECENT = 1 / 8  # of the newest request in what requests of a scope gain
@@ -31,7 +32,7 @@ class ScopeState:
     def __init__(self) -> None:
         self.calibrations = (DepthCalibration(), DepthCalibration())  # of the text tier, and of all sources
         self.gain = FIRST_CLAIM  # accepted nodes per step of a request
-        self.answered_gain: float | None = None  # as ``RequestState.answered_gain``; None: none has ended
+        self.answered_gain: float | None = None  # nodes per draft of all sources that they added; None: none has ended
         self.steps: float | None = None  # of a request
         self.n_ended = 0  # requests
         self.n_unread = 0  # requests since one whose prompt was read back
@@ -57,9 +58,10 @@ class ScopeState:
             self.n_ended += 1
             weight = max(RECENT, 1.0 / (1 + self.n_ended))  # what is assumed first weighs as much as one request
             self.gain += weight * (state.n_accepted / state.n_steps - self.gain)
-            if state.answered_gain is not None:
-                before = state.answered_gain if self.answered_gain is None else self.answered_gain
-                self.answered_gain = before + weight * (state.answered_gain - before)
+            if state.n_full:
+                answered = state.n_answered / state.n_full
+                before = answered if self.answered_gain is None else self.answered_gain
+                self.answered_gain = before + weight * (answered - before)
             self.steps = state.n_steps if self.steps is None else self.steps + weight * (state.n_steps - self.steps)
 
 
@@ -84,7 +86,9 @@ class RequestState:
     claims: list[float] = field(default_factory=list)  # of the nodes of its current tree, in order
     lately: float = 64.0  # nodes that paid, following rises at once and falls slowly
     gain: float = 1.0  # accepted nodes per step with a draft
-    answered_gain: float | None = None  # of these, what read-backs, probes and drafters added; None: not asked yet
+    answered_gain: float | None = None  # of these, what all sources are believed to add; None: not asked yet
+    n_full: int = 0  # drafts of all sources
+    n_answered: int = 0  # nodes that they added: of read-backs, probes and drafters
     wait: int = 0  # drafts from text alone until all sources are tried again
     next_wait: int = FIRST_WAIT
     probe_gain: float = FIRST_CLAIM  # accepted nodes per step of sources that probe
@@ -123,26 +127,40 @@ class RequestState:
         if not probes:
             self.probe_gain += FORGIVING * (1 + self.pause) * (FIRST_CLAIM - self.probe_gain)
 
-    def weigh_answers(self, price: Price, more: float) -> None:
-        """Ask only sources that draft from text for a while, where the others' part gains less than it costs.
-
-        Args:
-            price: of the step.
-            more: seconds that all sources take more.
-        """
+    def needed_gain(self, price: Price, more: float) -> float:
+        """What all sources must add to a draft of the request to pay, if they take ``more`` seconds more."""
         reading = price.factor * (price.reading / price.batch + price.read_row * (1 + len(self.claims)))
         token = price.share / (1.0 + self.gain)  # seconds that one more token saves
-        needed = (reading + max(more, 0.0)) / token
-        if self.answered_gain is None:
-            known = self.shared.answered_gain
-            self.answered_gain = HOPE * needed if known is None else known
-        if self.answered_gain < needed:
-            self.answered_gain = HOPE_AGAIN * needed  # as they begin again
-            self.draft_from_text()
+        return (reading + max(more, 0.0)) / token
 
-    def draft_from_text(self) -> None:
-        """For a while, twice as long every time."""
-        self.wait, self.next_wait = self.next_wait, min(2 * self.next_wait, LONGEST_WAIT)
+    def believed_gain(self, needed: float) -> float:
+        """What all sources are believed to add, where ``needed`` would pay: before the request has asked them what they
+        added to others."""
+        if self.answered_gain is not None:
+            return self.answered_gain
+        return HOPE * needed if self.shared.answered_gain is None else self.shared.answered_gain
+
+    def weigh_answers(self, needed: float, least: float) -> None:
+        """Ask only sources that draft from text for a while, ``least`` drafts or more, where the others' part is believed
+        to gain less than is ``needed``."""
+        believed = self.believed_gain(needed)
+        if believed < needed:
+            if self.answered_gain is None:
+                self.shared.answered_gain = believed + UNTRIED * needed
+            believed = HOPE_AGAIN * needed  # as they begin again
+            self.draft_from_text(least)
+        self.answered_gain = believed
+
+    def draft_from_text(self, least: float = 0.0) -> None:
+        """For a while, ``least`` drafts or more, twice as many every time."""
+        self.wait, self.next_wait = max(self.next_wait, int(least)), min(2 * self.next_wait, LONGEST_WAIT)
+
+    def count_answered(self, n: int) -> None:
+        """All sources have drafted, and added ``n`` accepted nodes to what text alone would have given."""
+        if self.answered_gain is not None:
+            self.answered_gain += MEMORY * (n - self.answered_gain)
+            self.n_full += 1
+            self.n_answered += n
 
     def judge(self, outcome: Outcome, text_names: Collection[str]) -> None:
         """Hold what was claimed of a tree against what came true, and count what was gained by which sources.
@@ -157,9 +175,8 @@ class RequestState:
         self.n_accepted += len(owners)
         self.gain += MEMORY * (len(owners) - self.gain)
         self.next_pause = max(self.next_pause / 4.0 ** len(owners), min(FIRST_PAUSE, self.next_pause))
-        if self.all_draft and self.answered_gain is not None:
-            answered = sum(name not in text_names for name in owners)
-            self.answered_gain += MEMORY * (answered - self.answered_gain)
+        if self.all_draft:
+            self.count_answered(sum(name not in text_names for name in owners))
         if self.probing:
             probing = sum(name in self.probing for name in owners)
             self.probe_gain += MEMORY * (probing - self.probe_gain)

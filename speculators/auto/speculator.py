@@ -67,7 +67,7 @@ class Auto:
         self._config = config or AutoConfig()
         self._requests: dict[int, RequestState] = {}
         self._scopes: TenantState[ScopeState] = TenantState()
-        self._tiers = Tiers(self._sources, self._config.reserve)
+        self._tiers = Tiers(self._sources, self._config.reserve, self._config.overhead)
         self._look_back = LookBack(self.name, self._sources, self._config)
         self._step: StepTime | None = None  # the last one
         self._step_share = 0.0  # seconds of a step that a request had lately
@@ -75,10 +75,12 @@ class Auto:
 
     def needs_of(self, request: Request) -> Needs:
         """What is read back for a request: of its prompt nothing, where that takes longer than drafts would save."""
-        if self._prices is None or not self._step_share or not self.needs.prompt_top_k:
+        if self._prices is None or not self._step_share:
             return self.needs
         if self._tiers.begin_with_text(self._step_share):
-            return replace(self.needs, prompt_top_k=0)
+            return replace(self.needs, prompt_top_k=0, drafts_first=False)
+        if not self.needs.prompt_top_k:
+            return self.needs
         scope = self._scope(request)
         saved = self._step_share * scope.expected_gain(request.params.max_tokens)
         pays = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
@@ -155,7 +157,7 @@ class Auto:
         context = len(views[0].context) if step is None else step.context
         if not self._may_pay(batch, context, max(budgets)):
             for i, view in enumerate(views):
-                drafts[i] = self._off(self._requests[view.request_id], BATCH)
+                drafts[i] = self._off(self._requests[view.request_id], BATCH, None)
             return drafts
         price = None if self._prices is None else self._prices.of(batch, context, self._config.reserve)
         self._step_share = 0.0 if price is None else price.share
@@ -165,7 +167,7 @@ class Auto:
             if budget <= 0:
                 continue
             if state.pause and not self._look_back.wakes(view, state, price, self._tiers.clock(state).seconds):
-                drafts[i] = self._off(state, RESTS)
+                drafts[i] = self._off(state, RESTS, price)
             else:
                 asked.append(Proposal(i, view, state, budget))
         if asked:
@@ -179,14 +181,15 @@ class Auto:
         self._is_full = not self._prices.may_pay(batch, context, budget, self._config.margin)
         return not self._is_full
 
-    def _off(self, state: RequestState, decision: Decision) -> Draft:
+    def _off(self, state: RequestState, decision: Decision, price: Price | None) -> Draft:
         """No draft: nothing is read back, unless a source has to hear it all; nor a question for a while."""
         state.told = False
+        wants_next = decision is not BATCH and self._tiers.will_ask_all(state, price)
         if self._sources.always_told:
             heard = decision if self._sources.can_rest else decision._replace(reads_back=True)
-            return Draft((), heard, wants_next=decision is not BATCH and not state.pause)
+            return Draft((), heard, wants_next=wants_next and not state.pause)
         rest = Rest(BATCH_REST, BATCH) if decision is BATCH else Rest(state.rest(), RESTS)
-        return Draft((), decision, rest)
+        return Draft((), decision, rest, wants_next)
 
     def _draft(self, asked: list[Proposal], price: Price | None, context: float, drafts: list[list[Branch]]) -> None:
         """Ask the sources, and keep what pays; ``price`` is of a step with few nodes."""
@@ -228,9 +231,10 @@ class Auto:
             return draft
         state.shared.count(bucket, True)
         state.told = proposal.all_draft or self._sources.text_learns
-        if not proposal.all_draft:
-            return Draft(branches, TEXT_PAYS, wants_next=state.wait <= 1)
-        return Draft(branches, FULL_PAYS if state.next_wait == FIRST_WAIT else FULL_TRIES)
+        decision = TEXT_PAYS
+        if proposal.all_draft:
+            decision = FULL_PAYS if state.next_wait == FIRST_WAIT else FULL_TRIES
+        return Draft(branches, decision, wants_next=self._tiers.will_ask_all(state, price))
 
     def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
         """Nothing pays."""
@@ -243,6 +247,7 @@ class Auto:
         state.fail(bucket, self._tiers.clock(state).pause(self._config.longest_pause, self._config.overhead, price))
         self._look_back.rest(state, price)
         if state.pause:
-            return self._off(state, UNLIKELY if proposal.ranked else NOTHING)
+            return self._off(state, UNLIKELY if proposal.ranked else NOTHING, price)
         state.told = proposal.all_draft or self._sources.text_learns
-        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=state.wait <= 1)
+        wants_next = self._tiers.will_ask_all(state, price)
+        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=wants_next)

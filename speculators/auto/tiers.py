@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from speculators.auto.prices import Price
 from speculators.auto.proposal import Proposal
-from speculators.auto.requests import DEAR, RequestState
+from speculators.auto.requests import DEAR, FIRST_WAIT, LONGEST_WAIT, RequestState
 from speculators.auto.sources import Clock, Sources
 
 
@@ -17,11 +17,12 @@ class Tiers:
     Args:
         sources: of both.
         reserve: nodes asked for beyond what paid lately.
+        overhead: share of a request's step time that asking all of them in vain may take.
     """
 
-    def __init__(self, sources: Sources, reserve: int) -> None:
+    def __init__(self, sources: Sources, reserve: int, overhead: float) -> None:
         self._sources = sources
-        self._reserve = reserve
+        self._reserve, self._overhead = reserve, overhead
         self.clocks = tuple(map(Clock, sources.first_drafting))  # of drafting and learning
         self._learning = [0.0, 0.0]  # seconds since the last draft
 
@@ -51,16 +52,33 @@ class Tiers:
             return self._sources.use_answers
         state.wait = max(state.wait - 1, 0)
         if state.wait == 0 and price is not None:
-            if state.answered_gain is None and self._are_dear(price.share):
+            if self._begins_with_text(state, price):
                 state.draft_from_text()  # what pays at once, or nothing, comes first
             else:
-                state.weigh_answers(price, self._more)
+                state.weigh_answers(state.needed_gain(price, self._more), self._wait(price))
         return state.wait == 0
+
+    def will_ask_all(self, state: RequestState, price: Price | None) -> bool:
+        """Whether a request's next draft will be one of all sources, as far as that is known: for what drafts ahead."""
+        if not self._sources.text or not self._sources.use_answers:
+            return self._sources.use_answers
+        if state.wait > 1 or price is None:
+            return state.wait <= 1
+        needed = state.needed_gain(price, self._more)
+        return not self._begins_with_text(state, price) and state.believed_gain(needed) >= needed
+
+    def _begins_with_text(self, state: RequestState, price: Price) -> bool:
+        return state.answered_gain is None and state.next_wait == FIRST_WAIT and self._are_dear(price.share)
 
     def failed(self, proposal: Proposal, price: Price | None) -> None:
         """Nothing pays: where all sources are dear, text is tried next."""
         if proposal.all_draft and self._sources.text and price is not None and self._are_dear(price.share):
+            proposal.state.count_answered(0)
             proposal.state.draft_from_text()
+
+    def _wait(self, price: Price) -> float:
+        """Drafts from text after which asking all sources once in vain takes no more than ``overhead`` of the time."""
+        return min(self._more / (self._overhead * price.share), LONGEST_WAIT)
 
     @property
     def _more(self) -> float:

@@ -166,6 +166,30 @@ def test_new_requests_of_a_scope_where_drafts_do_not_pay_rest_longer_from_the_st
     assert asked[-1] < asked[0] / 2
 
 
+def tries_of_a_dear_source(auto, first, n, n_steps=60):
+    """How many of a request's steps ask all sources, of ``n`` requests one after the other."""
+    tries = []
+    for number in range(first, first + n):
+        decoding = Decoding(auto, first=number)
+        tries.append(sum(decision.tier == FULL for decision in decided(decoding, n_steps)))
+        decoding.end()
+    return tries
+
+
+@pytest.mark.usefixtures("steady_clocks")
+def test_what_one_request_learns_of_a_dear_source_holds_for_the_next_until_it_proves_right():
+    dear = Told(claim=0.9, accuracy=0.0, name="dear")
+    auto = Auto([Quick(claim=0.9, depth=2, name="quick"), dear], line(0.02))
+    auto._tiers.clocks[True].seconds = 0.5  # of a step of one second
+    first, *others = tries_of_a_dear_source(auto, 0, 40)
+    assert first > 3
+    assert sum(others) < 40 * 60 / 100
+    assert any(others)  # now and then it is tried
+    dear.accuracy = 1.0
+    tries_of_a_dear_source(auto, 40, 40)
+    assert min(tries_of_a_dear_source(auto, 80, 5)) > 30  # all but the first 16 drafts, from text alone
+
+
 # -- prompts ---------------------------------------------------------------------------------------------------------
 
 
