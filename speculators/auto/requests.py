@@ -133,17 +133,20 @@ class RequestState:
         token = price.share / (1.0 + self.gain)  # seconds that one more token saves
         return (reading + max(more, 0.0)) / token
 
-    def believed_gain(self, needed: float) -> float:
+    def believed_gain(self, needed: float, are_dear: bool) -> float:
         """What all sources are believed to add, where ``needed`` would pay: before the request has asked them what they
-        added to others."""
+        added to others, but enough for a try where that is cheap."""
         if self.answered_gain is not None:
             return self.answered_gain
-        return HOPE * needed if self.shared.answered_gain is None else self.shared.answered_gain
+        known = self.shared.answered_gain
+        if known is None:
+            return HOPE * needed
+        return known if are_dear else max(known, HOPE_AGAIN * needed)
 
-    def weigh_answers(self, needed: float, least: float) -> None:
-        """Ask only sources that draft from text for a while, ``least`` drafts or more, where the others' part is believed
-        to gain less than is ``needed``."""
-        believed = self.believed_gain(needed)
+    def weigh_answers(self, needed: float, are_dear: bool, least: float) -> None:
+        """Ask only sources that draft from text for a while, ``least`` drafts or more, where the others are believed to
+        add less than is ``needed``."""
+        believed = self.believed_gain(needed, are_dear)
         if believed < needed:
             if self.answered_gain is None:
                 self.shared.answered_gain = believed + UNTRIED * needed

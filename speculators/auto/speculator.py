@@ -79,8 +79,6 @@ class Auto:
             return self.needs
         if self._tiers.begin_with_text(self._step_share):
             return replace(self.needs, prompt_top_k=0, drafts_first=False)
-        if not self.needs.prompt_top_k:
-            return self.needs
         scope = self._scope(request)
         saved = self._step_share * scope.expected_gain(request.params.max_tokens)
         pays = not self._is_full and self._prices.prompt_seconds(len(request.prompt)) <= saved
@@ -249,5 +247,4 @@ class Auto:
         if state.pause:
             return self._off(state, UNLIKELY if proposal.ranked else NOTHING, price)
         state.told = proposal.all_draft or self._sources.text_learns
-        wants_next = self._tiers.will_ask_all(state, price)
-        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=wants_next)
+        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=self._tiers.will_ask_all(state, price))

@@ -55,7 +55,8 @@ class Tiers:
             if self._begins_with_text(state, price):
                 state.draft_from_text()  # what pays at once, or nothing, comes first
             else:
-                state.weigh_answers(state.needed_gain(price, self._more), self._wait(price))
+                needed, are_dear = state.needed_gain(price, self._more), self._are_dear(price.share)
+                state.weigh_answers(needed, are_dear, self._wait(price))
         return state.wait == 0
 
     def will_ask_all(self, state: RequestState, price: Price | None) -> bool:
@@ -65,7 +66,8 @@ class Tiers:
         if state.wait > 1 or price is None:
             return state.wait <= 1
         needed = state.needed_gain(price, self._more)
-        return not self._begins_with_text(state, price) and state.believed_gain(needed) >= needed
+        believed = state.believed_gain(needed, self._are_dear(price.share))
+        return not self._begins_with_text(state, price) and believed >= needed
 
     def _begins_with_text(self, state: RequestState, price: Price) -> bool:
         return state.answered_gain is None and state.next_wait == FIRST_WAIT and self._are_dear(price.share)

@@ -13,6 +13,7 @@ from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
+from engine.step import Step, StepResult
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts
 
@@ -104,6 +105,40 @@ def test_a_speculator_that_rests_is_asked_when_its_steps_are_over(n_steps: int) 
     assert {later - before for before, later in pairwise(lengths)} == {n_steps + 1}
     assert done.stats.target_forwards == 24
     assert engine.scheduler.decisions[RESTING] == done.stats.decisions["off:rests"] == 24 - len(lengths)
+
+
+class Ahead(Batched):
+    """Has the target's drafter draft behind a rest, or not, and perhaps behind the prompt."""
+
+    def __init__(self, n_steps: int, wants_next: bool, first: bool) -> None:
+        super().__init__([n_steps])
+        self.needs = Needs(drafter=True, drafts_first=first)
+        self.wants_next = wants_next
+
+    def propose(self, view: RequestView, budget: int) -> list[Branch]:
+        draft = super().propose(view, budget)
+        assert isinstance(draft, Draft)
+        return Draft(draft, draft.decision, draft.rest, self.wants_next)
+
+
+@pytest.mark.parametrize(("n_steps", "wants_next", "first"), [(0, True, True), (3, True, False), (3, False, True)])
+def test_a_drafter_drafts_behind_the_last_step_of_a_rest_where_that_is_wanted(
+    n_steps: int, wants_next: bool, first: bool
+) -> None:
+    engine = make_engine(make_target("llama"), extra={"resting": lambda _: Ahead(n_steps, wants_next, first)})
+    asked: list[bool] = []
+    inner = engine.target.step
+
+    def step(its: Step) -> StepResult:
+        asked.extend(work.draft_nodes > 0 for work in its.work)
+        return inner(its)
+
+    engine.target.step = step  # type: ignore[method-assign,assignment]
+    complete_all(engine, [Request(random_prompts(1)[0], SamplingParams(max_tokens=25), "resting")], 1)
+    assert asked[0] == first
+    period = [False] * n_steps + [wants_next]
+    assert asked[1:] == (period * len(asked))[: len(asked) - 1]
+    assert len(asked) > 8
 
 
 def test_a_rest_goes_on_behind_a_preemption() -> None:

@@ -190,6 +190,35 @@ def test_what_one_request_learns_of_a_dear_source_holds_for_the_next_until_it_pr
     assert min(tries_of_a_dear_source(auto, 80, 5)) > 30  # all but the first 16 drafts, from text alone
 
 
+@pytest.mark.usefixtures("steady_clocks")
+@pytest.mark.parametrize("accuracy", [0.0, 0.6])  # of what drafts from text: pauses, and none
+@pytest.mark.parametrize("seconds", [1e-4, 0.5])  # that all sources take
+def test_the_targets_drafter_drafts_ahead_where_the_next_draft_is_one_of_all_sources(accuracy, seconds):
+    class Drafter(Told):
+        needs = Needs(node_top_k=4, drafter=True)
+
+    auto = Auto([Quick(claim=0.9, accuracy=accuracy, depth=2, name="quick"), Drafter(claim=0.9, accuracy=0.5)], FREE)
+    auto._tiers.clocks[True].seconds = seconds
+    outcomes = {(True, True): 0, (False, False): 0, (True, False): 0, (False, True): 0}
+    for number in range(8):
+        request, wanted = make_request(number), auto.needs_of(make_request(number).request).drafts_first
+        auto.begin(request)
+        for _ in range(60):
+            (draft,) = auto.propose_batch((request,), (16,))
+            state = auto._requests[request.request_id]
+            if draft.decision is not RESTS:
+                outcomes[wanted, state.all_draft] += 1
+            wanted = draft.wants_next
+            for _ in range(1 + draft.rest.n_steps):
+                outcome = TARGET.score(request.context.view.tolist(), compose(draft, 16))
+                request.context.extend(outcome.tokens)
+                draft = Draft()
+            auto.observe(request, outcome)
+        auto.end(request)
+    assert outcomes[True, True] + outcomes[False, False] > 0.97 * sum(outcomes.values())
+    assert outcomes[True, True] > 3
+
+
 # -- prompts ---------------------------------------------------------------------------------------------------------
 
 
