@@ -81,7 +81,9 @@ def _complaint(request: Hostile, status: str, head: bytes, body: bytes, codes: C
     """What is wrong with an answer; "" if nothing is."""
     if status[:1] == "5":
         return f"status {status}, {body[:300]!r}"
-    if status[:1] != "4" or request.method == "HEAD" or request.kind == "leave":  # which may leave between head and body
+    if status[:1] != "4" or request.method == "HEAD":
+        return ""
+    if request.kind == "leave":  # perhaps between head and body
         return ""
     try:
         error = json.loads(body)["error"]
