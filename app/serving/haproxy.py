@@ -33,6 +33,11 @@ OWN_PAGES = (
     r"""sed -i -E '/^(frontend prometheus|listen stats)$/,/^ *bind /s/^( *bind )\*?:/\1127.0.0.1:/' "$config" || exit"""
 )
 
+# Where a replica says "100 Continue" just before its answer, HAProxy (2.8) loses the answer's body now and then. With
+# this it says so itself, and the replica is not asked.
+EXPECT = r"""rule='http-request wait-for-body time 60s at-least 1 if { req.fhdr(expect) -m found }'
+sed -i -e "/^ *$rule\$/d" -e "/^frontend http_frontend\$/a\\    $rule" "$config" || exit"""
+
 # Serve is told to listen on loopback, or its replicas would take plain HTTP wherever clients reach HAProxy.
 FRONTEND = r"""own='/^frontend http_frontend$/,/^ *bind /'
 sed -i "$own"'s|^\( *bind \)127.0.0.1:\([0-9]*\)$|\1{host}:\2{tls}|' "$config" || exit
@@ -70,7 +75,7 @@ def haproxy_script(folder: str, host: str, bundle: Path | None = None) -> dict[s
         tls = "" if bundle is None else TLS_OPTIONS.format(bundle=bundle)
         where = in_url(host)
         frontend = FRONTEND.format(host=where, pattern=re.sub(r"[][.]", r"\\\g<0>", where), tls=tls)
-        _write(script, OWN_PAGES + "\n" + frontend, 0o700)
+        _write(script, frontend, 0o700)
         if os.access(script, os.X_OK):  # not where the folder's file system forbids it
             return {BINARY: str(script)}
     if bundle is not None:
@@ -88,12 +93,13 @@ def write_node_script(script: Path) -> None:
     if os.environ.get(BINARY) == str(script):
         raise ConfigError(f"{BINARY} names {script}, which would start itself for ever; unset it to write that script")
     try:
-        _write(script, OWN_PAGES, 0o755)
+        _write(script, "", 0o755)
     except OSError as error:  # FileNotFoundError without HAProxy as well
         raise ConfigError(f"{script}: {error}") from error
 
 
-def _write(script: Path, complete: str, mode: int) -> None:
+def _write(script: Path, frontend: str, mode: int) -> None:
+    complete = "\n".join((OWN_PAGES, EXPECT, frontend))
     text = SCRIPT.format(complete=complete, binary=shlex.quote(get_haproxy_binary()))
     script.write_text(text, encoding="utf-8")
     script.chmod(mode)

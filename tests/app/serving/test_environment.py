@@ -84,7 +84,8 @@ def test_pages_of_haproxy_are_for_this_machine_and_https_is_added_once(
     status, plain = completed(tmp_path, CONFIGURATION, None)
     assert status == 0
     own = CONFIGURATION.replace("bind :", "bind 127.0.0.1:").replace("bind *:", "bind 127.0.0.1:")
-    assert plain == own.replace("    bind 127.0.0.1:8000", "    bind 0.0.0.0:8000")
+    rule = "    http-request wait-for-body time 60s at-least 1 if { req.fhdr(expect) -m found }"
+    assert plain == own.replace("    bind 127.0.0.1:8000", f"{rule}\n    bind 0.0.0.0:8000")
     status, secured = completed(tmp_path, CONFIGURATION, tmp_path / "b.pem")
     assert status == 0
     line = f"    bind 0.0.0.0:8000 ssl crt {tmp_path}/b.pem alpn h2,http/1.1 ssl-min-ver TLSv1.2 "
