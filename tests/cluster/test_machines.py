@@ -86,7 +86,7 @@ def test_a_link_is_cut_and_healed_and_a_killed_machine_comes_back_empty(net: Net
         processes = one.processes()
         assert len(processes) == 1
         one.kill()
-        assert psutil.wait_procs(processes, timeout=60)[1] == []
+        assert psutil.wait_procs(processes, timeout=5)[1] == []
         assert not answers(client)
         one.start()
         assert set(one.run("ls", "/tmp").split()) == {"home", *INSTALLED}
@@ -119,7 +119,7 @@ def test_nothing_outlives_tests_that_are_killed() -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
 
 
 def test_where_machines_can_be_made_they_are_and_elsewhere_the_reason_is_said() -> None:

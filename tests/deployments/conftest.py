@@ -136,7 +136,7 @@ class Served:
 
     async def settled(self) -> dict[str, int | bool]:
         """The router's state once every stage has heard that nothing is left; fails if that does not happen."""
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 60
         up = [stages for stages, lane in zip(self.pipelines, self.router.lanes, strict=True) if lane.is_up]
         while time.monotonic() < deadline and (
             any(stages.n_sequences for stages in up) or any(lane.scheduler.sequences for lane in self.router.lanes)

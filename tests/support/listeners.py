@@ -45,7 +45,7 @@ class Listener:
         """A connection without a handshake, but for that of TLS over TCP."""
         family, where = parse(self.address)
         peer = socket.socket(family, socket.SOCK_STREAM)
-        peer.settimeout(60)
+        peer.settimeout(5)
         peer.connect(where)
         return peer if family == socket.AF_UNIX else tls_context(SECRET, False).wrap_socket(peer)
 

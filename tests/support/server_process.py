@@ -25,7 +25,7 @@ import trustme
 from benchmarks.support.server_process import free_port
 
 READY_S = 400  # seconds; generous, for machines that do other things as well
-JOIN_S = 480  # for a stream to end, with what a test does to it
+JOIN_S = 240  # for a stream to end, with what a test does to it
 STOP_S = 25  # less than Serve waits for a controller that is not there, and many times what a stop takes
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "30")
 
@@ -100,7 +100,7 @@ class Server:
                 return answer
             assert time.monotonic() < deadline, answer
 
-    def settled(self, within: float = 120.0) -> dict[str, Any]:
+    def settled(self, within: float = 30.0) -> dict[str, Any]:
         """Health once nothing runs any more; fails if something is left over."""
         deadline = time.monotonic() + within
         while (health := self.health())["sessions"] + health["running"] and time.monotonic() < deadline:
@@ -219,7 +219,7 @@ def check_a_signal_to_all_processes_stops_the_server(server: Server, number: sig
 def check_stopped(server: Server, processes: list[psutil.Process]) -> None:
     """Assert that a server that was told to stop does so in good order and leaves no process and no folder."""
     assert server.process.wait(STOP_S) == 0
-    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    assert psutil.wait_procs(processes, timeout=5)[1] == []
     assert list(server.folder.glob("spectra-*")) == []
     assert "Controller failed to shut down" not in server.log.read_text()
     assert "graceful_shutdown failed" not in server.log.read_text()

@@ -88,7 +88,7 @@ async def test_events_are_one_line_of_json_each(app) -> None:
 
 @pytest.mark.parametrize("fields", [{"stream": True}, {}, {"stream": True, "n": 3}, {"n": 3}], ids=str)
 async def test_a_client_that_goes_cancels_its_choices_within_a_step(app, backend, fields: dict) -> None:
-    backend.delay = 30.0  # the step in which the client goes would take long
+    backend.delay = 600.0  # the step in which the client goes would take long
     client = Client(app, **fields)
     while len(backend.running) < fields.get("n", 1):
         await asyncio.sleep(0.001)

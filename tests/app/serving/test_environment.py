@@ -113,7 +113,7 @@ def test_haproxy_does_not_splice_and_dies_with_its_parent_even_if_that_is_killed
         family = [child, *child.children(recursive=True)]
         assert (tmp_path / "arguments").read_text() == f"-dS -f {tmp_path}/a file\n"
         parent.kill()
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
 def test_haproxy_lives_through_a_term_signal_and_the_script_ends_with_it(haproxy: str, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_haproxy_lives_through_a_term_signal_and_the_script_ends_with_it(haproxy
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.5)
         child.kill()
-    assert psutil.wait_procs(watchers, timeout=60)[1] == []
+    assert psutil.wait_procs(watchers, timeout=10)[1] == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

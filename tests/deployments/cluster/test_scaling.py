@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
 STREAMS = 32
 METHODS = ("autoregressive", "pld", "spectra-core", "auto")
 SCALED = {"min_replicas": 1, "max_replicas": 3, "scale_up_delay": 1, "scale_down_delay": 4}
-LIMIT_S = 600  # seconds; Serve keeps a pipeline for 75 s after the router has given it up
+LIMIT_S = 300  # seconds; Serve keeps a pipeline for 75 s after the router has given it up
 
 
 @pytest.fixture(scope="module")

@@ -199,7 +199,7 @@ def test_two_hundred_clients_that_go_leave_nothing_behind(server: Server) -> Non
             await asyncio.gather(*(go_away(client, turn, number) for number in range(200)))
 
     asyncio.run(all_of_them())
-    server.settled(within=10.0)
+    server.settled(within=5.0)
     assert len(server.token_ids(max_tokens=5, ignore_eos=True)) == 5
 
 
@@ -215,7 +215,7 @@ def test_a_client_that_goes_before_its_answer_begins_frees_its_place_at_once(ser
             client.sendall(raw)  # apart from the headers, as most clients send it
             while not server.health()["sessions"]:
                 time.sleep(0.01)
-        server.settled(within=10.0)
+        server.settled(within=5.0)
         assert server.health()["sessions"] == 0
 
 

@@ -47,7 +47,7 @@ def stranger(address: str) -> socket.socket:
 
 
 def role_of(taken: queue.Queue[Channel]) -> str:
-    channel = taken.get(timeout=60)
+    channel = taken.get(timeout=10)
     channel.close()
     return channel.role
 

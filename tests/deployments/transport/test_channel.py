@@ -31,7 +31,7 @@ PAYLOADS = [b"", b"x", b"spectra" * 1000, bytes(range(256)) * 40_000]  # the las
 
 def test_what_the_kernel_does_not_take_at_once_is_sent_by_what_send_now_returns(listener: Listener) -> None:
     client = Channel.connect(listener.address, SECRET, "steps")
-    server = listener.accepted.get(timeout=60)
+    server = listener.accepted.get(timeout=5)
     assert client.send_now(client.frame(b"small")) is None
     assert server.receive() == b"small"
     rest = client.send_now(client.frame(PAYLOADS[-1] * 4))
@@ -46,7 +46,7 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_by_what_send_now_returns(
 
 def test_both_directions_are_used_at_once(listener: Listener) -> None:
     client = Channel.connect(listener.address, SECRET, "steps")
-    server = listener.accepted.get(timeout=60)
+    server = listener.accepted.get(timeout=5)
     with ThreadPoolExecutor() as pool:
         for sender in (client, server):
             pool.submit(lambda by: [by.send(payload) for payload in PAYLOADS * 3], sender)
@@ -57,7 +57,7 @@ def test_both_directions_are_used_at_once(listener: Listener) -> None:
 
 def test_frames_of_every_size_arrive_whole_and_in_order(listener: Listener) -> None:
     client = Channel.connect(listener.address, SECRET, "steps")
-    server = listener.accepted.get(timeout=60)
+    server = listener.accepted.get(timeout=5)
     assert server.role == "steps"
     exchange(client, server, PAYLOADS)
     client.close()
@@ -67,7 +67,7 @@ def test_frames_of_every_size_arrive_whole_and_in_order(listener: Listener) -> N
 def test_the_asyncio_half_speaks_to_the_blocking_half(listener: Listener, loop: Callable[[], object]) -> None:
     async def talk() -> None:
         client = await AsyncChannel.connect(listener.address, SECRET, "results")
-        server = listener.accepted.get(timeout=60)
+        server = listener.accepted.get(timeout=5)
         assert server.role == "results"
         for payload in PAYLOADS:
             client.send(payload)
@@ -107,7 +107,7 @@ async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
 def test_a_frame_that_claims_too_much_ends_the_channel(listener: Listener) -> None:
     peer = listener.raw()
     peer.sendall(hello(peer, SECRET))
-    server = listener.accepted.get(timeout=60)
+    server = listener.accepted.get(timeout=5)
     peer.sendall(struct.pack("<I", MAX_FRAME + 1) + b"never read")
     with pytest.raises(EOFError, match="longer than"):
         server.receive()
@@ -116,7 +116,7 @@ def test_a_frame_that_claims_too_much_ends_the_channel(listener: Listener) -> No
 
 async def test_the_asyncio_half_takes_no_longer_frame_either(listener: Listener) -> None:
     client = await AsyncChannel.connect(listener.address, SECRET, "results")
-    server = listener.accepted.get(timeout=60)
+    server = listener.accepted.get(timeout=5)
     server._socket.sendall(struct.pack("<I", MAX_FRAME + 1))
     with pytest.raises(TargetLostError, match="longer than"):
         await client.receive()
@@ -126,7 +126,7 @@ async def test_the_asyncio_half_takes_no_longer_frame_either(listener: Listener)
 @pytest.mark.parametrize("who", ["peer", "self"])
 def test_a_waiting_thread_wakes_when_either_end_closes(listener: Listener, who: str) -> None:
     client = Channel.connect(listener.address, SECRET, "steps")
-    server = listener.accepted.get(timeout=60)
+    server = listener.accepted.get(timeout=5)
     ended: queue.Queue[BaseException] = queue.Queue()
 
     def wait() -> None:
@@ -139,7 +139,7 @@ def test_a_waiting_thread_wakes_when_either_end_closes(listener: Listener, who: 
     thread.start()
     time.sleep(0.05)
     (client if who == "peer" else server).close()
-    assert isinstance(ended.get(timeout=60), EOFError | OSError)
+    assert isinstance(ended.get(timeout=5), EOFError | OSError)
     thread.join(5)
     client.close()
 
@@ -150,7 +150,7 @@ def test_a_peer_that_dies_in_mid_frame_shows_in_receive_and_never_in_send(
 ) -> None:
     async def talk() -> None:
         client = await AsyncChannel.connect(listener.address, SECRET, "results")
-        server = listener.accepted.get(timeout=60)
+        server = listener.accepted.get(timeout=5)
         waiting = asyncio.create_task(client.receive())
         server._socket.sendall(struct.pack("<I", 100) + b"half")
         await asyncio.sleep(0.05)

@@ -44,11 +44,11 @@ def address(taken: queue.Queue[Channel]) -> Iterator[str]:
 
 
 def connected(address: str) -> socket.socket:
-    return socket.create_connection(parse(address)[1], timeout=60)
+    return socket.create_connection(parse(address)[1], timeout=10)
 
 
 def role_of(taken: queue.Queue[Channel]) -> str:
-    channel = taken.get(timeout=60)
+    channel = taken.get(timeout=10)
     channel.close()
     return channel.role
 
@@ -158,7 +158,7 @@ def test_a_listener_between_learns_nothing_and_cannot_play_a_recording_again(
 ) -> None:
     tap = Tap(address)
     client = Channel.connect(tap.address, SECRET, "steps")
-    server = taken.get(timeout=60)
+    server = taken.get(timeout=10)
     client.send(b"the prompt of a client")
     assert server.receive() == b"the prompt of a client"
     client.close()

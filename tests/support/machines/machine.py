@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
-END_S = 120  # for killed processes to be gone
+END_S = 30  # for killed processes to be gone
 
 
 class Machine:
