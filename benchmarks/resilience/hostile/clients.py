@@ -72,7 +72,9 @@ async def _exchange(url: str, request: Hostile) -> bytes:
         if request.kind == "short":
             await asyncio.sleep(DROP_S)
             return b""
-        return await (reader.read(2000) if request.kind == "leave" else reader.read())
+        first = await reader.read(2000) if request.kind == "leave" else b""
+        has_left = first[9:10] == b"2"  # of a refusal it reads all
+        return first if has_left else first + await reader.read()
     finally:
         writer.transport.abort()
 
@@ -82,8 +84,6 @@ def _complaint(request: Hostile, status: str, head: bytes, body: bytes, codes: C
     if status[:1] == "5":
         return f"status {status}, {body[:300]!r}"
     if status[:1] != "4" or request.method == "HEAD":
-        return ""
-    if request.kind == "leave":  # perhaps between head and body
         return ""
     try:
         error = json.loads(body)["error"]
