@@ -15,7 +15,7 @@ FIRST_PAUSE = 0.25  # steps; it doubles with every failure, so that the first tw
 FIRST_WAIT = 16  # drafts from text alone until all sources are tried again; it doubles, too ...
 LONGEST_WAIT = 512  # ... up to this
 HOPE, HOPE_AGAIN = 2.0, 1.25  # times what all sources must add to pay, that they are believed to add, first and later
-UNTRIED = 1 / 32  # of that, by which they are believed to add more with every request that does not try them for that
+UNTRIED = 1 / 32  # of what they must add: how much more a scope believes with every request that leaves them untried
 DEAR = 0.25  # of a request's share of a step: if all sources take so much longer, text is next where they do not pay
 MEMORY = 0.1  # of the newest step in what a request gains
 RECENT = 1 / 8  # of the newest request in what requests of a scope gain
@@ -32,7 +32,7 @@ class ScopeState:
     def __init__(self) -> None:
         self.calibrations = (DepthCalibration(), DepthCalibration())  # of the text tier, and of all sources
         self.gain = FIRST_CLAIM  # accepted nodes per step of a request
-        self.answered_gain: float | None = None  # nodes per draft of all sources that they added; None: none has ended
+        self.answered_gain: float | None = None  # nodes that all sources added to a draft; None: none has ended
         self.steps: float | None = None  # of a request
         self.n_ended = 0  # requests
         self.n_unread = 0  # requests since one whose prompt was read back
@@ -143,10 +143,9 @@ class RequestState:
             return HOPE * needed
         return known if are_dear else max(known, HOPE_AGAIN * needed)
 
-    def weigh_answers(self, needed: float, are_dear: bool, least: float) -> None:
+    def weigh_answers(self, believed: float, needed: float, least: float) -> None:
         """Ask only sources that draft from text for a while, ``least`` drafts or more, where the others are believed to
         add less than is ``needed``."""
-        believed = self.believed_gain(needed, are_dear)
         if believed < needed:
             if self.answered_gain is None:
                 self.shared.answered_gain = believed + UNTRIED * needed

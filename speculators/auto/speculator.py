@@ -182,7 +182,7 @@ class Auto:
     def _off(self, state: RequestState, decision: Decision, price: Price | None) -> Draft:
         """No draft: nothing is read back, unless a source has to hear it all; nor a question for a while."""
         state.told = False
-        wants_next = decision is not BATCH and self._tiers.will_ask_all(state, price)
+        wants_next = decision is not BATCH and self._tiers.drafts_ahead(state, price)
         if self._sources.always_told:
             heard = decision if self._sources.can_rest else decision._replace(reads_back=True)
             return Draft((), heard, wants_next=wants_next and not state.pause)
@@ -232,7 +232,7 @@ class Auto:
         decision = TEXT_PAYS
         if proposal.all_draft:
             decision = FULL_PAYS if state.next_wait == FIRST_WAIT else FULL_TRIES
-        return Draft(branches, decision, wants_next=self._tiers.will_ask_all(state, price))
+        return Draft(branches, decision, wants_next=self._tiers.drafts_ahead(state, price))
 
     def _failed(self, proposal: Proposal, price: Price | None, bucket: int) -> Draft:
         """Nothing pays."""
@@ -247,4 +247,4 @@ class Auto:
         if state.pause:
             return self._off(state, UNLIKELY if proposal.ranked else NOTHING, price)
         state.told = proposal.all_draft or self._sources.text_learns
-        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=self._tiers.will_ask_all(state, price))
+        return Draft((), LISTENS if proposal.all_draft else UNLIKELY, wants_next=self._tiers.drafts_ahead(state, price))

@@ -52,25 +52,30 @@ class Tiers:
             return self._sources.use_answers
         state.wait = max(state.wait - 1, 0)
         if state.wait == 0 and price is not None:
-            if self._begins_with_text(state, price):
-                state.draft_from_text()  # what pays at once, or nothing, comes first
+            if self._comes_text_first(state, price):
+                state.draft_from_text()
             else:
-                needed, are_dear = state.needed_gain(price, self._more), self._are_dear(price.share)
-                state.weigh_answers(needed, are_dear, self._wait(price))
+                state.weigh_answers(*self._gains(state, price), self._least_wait(price))
         return state.wait == 0
 
-    def will_ask_all(self, state: RequestState, price: Price | None) -> bool:
-        """Whether a request's next draft will be one of all sources, as far as that is known: for what drafts ahead."""
-        if not self._sources.text or not self._sources.use_answers:
-            return self._sources.use_answers
-        if state.wait > 1 or price is None:
+    def drafts_ahead(self, state: RequestState, price: Price | None) -> bool:
+        """Whether the target's drafter, if it is a source, drafts for a request's next draft now: if all sources will
+        make that, as far as is known."""
+        if not self._sources.needs.drafter:
+            return False
+        if not self._sources.text or state.wait > 1 or price is None:
             return state.wait <= 1
-        needed = state.needed_gain(price, self._more)
-        believed = state.believed_gain(needed, self._are_dear(price.share))
-        return not self._begins_with_text(state, price) and believed >= needed
+        believed, needed = self._gains(state, price)
+        return believed >= needed and not self._comes_text_first(state, price)
 
-    def _begins_with_text(self, state: RequestState, price: Price) -> bool:
-        return state.answered_gain is None and state.next_wait == FIRST_WAIT and self._are_dear(price.share)
+    def _comes_text_first(self, state: RequestState, price: Price) -> bool:
+        """Whether what pays at once, or nothing, comes before all sources."""
+        return state.next_wait == FIRST_WAIT and state.answered_gain is None and self._are_dear(price.share)
+
+    def _gains(self, state: RequestState, price: Price) -> tuple[float, float]:
+        """What all sources are believed to add to a draft, and what they must."""
+        needed = state.needed_gain(price, self._more)
+        return state.believed_gain(needed, self._are_dear(price.share)), needed
 
     def failed(self, proposal: Proposal, price: Price | None) -> None:
         """Nothing pays: where all sources are dear, text is tried next."""
@@ -78,7 +83,7 @@ class Tiers:
             proposal.state.count_answered(0)
             proposal.state.draft_from_text()
 
-    def _wait(self, price: Price) -> float:
+    def _least_wait(self, price: Price) -> float:
         """Drafts from text after which asking all sources once in vain takes no more than ``overhead`` of the time."""
         return min(self._more / (self._overhead * price.share), LONGEST_WAIT)
 
