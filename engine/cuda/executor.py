@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from engine.attention.hook import CapturedQuery, PackedStep
 from engine.cuda.answers import Answers
-from engine.cuda.graphs import Graphs
-from engine.cuda.kernels.attention import PROGRAMS, Partials
+from engine.cuda.graphs import Graphs, Rows
 from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.moves import MOST_MOVES, move_rows
 from engine.cuda.layer import StepOnDevice, Stream, run_layer
@@ -41,6 +40,7 @@ class Executor:
         buckets: of rows.
         partial_bytes: that partial softmaxes of a layer may take; a step that needs more attends piece by piece.
         records: whether steps become graphs; by default they do on CUDA.
+        taps: local layers whose outputs graphs tell besides: what a trained drafter reads in every step.
 
     Raises:
         UnsupportedModelError: a part of the model has no kernel.
@@ -53,8 +53,9 @@ class Executor:
         buckets: tuple[int, ...] = BUCKETS,
         partial_bytes: int = PARTIAL_BYTES,
         records: bool | None = None,
+        taps: Collection[int] = (),
     ) -> None:
-        self._shard = shard
+        self._shard, self._taps = shard, sorted(set(taps))
         self._layers = pack_layers(shard)
         self._embedding = Embedding.of(shard.embedding) if shard.range.is_first else None
         if shard.device.type == "cuda":
@@ -64,7 +65,9 @@ class Executor:
         recorder = Recorder() if records else None
         self._graphs = None
         if recorder is not None:
-            self._graphs = Graphs(self._run_static, shard, buckets, recorder, partial_bytes)
+            widths = () if shard.range.is_first else (shard.spec.hidden_size,)
+            rows = Rows(self._run_static, widths, self._layers[0].heads, shard.dtype, shard.device)
+            self._graphs = Graphs(rows, buckets, recorder, partial_bytes)
         self.answers = Answers(shard, buckets, recorder) if shard.range.is_last else None
 
     def plan_shape(self, arena: KVArena) -> PlanShape:
@@ -83,7 +86,7 @@ class Executor:
         logger.info("kernels are compiled and steps recorded")
         began = time.monotonic()
         with torch.cuda.device_of(arena.layer(0).keys):  # type: ignore[no-untyped-call]
-            done = self._graphs.warm_up(self.plan_shape(arena), arena)
+            done = map("layers over {}".format, self._graphs.warm_up(self.plan_shape(arena), arena))
             for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else ()):
                 logger.info("recorded: %s, %.1f s since the beginning", what, time.monotonic() - began)
 
@@ -99,8 +102,8 @@ class Executor:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The step's moves in the cache, and all layers.
 
-        Queries and outputs of layers that are wanted besides, and a first stage's embedding that is given, are nothing
-        that a graph could tell: a step with any of these runs launch by launch.
+        Queries, outputs of layers that were not known to be wanted, and a first stage's embedding that is given are
+        nothing that a graph could tell: a step with any of these runs launch by launch.
 
         Args:
             hidden: ``[1, n, hidden]``; None: the first stage embeds the plan's tokens.
@@ -118,22 +121,35 @@ class Executor:
         self, hidden: Tensor | None, packed: PlannedStep, taps: Collection[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         plan, ints, arena = packed.plan, packed.ints.tensor, packed.arena
-        is_usual = not taps and not packed.capture_heads and (hidden is None) == self._shard.range.is_first
-        if self._graphs is not None and is_usual:
-            found = self._graphs.run(None if hidden is None else hidden[0], plan, ints, arena)
+        is_usual = not packed.capture_heads and (hidden is None) == self._shard.range.is_first
+        if self._graphs is not None and is_usual and set(taps) <= set(self._taps):
+            found = self._graphs.run([] if hidden is None else [hidden[0]], plan, ints, arena)
             if found is not None:
-                return found.unsqueeze(0), {}
-        pieces, partials = self._memory(plan)
-        programs = tuple(min(max(1, PROGRAMS // len(pieces[0])), n) for n in plan.n_items)
-        step = StepOnDevice(ints, plan.layout, partials, pieces, programs)
+                last, *outputs = (one.unsqueeze(0) for one in found)
+                return last, dict(zip(self._taps, outputs, strict=True))
+        step = StepOnDevice.of(plan, ints, self._layers[0].heads, self._partial_bytes)
         _move(step, arena, plan.n_moves)
-        stream = Stream.into(self._layers[0], self._rows(hidden, plan, ints))
-        tapped: dict[int, Tensor] = {}
+        captures = [self._capturing(packed, local, plan.n_rows) for local in range(len(self._layers))]
+        hidden, tapped = self._through(self._rows(hidden, plan, ints), step, arena, taps, captures)
+        its = {local: output[: plan.n_rows].unsqueeze(0) for local, output in tapped.items()}
+        return hidden[: plan.n_rows].unsqueeze(0), its
+
+    def _through(
+        self,
+        rows: Tensor,
+        step: StepOnDevice,
+        arena: KVArena,
+        taps: Collection[int],
+        captures: Sequence[Callable[[Tensor], None] | None] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The last layer's outputs of a bucket's ``[n_rows, hidden]``, which are changed, and those of ``taps``."""
+        stream, tapped = Stream.into(self._layers[0], rows), dict[int, Tensor]()
         for local, layer in enumerate(self._layers):
-            stream = run_layer(layer, stream, step, arena.layer(local), self._capturing(packed, local, plan.n_rows))
+            stream = run_layer(layer, stream, step, arena.layer(local), captures[local] if captures else None)
             if local in taps:
-                tapped[local] = stream.sum()[: plan.n_rows].clone().unsqueeze(0)
-        return stream.sum()[: plan.n_rows].unsqueeze(0), tapped
+                output = stream.sum()  # the stream itself where nothing is to be added, which the next layer changes
+                tapped[local] = output.clone() if output is stream.hidden else output
+        return stream.sum(), tapped
 
     def _rows(self, hidden: Tensor | None, plan: Plan, ints: Tensor) -> Tensor:
         """What the first layer reads and changes, ``[n_rows of the bucket, hidden]``."""
@@ -155,24 +171,12 @@ class Executor:
         assert self.answers is not None, "only the last stage has a head"
         return self.answers.logits(hidden)
 
-    def _memory(self, plan: Plan) -> tuple[tuple[range, ...], Partials]:
-        """Pieces of the key heads for which a step's partials stay within their memory, or are those of a key head."""
-        spec = self._shard.spec
-        one = Partials.bytes_of(plan.n_partials, spec.groups, spec.head_dim)
-        size = min(spec.n_kv_heads, max(1, self._partial_bytes // one))
-        while spec.n_kv_heads % size:
-            size -= 1
-        pieces = tuple(range(first, first + size) for first in range(0, spec.n_kv_heads, size))
-        return pieces, Partials.empty(plan.n_partials, size * spec.groups, spec.head_dim, self._shard.device)
-
-    def _run_static(self, hidden: Tensor | None, step: StepOnDevice, arena: KVArena) -> Tensor:
-        """Moves and all layers over a bucket's rows ``[n_rows, hidden]``, or its tokens."""
+    def _run_static(self, inputs: Sequence[Tensor], step: StepOnDevice, arena: KVArena) -> tuple[Tensor, ...]:
+        """Moves and all layers over a bucket's rows ``[n_rows, hidden]``, or the plan's tokens."""
         _move(step, arena, step.layout.n_rows)
-        rows = self._embedded(step.plan[step.layout.tokens]) if hidden is None else hidden.clone()
-        stream = Stream.into(self._layers[0], rows)
-        for local, layer in enumerate(self._layers):
-            stream = run_layer(layer, stream, step, arena.layer(local))
-        return stream.sum()
+        rows = inputs[0].clone() if inputs else self._embedded(step.plan[step.layout.tokens])
+        hidden, tapped = self._through(rows, step, arena, self._taps)
+        return hidden, *(tapped[local] for local in self._taps)
 
     def _capturing(self, packed: PackedStep, local: int, n_rows: int) -> Callable[[Tensor], None] | None:
         """Keeps the queries of heads that attention rows are wanted of."""

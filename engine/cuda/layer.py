@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from engine.cuda.kernels.activation import gated
-from engine.cuda.kernels.attention import Partials, attend
+from engine.cuda.kernels.attention import PROGRAMS, Heads, Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.kernels.gemm import linear, multiply, parts_of
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.parts import Parts, sum_parts
 from engine.cuda.kernels.rope import rope_write
 from engine.cuda.plan.layout import Layout
+from engine.cuda.plan.plan import Plan
 from engine.cuda.weights import LayerWeights, Matrix, Norm
 from engine.kv.arena import KVLayer
 
@@ -29,6 +30,22 @@ class StepOnDevice:
     partials: Partials
     pieces: tuple[range, ...]  # key heads that attend at once: for all together the partials may be large
     programs: tuple[int, ...]  # of ``attend``, for every window of the layout
+
+    @classmethod
+    def of(cls, plan: Plan, ints: Tensor, heads: Heads, partial_bytes: int) -> StepOnDevice:
+        """A plan whose ``ints`` are on the device, with memory of its own.
+
+        Partials take at most ``partial_bytes``, or what those of a key head take: heads then attend piece by piece.
+        """
+        one = Partials.bytes_of(plan.n_partials, heads.n_heads // heads.n_kv_heads, heads.head_dim)
+        size = min(heads.n_kv_heads, max(1, partial_bytes // max(1, one)))
+        while heads.n_kv_heads % size:
+            size -= 1
+        pieces = tuple(range(first, first + size) for first in range(0, heads.n_kv_heads, size))
+        n_heads = heads.n_heads // heads.n_kv_heads * size
+        partials = Partials.empty(plan.n_partials, n_heads, heads.head_dim, ints.device)
+        programs = tuple(min(max(1, PROGRAMS // size), n) for n in plan.n_items)
+        return cls(ints, plan.layout, partials, pieces, programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +120,20 @@ def run_layer(
     )
     if told_queries is not None:
         told_queries(query)
-    programs = step.programs[step.layout.place(heads.window)]
-    attended = torch.empty_like(query)
-    for some in step.pieces:
-        attend(query, arena.keys, arena.values, step.plan, step.layout, heads, some, step.partials, programs)
-        combine(step.partials, step.plan, step.layout, heads, some, attended)
-    stream = _add(layer.attention_out, attended, hidden, layer.behind_attention)
+    stream = _add(layer.attention_out, attended(query, arena, step, heads), hidden, layer.behind_attention)
     gate_up = _product(layer.gate_up, _norm(layer.before_mlp, stream))
     active = hidden.new_empty(len(hidden), gate_up.values.shape[1] // 2)
     gated(gate_up, active, layer.activation)
     return _add(layer.down, active, hidden, layer.behind_mlp)
+
+
+def attended(query: Tensor, arena: KVLayer, step: StepOnDevice, heads: Heads) -> Tensor:
+    """What rows attend to ``[n_rows, n_heads * head_dim]``, of rotated queries of that shape; keys are in the arena."""
+    programs, found = step.programs[step.layout.place(heads.window)], torch.empty_like(query)
+    for some in step.pieces:
+        attend(query, arena.keys, arena.values, step.plan, step.layout, heads, some, step.partials, programs)
+        combine(step.partials, step.plan, step.layout, heads, some, found)
+    return found
 
 
 def _product(matrix: Matrix, rows: Tensor) -> Parts:

@@ -161,12 +161,12 @@ class Stage:
             read = self._shard.embed(packed.tokens.tensor) if read is None else read
             hidden, outputs = self._shard.run(read, packed.positions.tensor, packed.step, taps)
         else:
-            if read is None and relay is not None:  # else an executor embeds by itself
-                read = self._executor.embed(packed.step)
             hidden, outputs = self._executor.run(read, packed.step, taps)
+            if read is None and relay is not None and relay.reads_embedding:  # an executor embeds by itself
+                read = self._executor.embed(packed.step)
         if tap is not None:
             tapped = project(outputs[tap], tap_dims(needs))
-        if relay is not None and read is not None:
+        if relay is not None:
             fused = relay.add(read, outputs, fused)
         return Activations(hidden, tapped, fused)
 

@@ -29,15 +29,26 @@ class PathWork:
         n_rows: rows.
         parents: of every node behind the root, ``[n_rows - 1]``; None: a chain.
         blocks: of the sequence, in text order; row ``i`` is written to its slot ``n_cached + i``.
+        n_run: the first so many rows ran in an earlier step and are no rows of this one; others see them as before.
+        is_block: every row of a chain sees all rows, as if all of them stood where the last one does.
     """
 
     n_cached: int
     n_rows: int
     parents: Sequence[int] | None
     blocks: Sequence[int]
+    n_run: int = 0
+    is_block: bool = False
+
+    @property
+    def n_new(self) -> int:
+        """Rows of the step."""
+        return self.n_rows - self.n_run
 
     def positions(self) -> Ints:
-        """Of every row, ``[n_rows]``."""
+        """Up to which every row sees, ``[n_rows]``: its own, but in a block."""
+        if self.is_block:
+            return np.full(self.n_rows, self.n_cached + self.n_rows - 1, np.int32)
         if self.parents is None:
             return np.arange(self.n_cached, self.n_cached + self.n_rows, dtype=np.int32)
         depths = [0]
@@ -80,30 +91,34 @@ class ItemLists:
 
     def __post_init__(self) -> None:
         self.end = self.layout.lists
-        self.items = [[] for _ in self.layout.windows]
+        self.items = [[np.empty((0, ITEM), np.int32)] for _ in self.layout.windows]
+        self.ints.append(np.empty(0, np.int32))
 
     def add(self, work: PathWork, first_row: int) -> None:
         """The items of a work whose rows begin at ``first_row`` of the step."""
         blocks = _Table(self._put(work.blocks), 0, self.block_size)
-        if work.parents is None:
-            for tile in range(0, work.n_rows, self.tile):
+        first_row -= work.n_run
+        if work.is_block:
+            self._add_alike(work, first_row, blocks, work.n_cached + work.n_rows)
+        elif work.parents is None:
+            for tile in range(work.n_run, work.n_rows, self.tile):
                 n = min(self.tile, work.n_rows - tile)
                 members = self._put(range(first_row + tile, first_row + tile + n))
                 self._add_run(members, n, work.n_cached + tile, blocks, 0)
-            return
-        self._add_prefix(work, first_row, blocks)
-        self._add_paths(work, first_row)
+        else:
+            # Splits that lie wholly in the committed prefix: all rows of the tree see them alike.
+            self._add_alike(work, first_row, blocks, work.n_cached // self.layout.split * self.layout.split)
+            self._add_paths(work, first_row)
 
-    def _add_prefix(self, work: PathWork, first_row: int, table: _Table) -> None:
-        """Splits that lie wholly in the committed prefix: all rows of the tree see them alike."""
+    def _add_alike(self, work: PathWork, first_row: int, table: _Table, end: int) -> None:
+        """The splits of the positions below ``end``, of which every row sees what its window leaves."""
         split, positions = self.layout.split, work.positions()
-        n_splits = work.n_cached // split
-        for tile in range(0, work.n_rows if n_splits else 0, self.tile):
+        for tile in range(work.n_run, work.n_rows if end else 0, self.tile):
             rows = range(tile, min(tile + self.tile, work.n_rows))
             members, lowest = self._put([first_row + row for row in rows]), int(positions[rows.start : rows.stop].min())
             for place, window in enumerate(self.layout.windows):
-                splits = np.arange(self.layout.first_split(lowest, window), n_splits, dtype=np.int32)
-                self._append(place, splits, members, len(rows), table, (splits + 1) * split)
+                splits = np.arange(self.layout.first_split(lowest, window), -(-end // split), dtype=np.int32)
+                self._append(place, splits, members, len(rows), table, np.minimum((splits + 1) * split, end))
 
     def _add_paths(self, work: PathWork, first_row: int) -> None:
         """The splits behind these, path by path, each with the slots of its own text."""
@@ -112,12 +127,15 @@ class ItemLists:
         slots = work.slots(base, work.n_cached + work.n_rows, self.block_size)
         prefix, own_slots = slots[: work.n_cached - base], slots[work.n_cached - base :]
         for path in paths_of(work.parents or ()):
+            own = [row for row in path.own if row >= work.n_run]  # its last ones: parents precede their children
+            if not own:
+                continue
+            first = len(path.rows) - len(own)
             table = _Table(self._put(np.concatenate((prefix, own_slots[path.rows]))), base, 1)
-            own = path.own
             for tile in range(0, len(own), self.tile):
                 rows = own[tile : tile + self.tile]
                 members = self._put([first_row + row for row in rows])
-                self._add_run(members, len(rows), work.n_cached + path.first + tile, table, shared)
+                self._add_run(members, len(rows), work.n_cached + first + tile, table, shared)
 
     def _add_run(self, members: int, n: int, position: int, table: _Table, from_split: int) -> None:
         """Items of ``n`` rows at consecutive positions, from a split on; each without the rows that end before it."""

@@ -76,6 +76,7 @@ def make_plan(
     shape: PlanShape,
     tokens: Sequence[int] = (),
     moves: tuple[Sequence[int], Sequence[int]] = NO_MOVES,
+    attends: bool = True,
 ) -> Plan:
     """The plan of a step.
 
@@ -84,22 +85,23 @@ def make_plan(
         shape: of the stage.
         tokens: of all rows; (): the stage is told their states.
         moves: slots that are copied before, and where to; the rows' bucket has room for them.
+        attends: whether rows attend, and are not only written.
 
     Raises:
         ValueError: the step has no row, or more rows or keys than a plan can address.
     """
-    n_rows = sum(work.n_rows for work in works)
+    n_rows = sum(work.n_new for work in works)
     most = max(n_rows, len(moves[0])) if n_rows else 0
     layout = Layout(bucket(most, shape.buckets), shape.windows, shape.split)
     lists = ItemLists(layout, shape.block_size, max(1, shape.tile // shape.groups))
     first = 0
-    for work in works:
+    for work in works if attends else ():
         lists.add(work, first)
-        first += work.n_rows
+        first += work.n_new
     plan = _lay_out(works, n_rows, lists, shape.scratch)
     for place, numbers in ((layout.tokens, tokens), (layout.sources, moves[0]), (layout.targets, moves[1])):
         plan.ints[place][: len(numbers)] = numbers
-    return replace(plan, n_moves=len(moves[0]))
+    return replace(plan, n_moves=len(moves[0]), n_partials=plan.n_partials if attends else 0)
 
 
 def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: int) -> Plan:
@@ -113,8 +115,8 @@ def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: 
     positions, slots = ints[layout.positions], ints[layout.slots]
     ints[layout.tokens], ints[layout.sources], ints[layout.targets] = 0, -1, -1
     positions[n_rows:], slots[n_rows:] = 0, scratch
-    np.concatenate([work.positions() for work in works], out=positions[:n_rows])
-    written = [work.slots(work.n_cached, work.n_cached + work.n_rows, lists.block_size) for work in works]
+    np.concatenate([work.positions()[work.n_run :] for work in works], out=positions[:n_rows])
+    written = [work.slots(work.n_cached + work.n_run, work.n_cached + work.n_rows, lists.block_size) for work in works]
     np.concatenate(written, out=slots[:n_rows])
     n_partials = [_number_partials(ints, layout, place, n_rows) for place in range(len(layout.windows))]
     np.concatenate(lists.ints, out=ints[layout.lists : lists.end])

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.batches import Share
 from engine.device import fetch
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
 from engine.drafter.serving.base import upload_ids
-from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.committed import Committed
+from engine.drafter.serving.forwards import Forwards
+from engine.drafter.serving.rows import DraftRows
 from engine.drafter.trees.blocks import block_trees
 from engine.drafter.trees.choice import DraftVocabulary
 from engine.drafter.trees.rounds import BlockAsk
@@ -28,12 +27,12 @@ class BlockDrafting:
 
     Args:
         network: with its weights.
-        cache: of its layers; committed positions have keys and values there, but no rows.
+        forwards: of its layers; committed positions have keys and values in its cache, but are no rows.
         vocabulary: of its head; None: the target's.
     """
 
-    def __init__(self, network: DFlash, cache: DrafterCache, vocabulary: DraftVocabulary | None) -> None:
-        self._network, self._cache, self._vocabulary = network, cache, vocabulary
+    def __init__(self, network: DFlash, forwards: Forwards, vocabulary: DraftVocabulary | None) -> None:
+        self._network, self._forwards, self._vocabulary = network, forwards, vocabulary
         assert network.spec.n_drafts is not None, "a drafter of blocks was trained for a number of drafts"
         self._n_drafts = network.spec.n_drafts
 
@@ -44,11 +43,8 @@ class BlockDrafting:
 
     def learn(self, committed: Sequence[Committed]) -> None:
         """Keep what layers make of the committed positions."""
-        shares = [Share(one.first, list(range(len(one.tokens))), None, True, one.sequence.table) for one in committed]
-        states = torch.cat([one.states for one in committed])
-        positions = [one.first + i for one in committed for i in range(len(one.tokens))]
-        [placed] = upload_ids(states.device, positions)
-        self._cache.write(shares, self._network.context(states, placed))
+        rows = [DraftRows(one.sequence.table, one.first, len(one.tokens)) for one in committed]
+        self._forwards.keep(rows, torch.cat([one.states for one in committed]))
         for one in committed:
             one.sequence.n_rows = one.first + len(one.tokens)
 
@@ -56,11 +52,10 @@ class BlockDrafting:
         [anchors] = upload_ids(asked[0].states.device, [one.drawn for one in asked if one.drawn is not None])
         embedded = self._network.block(anchors, self._n_drafts)
         n_slots = embedded.shape[1]
-        visible = None if self._network.spec.causal_block else np.ones((n_slots, n_slots), np.bool_)
-        shares = [Share(one.sequence.n_rows, list(range(n_slots)), visible, False, one.sequence.table) for one in asked]
-        prepared = self._cache.prepare(shares)
-        outputs = self._network(embedded.flatten(0, 1), prepared.positions, prepared.attend)
-        outputs = self._network.drafting(outputs.unflatten(0, (len(asked), n_slots)))
+        is_block = not self._network.spec.causal_block
+        rows = [DraftRows(one.sequence.table, one.sequence.n_rows, n_slots, is_block=is_block) for one in asked]
+        outputs = self._forwards.run(rows, [embedded.flatten(0, 1)])
+        outputs = self._network.drafting(outputs.view(len(asked), n_slots, -1))
         return self._trees(outputs, anchors, _wanted(asked))
 
     def _trees(self, outputs: Tensor, anchors: Tensor, wanted: list[BlockAsk]) -> list[Branch | None]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.batches import Share
 from engine.attention.hook import PackedStep, attend
 from engine.attention.packing import Attends, pack_shares
 from engine.drafter.networks.layer import Attend
+from engine.drafter.serving.rows import DraftRows
 from engine.drafter.spec import LayerShape
 from engine.kv.arena import KVArena
 from engine.upload import Upload, Uploaded
@@ -57,36 +58,25 @@ class DrafterCache:
         way: Attends = "one by one" if device.type == "cpu" else "together"
         self._attends: Attends = "reference" if reference else way
 
-    def prepare(self, shares: Sequence[Share], n_new: Sequence[int] | None = None) -> Prepared:
-        """A forward of rows at ``n_cached + depths`` of every sequence, in the slots behind its first ``n_cached``.
-
-        Args:
-            shares: of the sequences, none without rows.
-            n_new: how many of a share's rows, its last ones, are run; those before them were, in an earlier forward of
-                the same draft. None: all.
-        """
+    def prepare(self, rows: Sequence[DraftRows]) -> Prepared:
+        """A forward of sequences' rows, none of them without any."""
         upload = Upload(self._device)
         groups = self._shape.n_heads // self._shape.n_kv_heads
+        shares = [its.share() for its in rows]
         step = pack_shares(shares, self.arena, upload, groups, {self._shape.window}, self._attends)
-        counts = [len(share.depths) for share in shares] if n_new is None else n_new
-        first = [len(share.depths) - n for share, n in zip(shares, counts, strict=True)]
-        positions = [s.n_cached + depth for s, begin in zip(shares, first, strict=True) for depth in s.depths[begin:]]
-        placed = upload.add(positions)
-        older = _Older.of(shares, first, upload) if any(first) else None
+        placed = upload.add([position for its in rows for position in its.positions])
+        older = _Older.of(rows, upload) if any(its.n_run for its in rows) else None
         if older is not None:
             step.write_start, step.write_rows = None, older.new_slots
         upload.send()
         return Prepared(placed.tensor, self._attend(step, older))
 
-    def write(self, shares: Sequence[Share], rows: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Put keys and values ``[n_rows, n_kv_heads, head_dim]`` of every layer in their slots."""
-        upload = Upload(self._device)
-        slots = upload.add(_slots(shares))
-        upload.send()
-        for layer, (key, value) in enumerate(rows):
+    def write(self, slots: Tensor, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Put keys and values ``[n, n_kv_heads, head_dim]`` of every layer in arena rows, int64 ``[n]``."""
+        for layer, (key, value) in enumerate(kept):
             store = self.arena.layer(layer)
-            store.keys.index_copy_(0, slots.tensor, key)
-            store.values.index_copy_(0, slots.tensor, value)
+            store.keys.index_copy_(0, slots, key)
+            store.values.index_copy_(0, slots, value)
 
     def _attend(self, step: PackedStep, older: _Older | None) -> Attend:
         scale, window = self._shape.head_dim**-0.5, self._shape.window
@@ -120,15 +110,13 @@ class _Older:
     new_slots: Uploaded  # int64 [n_new]
 
     @classmethod
-    def of(cls, shares: Sequence[Share], first: Sequence[int], upload: Upload) -> _Older:
-        """Rows of ``shares``; in each those before ``first`` were run."""
-        is_new = np.concatenate(
-            [np.arange(len(share.depths)) >= begin for share, begin in zip(shares, first, strict=True)]
-        )
-        slots = _slots(shares)
+    def of(cls, rows: Sequence[DraftRows], upload: Upload) -> _Older:
+        """Of sequences' rows."""
+        is_new = np.concatenate([np.arange(its.n_rows) >= its.n_run for its in rows])
+        slots = slots_of(rows)
         return cls(len(slots), upload.add(slots), upload.add(np.flatnonzero(is_new)), upload.add(slots[is_new]))
 
 
-def _slots(shares: Sequence[Share]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Arena rows of all rows, ``[n_rows]``."""
-    return np.concatenate([s.table.row_numbers(s.n_cached, s.n_cached + len(s.depths)) for s in shares])
+def slots_of(rows: Sequence[DraftRows]) -> NDArray[np.int64]:
+    """Arena rows of all of sequences' rows, ``[n_rows]``."""
+    return np.concatenate([its.table.row_numbers(its.n_before, its.n_before + its.n_rows) for its in rows])

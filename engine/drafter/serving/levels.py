@@ -9,26 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.batches import Share
 from engine.drafter.serving.base import upload_ids
 from engine.drafter.serving.committed import Committed
+from engine.drafter.serving.rows import DraftRows
 from engine.drafter.trees.choice import DraftVocabulary, choose
 from engine.drafter.trees.growth import Growth, grow
 from engine.protocol import Branch
-from engine.tree import ROOT, BoolArray
+from engine.tree import ROOT
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
     """New rows of all drafts that still grow."""
 
-    shares: list[Share]  # all rows of each draft so far
-    n_new: list[int]  # of each, the last ones
-    tokens: list[int]  # of the new rows
+    rows: list[DraftRows]  # all of each draft so far
+    tokens: list[int]  # of those that are to be run
 
 
 @dataclass(slots=True)
@@ -39,27 +37,16 @@ class _Draft:
     committed: Committed
     outputs: dict[int, int]  # candidate -> its row's place among all outputs so far
     rows: dict[int, int] = field(default_factory=dict)  # candidate -> its row behind the committed ones
-    depths: list[int] = field(default_factory=list)  # of the rows, from 0
-    sees: list[BoolArray] = field(default_factory=list)  # of each row, the rows up to itself
+    parents: list[int] = field(default_factory=list)  # of the rows
 
-    def add(self, candidate: int) -> None:
-        """A candidate's row; its parent has one, or is the root."""
-        row, above = len(self.rows), self.rows.get(self.growth.parent(candidate))
-        seen = np.zeros(row + 1, np.bool_)
-        if above is not None:
-            seen[: above + 1] = self.sees[above]
-        seen[row] = True
-        self.rows[candidate] = row
-        self.sees.append(seen)
-        self.depths.append(0 if above is None else self.depths[above] + 1)
-
-    def share(self) -> Share:
-        """All rows so far."""
-        visible = np.zeros((len(self.rows), len(self.rows)), np.bool_)
-        for row, seen in enumerate(self.sees):
-            visible[row, : row + 1] = seen
+    def add(self, candidates: Sequence[int]) -> DraftRows:
+        """Candidates' rows behind those so far; their parents have one, or are the root. Returns all."""
+        n_run = len(self.parents)
+        for candidate in candidates:
+            self.rows[candidate] = len(self.parents)
+            self.parents.append(self.rows.get(self.growth.parent(candidate), ROOT))
         sequence = self.committed.sequence
-        return Share(sequence.n_rows, [*self.depths], visible, False, sequence.table)
+        return DraftRows(sequence.table, sequence.n_rows, len(self.parents), [*self.parents], n_run)
 
 
 def grow_levels(
@@ -108,13 +95,11 @@ def _growth(committed: Committed, depth: int, beam: int) -> Growth:
 
 def _level(alive: Sequence[tuple[_Draft, list[int]]], n_outputs: int) -> tuple[Level, list[int]]:
     """The next level of drafts and the candidates that they expand, and where the parents' outputs are."""
-    level, parents = Level([], [], []), list[int]()
+    level, parents = Level([], []), list[int]()
     for draft, candidates in alive:
         for candidate in candidates:
             parents.append(draft.outputs[draft.growth.parent(candidate)])
             draft.outputs[candidate] = n_outputs + len(level.tokens)
             level.tokens.append(draft.growth.token(candidate))
-            draft.add(candidate)
-        level.shares.append(draft.share())
-        level.n_new.append(len(candidates))
+        level.rows.append(draft.add(candidates))
     return level, parents

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.batches import Share
 from engine.drafter.networks.eagle3 import Eagle3
 from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.serving.base import upload_ids
-from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.committed import Committed, Rows, pair_rows, token_rows
+from engine.drafter.serving.forwards import Forwards
 from engine.drafter.serving.levels import Level, grow_levels
+from engine.drafter.serving.rows import DraftRows
 from engine.drafter.trees.blocks import block_trees
 from engine.drafter.trees.choice import DraftVocabulary
 from engine.protocol import Branch
@@ -34,7 +34,7 @@ class PairDrafting:
 
     Args:
         network: with its weights.
-        cache: of its layers.
+        forwards: of its layers.
         vocabulary: of its head; None: the target's.
         depth: most tokens on a path, for a drafter that was not trained for a number.
         beam: nodes expanded at a depth, and children of each, for the same.
@@ -43,13 +43,13 @@ class PairDrafting:
     def __init__(
         self,
         network: PairNetwork | Eagle3,
-        cache: DrafterCache,
+        forwards: Forwards,
         vocabulary: DraftVocabulary | None,
         depth: int,
         beam: int,
     ) -> None:
-        self._network, self._cache, self._vocabulary = network, cache, vocabulary
-        self._depth, self._beam = depth, beam
+        self._network, self._forwards, self._vocabulary = network, forwards, vocabulary
+        self._depth, self._beam, self._device = depth, beam, next(network.parameters()).device
         self._reads_states = network.spec.reads_states
         n_drafts = network.spec.n_drafts if network.spec.method != "eagle" else None
         self._masks = None if n_drafts is None else _Masks(*network.mask_rows(n_drafts - 1))
@@ -79,14 +79,9 @@ class PairDrafting:
 
     def _forward(self, committed: Sequence[Committed], rows: Sequence[Rows], n_masks: int) -> Tensor:
         """Outputs ``[n_rows, hidden]`` of all sequences' rows, at least one each, with masks behind the real ones."""
-        shares = [
-            Share(its.first, list(range(len(its.tokens) + n_masks)), None, True, one.sequence.table)
-            for one, its in zip(committed, rows, strict=True)
-        ]
-        prepared = self._cache.prepare(shares)
         tokens = [token for its in rows for token in its.tokens]
         order = _order([len(its.tokens) for its in rows], n_masks) if n_masks else []
-        token_ids, placed = upload_ids(prepared.positions.device, tokens, order)
+        token_ids, placed = upload_ids(self._device, tokens, order)
         embedded = self._network.embed_tokens(token_ids)
         known = [its.states for its in rows if its.states is not None]
         states = torch.cat(known) if known else None
@@ -94,8 +89,11 @@ class PairDrafting:
             embedded = torch.cat((embedded, self._masks.embedded)).index_select(0, placed)
             if states is not None and self._masks.states is not None:
                 states = torch.cat((states, self._masks.states.to(states.dtype))).index_select(0, placed)
-        outputs: Tensor = self._network(embedded, states, prepared.positions, prepared.attend)
-        return outputs
+        of_all = [
+            DraftRows(one.sequence.table, its.first, len(its.tokens) + n_masks)
+            for one, its in zip(committed, rows, strict=True)
+        ]
+        return self._forwards.run(of_all, [embedded] if states is None else [embedded, states])
 
     def _in_one_go(self, outputs: Tensor, lasts: list[int], asked: Sequence[Committed]) -> list[Branch | None]:
         n_drafts = self._n_masks + 1
@@ -116,11 +114,8 @@ class PairDrafting:
 
     def _run(self, level: Level, parents: Tensor) -> Tensor:
         """Outputs of a level's new rows; ``parents`` are their parents' outputs."""
-        prepared = self._cache.prepare(level.shares, level.n_new)
-        [tokens] = upload_ids(prepared.positions.device, level.tokens)
-        states = self._network.next_states(parents)
-        outputs: Tensor = self._network(self._network.embed_tokens(tokens), states, prepared.positions, prepared.attend)
-        return outputs
+        [tokens] = upload_ids(parents.device, level.tokens)
+        return self._forwards.run(level.rows, [self._network.embed_tokens(tokens), self._network.next_states(parents)])
 
 
 def _order(n_real: Sequence[int], n_masks: int) -> list[int]:

@@ -61,17 +61,23 @@ class TapRelay:
         """Local layers whose outputs ``add`` wants."""
         return [term.layer for term in self._terms if term.layer != EMBEDDING]
 
-    def add(self, embedded: Tensor, outputs: Mapping[int, Tensor], before: Tensor | None) -> Tensor | None:
+    @property
+    def reads_embedding(self) -> bool:
+        """Whether ``add`` wants the embedding."""
+        return any(term.layer == EMBEDDING for term in self._terms)
+
+    def add(self, embedded: Tensor | None, outputs: Mapping[int, Tensor], before: Tensor | None) -> Tensor | None:
         """The partial sum behind this stage.
 
         Args:
-            embedded: ``[1, n, target_hidden]``, what the stage's first layer reads.
+            embedded: ``[1, n, target_hidden]``, what the stage's first layer reads; None: unknown, and not wanted.
             outputs: of its tapped layers, alike.
             before: fp32 ``[1, n, hidden]``, the sum of earlier stages; with a norm over all taps one column more, the
                 sum of squares. None: no layer was tapped yet.
         """
         for term in self._terms:
             state = embedded if term.layer == EMBEDDING else outputs[term.layer]
+            assert state is not None, "the embedding is tapped"
             if self._normed:
                 state = rms_normed(state, self._epsilon)
             added = (state @ term.weight.T).float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
-from engine.drafter.networks.base import LayeredNetwork, TargetParts
+from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import AnyNetwork, load_network
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.medusa import Medusa
@@ -19,9 +19,11 @@ from engine.drafter.serving.base import Drafting
 from engine.drafter.serving.blocks import BlockDrafting, HeadDrafting
 from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.committed import Committed, DraftedSequence, joined
+from engine.drafter.serving.forwards import ByModules, Forwards, MakeForwards, calls_of
 from engine.drafter.serving.pairs import PairDrafting
 from engine.drafter.serving.relay import Fused
 from engine.drafter.settings import DrafterSettings, scratch_slots
+from engine.drafter.spec import LayerShape
 from engine.drafter.trees.choice import DraftVocabulary
 from engine.kv.arena import BlockTable, Run
 from engine.protocol import Branch
@@ -42,6 +44,7 @@ class Place:
     dtype: torch.dtype
     device: torch.device
     reference: bool = False  # attend as the slow oracle does
+    forwards: MakeForwards = ByModules
 
 
 class DraftRuntime:
@@ -67,10 +70,17 @@ class DraftRuntime:
         tensors = {name: weight.to(place.device, place.dtype) for name, weight in checkpoint.tensors.items()}
         network = load_network(spec, tensors, target)
         self._fused = Fused(spec, tensors, place.dtype, place.device) if spec.taps else None
-        self._cache = _cache_of(network, place)
-        self._drafting = _drafting_of(network, self._cache, _vocabulary(checkpoint, place.device), settings)
+        calls = calls_of(network)
+        self._cache = None if calls is None else _cache_of(calls.shape, place)
+        self._forwards = None if calls is None or self._cache is None else place.forwards(calls, self._cache)
+        self._drafting = _drafting_of(network, self._forwards, _vocabulary(checkpoint, place.device), settings)
         self._block_size, self._n_scratch = place.block_size, scratch_slots(spec, settings)
         self._sequences: dict[int, DraftedSequence] = {}
+
+    @torch.inference_mode()
+    def warm_up(self) -> Iterator[str]:
+        """Whatever the first draft would otherwise wait for; names it piece by piece."""
+        return iter(()) if self._forwards is None else self._forwards.warm_up()
 
     @property
     def reads_taps(self) -> bool:
@@ -165,21 +175,20 @@ def _n_waiting(sequence: DraftedSequence) -> int:
     return sum(len(one.tokens) for one in sequence.waiting)
 
 
-def _cache_of(network: AnyNetwork, place: Place) -> DrafterCache | None:
-    if not isinstance(network, LayeredNetwork):
-        return None
-    return DrafterCache(network.shape, place.n_blocks, place.block_size, place.dtype, place.device, place.reference)
+def _cache_of(shape: LayerShape, place: Place) -> DrafterCache:
+    n_blocks = place.n_blocks + 1  # one more for rows that fill a bucket
+    return DrafterCache(shape, n_blocks, place.block_size, place.dtype, place.device, place.reference)
 
 
 def _drafting_of(
-    network: AnyNetwork, cache: DrafterCache | None, vocabulary: DraftVocabulary | None, settings: DrafterSettings
+    network: AnyNetwork, forwards: Forwards | None, vocabulary: DraftVocabulary | None, settings: DrafterSettings
 ) -> Drafting:
     if isinstance(network, Medusa):
         return HeadDrafting(network)
-    assert cache is not None, "a network with layers has a cache"
+    assert forwards is not None, "a network with layers has rows"
     if isinstance(network, DFlash):
-        return BlockDrafting(network, cache, vocabulary)
-    return PairDrafting(network, cache, vocabulary, settings.depth, settings.beam)
+        return BlockDrafting(network, forwards, vocabulary)
+    return PairDrafting(network, forwards, vocabulary, settings.depth, settings.beam)
 
 
 def _vocabulary(checkpoint: DrafterCheckpoint, device: torch.device) -> DraftVocabulary | None:

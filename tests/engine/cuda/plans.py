@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -28,11 +29,23 @@ def random_works(rng: random.Random, sizes: Sequence[tuple[int, int, bool]], blo
     return works
 
 
+def as_drafted(rng: random.Random, works: Sequence[PathWork]) -> list[PathWork]:
+    """The same, of which some rows ran before, or chains are blocks."""
+    drafted = []
+    for work in works:
+        n_run = rng.choice([0, rng.randrange(work.n_rows)])
+        is_block = work.parents is None and not n_run and rng.random() < 0.5
+        drafted.append(replace(work, n_run=n_run, is_block=is_block))
+    return drafted
+
+
 SIZES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20), st.booleans()), min_size=1, max_size=4)
 
 
 def ancestors(work: PathWork, row: int) -> list[int]:
     """Rows of a work that a row sees, itself included, in ascending order of positions."""
+    if work.is_block:
+        return list(range(work.n_rows))
     if work.parents is None:
         return list(range(row + 1))
     seen = [row]

@@ -13,7 +13,7 @@ from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import BUCKETS, MAX_ROWS, bucket
 from engine.cuda.plan.paths import paths_of
 from engine.cuda.plan.plan import PlanShape, make_plan
-from tests.engine.cuda.plans import SIZES, ancestors, random_works, seen_slots, wanted_slots
+from tests.engine.cuda.plans import SIZES, ancestors, as_drafted, random_works, seen_slots, wanted_slots
 
 WINDOWS = st.sets(st.none() | st.integers(1, 30), min_size=1, max_size=3)
 
@@ -22,13 +22,13 @@ WINDOWS = st.sets(st.none() | st.integers(1, 30), min_size=1, max_size=3)
 def test_every_row_sees_its_ancestors_and_its_prefix_once_and_ascending(
     sizes: list[tuple[int, int, bool]], windows: set[int | None], block: int, split: int, tile: int, rng: random.Random
 ) -> None:
-    works = random_works(rng, sizes, block)
+    works = as_drafted(rng, random_works(rng, sizes, block))
     plan = make_plan(works, PlanShape.of(windows, 2, block, 9999, split))
     plan_of_small_tiles = make_plan(works, PlanShape(plan.layout.windows, 2, block, 9999, split, 2 * tile))
     for one in (plan, plan_of_small_tiles):
         for place, window in enumerate(one.layout.windows):
             found = seen_slots(one, place)
-            wanted = [wanted_slots(work, row, window, block) for work in works for row in range(work.n_rows)]
+            wanted = [wanted_slots(work, row, window, block) for work in works for row in _rows(work)]
             assert [[slot for _, _, slot in keys] for keys in found] == wanted
             for keys, position in zip(found, one.ints[one.layout.positions], strict=False):
                 assert [key for _, key, _ in keys] == list(range(position + 1 - len(keys), position + 1))
@@ -39,13 +39,13 @@ def test_every_row_sees_its_ancestors_and_its_prefix_once_and_ascending(
 def test_partials_of_rows_lie_side_by_side_and_rows_that_fill_the_bucket_have_none(
     sizes: list[tuple[int, int, bool]], window: int, rng: random.Random
 ) -> None:
-    works = random_works(rng, sizes, 4)
+    works = as_drafted(rng, random_works(rng, sizes, 4))
     plan = make_plan(works, PlanShape.of({None, window}, 1, 4, 777, 16))
     layout, ints = plan.layout, plan.ints
     assert layout.n_rows == 64 * -(-plan.n_rows // 64)
     assert (ints[layout.slots][plan.n_rows :] == 777).all()
     assert (ints[layout.positions][plan.n_rows :] == 0).all()
-    written = [slot for work in works for row in range(work.n_rows) for slot in _own_slot(work, row, 4)]
+    written = [slot for work in works for row in _rows(work) for slot in _own_slot(work, row, 4)]
     assert ints[layout.slots][: plan.n_rows].tolist() == written
     for place in range(2):
         firsts = ints[layout.firsts(place)]
@@ -53,6 +53,21 @@ def test_partials_of_rows_lie_side_by_side_and_rows_that_fill_the_bucket_have_no
         counts = [len({split for split, _, _ in keys}) for keys in seen_slots(plan, place)]
         assert firsts[: plan.n_rows].tolist() == np.cumsum([0, *counts[:-1]]).tolist()
         assert sum(counts) <= plan.n_partials
+
+
+@given(SIZES, st.randoms())
+def test_rows_that_do_not_attend_have_slots_and_no_items(
+    sizes: list[tuple[int, int, bool]], rng: random.Random
+) -> None:
+    works, shape = random_works(rng, sizes, 4), PlanShape.of({None, 5}, 1, 4, 777, 16)
+    plan, usual = make_plan(works, shape, attends=False), make_plan(works, shape)
+    assert (plan.n_items, plan.n_partials) == ((0, 0), 0)
+    for array in (plan.layout.positions, plan.layout.slots):
+        assert (plan.ints[array] == usual.ints[array]).all()
+
+
+def _rows(work: PathWork) -> range:
+    return range(work.n_run, work.n_rows)
 
 
 def _own_slot(work: PathWork, row: int, block_size: int) -> list[int]:
