@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
 import torch
@@ -76,8 +76,8 @@ class Executor:
         windows, size = self._shard.windows, arena.block_size
         return PlanShape.of(windows, groups, size, arena.n_rows - 1, self._split, self._buckets)
 
-    def warm_up(self, arena: KVArena, answers: bool = True) -> None:
-        """Compile kernels and record steps, and unless told not to their answers; the log tells how far it is.
+    def warm_up(self, arena: KVArena, answers: bool = True, besides: Iterable[str] = ()) -> None:
+        """Compile kernels and record steps, unless told not to their answers, and what stands beside; a log tells it.
 
         A step that was not foreseen (see ``Answers.warm_up``) is recorded when it comes, of kernels that are there.
         """
@@ -87,7 +87,7 @@ class Executor:
         began = time.monotonic()
         with torch.cuda.device_of(arena.layer(0).keys):  # type: ignore[no-untyped-call]
             done = map("layers over {}".format, self._graphs.warm_up(self.plan_shape(arena), arena))
-            for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else ()):
+            for what in chain(done, self.answers.warm_up() if answers and self.answers is not None else (), besides):
                 logger.info("recorded: %s, %.1f s since the beginning", what, time.monotonic() - began)
 
     def embed(self, packed: PackedStep) -> Tensor:

@@ -15,5 +15,10 @@ class DrafterPart:
     relay: TapRelay | None = None  # None: the drafter taps no layer, or there is none
     runtime: DraftRuntime | None = None  # on the last stage
 
+    @property
+    def taps(self) -> list[int]:
+        """Local layers whose outputs it reads in every step that drafts."""
+        return [] if self.relay is None else self.relay.taps
+
 
 NO_DRAFTER = DrafterPart()

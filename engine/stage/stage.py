@@ -98,7 +98,8 @@ class Stage:
     def warm_up(self, answers: bool = True) -> None:
         """What an executor does before its first step; ``answers``: verification will be asked for."""
         if self._executor is not None:
-            self._executor.warm_up(self._arena, answers)
+            drafter = () if self._drafts is None else self._drafts.runtime.warm_up()
+            self._executor.warm_up(self._arena, answers, drafter)
 
     def reset(self) -> None:
         """Forget every sequence; the cache's contents become meaningless."""

@@ -12,6 +12,7 @@ from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.drafter.serving.forwards import ByModules, MakeForwards
 from engine.drafter.serving.relay import relay_of
 from engine.drafter.serving.runtime import DraftRuntime, Place
 from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
@@ -68,8 +69,9 @@ def drafter_part(
     shard: ModelShard,
     info: TargetInfo,
     reference: bool = False,
+    forwards: MakeForwards = ByModules,
 ) -> DrafterPart:
-    """What the stage of ``shard`` does.
+    """What the stage of ``shard`` does; ``forwards`` runs the drafter's layers.
 
     Raises:
         ConfigError: the checkpoint lacks something, contradicts itself, or is not that of ``info``.
@@ -88,7 +90,7 @@ def drafter_part(
     def embed(tokens: Tensor) -> Tensor:
         return shard.embed(tokens.flatten())[0].view(*tokens.shape, -1)
 
-    place = Place(info.n_blocks, info.block_size, shard.dtype, shard.device, reference)
+    place = Place(info.n_blocks, info.block_size, shard.dtype, shard.device, reference, forwards)
     return DrafterPart(relay, DraftRuntime(checkpoint, TargetParts(embed, shard.head), place, settings))
 
 

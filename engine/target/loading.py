@@ -32,7 +32,7 @@ from engine.stage.base import StageLike
 from engine.stage.stage import Stage
 from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target, read_checkpoint
 from engine.target.info import TargetInfo, positions
-from engine.target.numerics import executors_of, is_exact
+from engine.target.numerics import drafter_forwards, executors_of
 from engine.target.options import EXACT, TargetOptions
 from engine.target.split import NO_LOAD, DrafterLoad, choose_ranges
 from engine.target.split_options import SplitOptions
@@ -203,13 +203,13 @@ def load_parts(
         UnsupportedModelError: a checkpoint cannot be run.
         ConfigError: an option is wrong, or the drafter is none for this target.
     """
-    is_exact(options)  # raises what would otherwise be known minutes later
+    forwards = drafter_forwards(options)  # raises what would otherwise be known minutes later
     drafter = None if options.drafter is None else read_checkpoint(options.drafter, info.spec)
     embeds = drafter is not None and embeds_with_target(drafter.spec)
     parts = []
     for layers in ranges:
         shard = load_layers(options, path, layers, info, embeds and layers.is_last, meter)
-        parts.append((shard, drafter_part(drafter, options.drafter, shard, info, options.reference)))
+        parts.append((shard, drafter_part(drafter, options.drafter, shard, info, options.reference, forwards)))
     return parts
 
 
@@ -227,7 +227,7 @@ def load_stage(
         answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None
         return SimulatedStage(options.simulation.profile, answers, info.n_blocks, info.block_size)
     [(shard, drafter)] = load_parts(options, path, [layers], info, meter)
-    [executor], grammars = executors_of(options, [shard]), grammars_of(path, info.spec)
+    [executor], grammars = executors_of(options, [shard], [drafter]), grammars_of(path, info.spec)
     stage = Stage(shard, info.n_blocks, info.block_size, options.reference, drafter, grammars, executor)
     stage.warm_up()
     return stage

@@ -59,7 +59,7 @@ class LocalTarget:
         options = with_cache(options, path, rooms)
         info = describe_target(options, path)
         shards, drafter = zip(*load_parts(options, path, stage_ranges(options, path, info), info), strict=True)
-        executors = executors_of(options, shards)
+        executors = executors_of(options, shards, drafter)
         target = cls(info, shards, options.reference, drafter, grammars_of(path, info.spec), executors)
         for stage in target._stages:
             stage.warm_up()

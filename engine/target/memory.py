@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from engine.cuda.plan.layout import PARTIAL_BYTES
+from engine.cuda.plan.layout import DRAFTER_PARTIAL_BYTES, PARTIAL_BYTES
 from engine.device import is_host
 from engine.errors import ConfigError
 from engine.kv.arena import KVArena
@@ -90,9 +90,10 @@ def _held(options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence
     found = []
     for i, (layers, one, limit) in enumerate(zip(ranges, memory, limits, strict=True)):
         block = KVArena.bytes_per_block(len(layers), size, spec.n_kv_heads, spec.head_dim, dtype)
+        step = step_bytes(config, spec, options.step_rows, layers.is_last, options.numerics == EXACT)
         if layers.is_last and info.drafter is not None:
             block += size * info.drafter.cache_bytes
-        step = step_bytes(config, spec, options.step_rows, layers.is_last, options.numerics == EXACT)
+            step += DRAFTER_PARTIAL_BYTES if options.numerics == EXACT else 0
         found.append(_Held(f"stage {i}", one.weights, step, block, limit))
     return found
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.drafter.part import NO_DRAFTER, DrafterPart
+from engine.drafter.serving.forwards import ByModules, MakeForwards
 from engine.errors import ConfigError
 from engine.model.scaled import ScaledLinear
 from engine.model.shard import ModelShard
@@ -26,9 +28,12 @@ logger = logging.getLogger(__name__)
 CAPABILITY = (9, 0)  # what kernels are compiled for in tests; tiles and memory are a Hopper GPU's, and fp8 needs 8.9
 
 
-def executors_of(options: TargetOptions, shards: Sequence[ModelShard]) -> list[Executor | None]:
+def executors_of(
+    options: TargetOptions, shards: Sequence[ModelShard], drafter: Sequence[DrafterPart] = ()
+) -> list[Executor | None]:
     """What runs each shard's layers in its place; None: its own modules, with numerics ``fast`` or the oracle, whose
-    weights of one byte are multiplied as they are where kernels can run.
+    weights of one byte are multiplied as they are where kernels can run. ``drafter``: each stage's part
+    of it; (): there is none.
 
     Raises:
         ConfigError: numerics are ``exact``, and the kernels cannot run.
@@ -39,7 +44,21 @@ def executors_of(options: TargetOptions, shards: Sequence[ModelShard]) -> list[E
         return [None] * len(shards)
     from engine.cuda.executor import Executor  # Triton takes a second, and a CPU may lack it
 
-    return [Executor(shard) for shard in shards]
+    parts = drafter or [NO_DRAFTER] * len(shards)
+    return [Executor(shard, taps=part.taps) for shard, part in zip(shards, parts, strict=True)]
+
+
+def drafter_forwards(options: TargetOptions) -> MakeForwards:
+    """What runs a trained drafter's layers.
+
+    Raises:
+        ConfigError: numerics are ``exact``, and the kernels cannot run.
+    """
+    if not is_exact(options):
+        return ByModules
+    from engine.cuda.drafter import ByKernels
+
+    return ByKernels
 
 
 def is_exact(options: TargetOptions) -> bool:

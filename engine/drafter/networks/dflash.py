@@ -46,12 +46,16 @@ class DFlash(TappedNetwork):
             kept.append(layer.keys_values(normed, rotation))
         return kept
 
+    def n_slots(self, n_drafts: int) -> int:
+        """Slots of a block that drafts so many tokens: one more where the anchor's slot drafts none."""
+        return n_drafts if self.spec.sample_from_anchor else n_drafts + 1
+
     def block(self, anchors: Tensor, n_drafts: int) -> Tensor:
         """Embeddings ``[..., n_slots, hidden]`` of blocks: the anchor, then masks.
 
         Args:
             anchors: int64 ``[...]``, the last committed token of each; slot s stands at its position + s.
-            n_drafts: tokens to draft; ``n_slots`` is one more where the anchor's slot drafts none.
+            n_drafts: tokens to draft.
 
         Raises:
             ConfigError: the spec has no mask.
@@ -59,8 +63,7 @@ class DFlash(TappedNetwork):
         mask = self.spec.mask_token_id
         if mask is None:
             raise ConfigError("mask_token_id is None: a block's slots are the mask token's embedding")
-        n_slots = n_drafts if self.spec.sample_from_anchor else n_drafts + 1
-        slots = torch.full((*anchors.shape, n_slots), mask, device=anchors.device)
+        slots = torch.full((*anchors.shape, self.n_slots(n_drafts)), mask, device=anchors.device)
         slots[..., 0] = anchors
         return self.embed_tokens(slots)
 

@@ -28,6 +28,7 @@ class NetworkCalls:
     run: Callable[[Sequence[Tensor], Tensor, Attend], Tensor]  # inputs, positions, attention -> outputs [n, hidden]
     # states [n, hidden] and positions -> keys and values of every layer; None: rows are run to be kept
     context: Callable[[Tensor, Tensor], list[tuple[Tensor, Tensor]]] | None = None
+    block: int = 0  # rows that see each other, in every sequence that is run; 0: rows see what is before them
 
 
 class Forwards(Protocol):
@@ -88,6 +89,7 @@ def calls_of(network: AnyNetwork) -> NetworkCalls | None:
             (block.shape.hidden_size,),
             lambda inputs, positions, attend: block(inputs[0], positions, attend),
             block.context,
+            0 if block.spec.causal_block else block.n_slots(block.spec.n_drafts or 0),
         )
     if not isinstance(network, PairNetwork | Eagle3):
         return None

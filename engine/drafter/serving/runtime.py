@@ -77,7 +77,6 @@ class DraftRuntime:
         self._block_size, self._n_scratch = place.block_size, scratch_slots(spec, settings)
         self._sequences: dict[int, DraftedSequence] = {}
 
-    @torch.inference_mode()
     def warm_up(self) -> Iterator[str]:
         """Whatever the first draft would otherwise wait for; names it piece by piece."""
         return iter(()) if self._forwards is None else self._forwards.warm_up()
