@@ -54,11 +54,11 @@ def small_model(family: str) -> Any:
     return Gemma3ForCausalLM(config).float().eval()
 
 
-def small_shards(family: str, stages: int, embeds: bool = False) -> list[ModelShard]:
-    """Shards of a copy; all of them embed tokens, or the first one."""
+def small_shards(family: str, stages: int) -> list[ModelShard]:
+    """Shards of a copy."""
     model = copy.deepcopy(small_model(family))
     spec = read_spec(model.config)
-    return [ModelShard(model, spec, layers, 128, embeds=embeds) for layers in split_layers(spec.n_layers, stages)]
+    return [ModelShard(model, spec, layers, 128) for layers in split_layers(spec.n_layers, stages)]
 
 
 def small_target(
