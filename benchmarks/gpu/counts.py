@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from benchmarks.gpu.counting.steps import FAST, WAYS, counted_step
+from benchmarks.gpu.counting.drafts import counted_draft
+from benchmarks.gpu.counting.steps import FAST, GRAPHS, WAYS, counted_step
+from benchmarks.gpu.measuring.drafting import KINDS
 from benchmarks.gpu.setting import Report, Setting
 
 COLUMNS = ("step", "numerics", "a layer", "rest", "verify", "host tensors", "waits in forward", "waits in verify")
+DRAFTS = ("drafter", "sequences", "numerics", "operators", "host tensors", "waits")
 
 
 def run(setting: Setting) -> Report:
@@ -27,7 +30,20 @@ def run(setting: Setting) -> Report:
             rows.append(_row(setting, f"{n_sequences} x 64 rows of a prompt, greedy", n_sequences, 0, 0.0, 64, way))
     where = "a pretended device" if setting.device.type == "cpu" else "the device"
     document = {"rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows], "counted_on": where}
-    return Report("Operators, host tensors and waits of a step", COLUMNS, rows, (f"Counted on {where}.",), document)
+    title, note = "Operators, host tensors and waits of a step", f"Counted on {where}."
+    return Report(title, COLUMNS, rows, (note,), document, (_drafts(setting, note),))
+
+
+def _drafts(setting: Setting, note: str) -> Report:
+    """Trained drafters, who read three rows and draft 16 nodes: of EAGLE as many levels as that takes."""
+    rows: list[tuple[str | float, ...]] = []
+    for kind in KINDS:
+        for n_sequences in (1, 8):
+            for way in (FAST, GRAPHS) if find_spec("triton") is not None else (FAST,):
+                counts = counted_draft(setting.device, kind, n_sequences, way)
+                rows.append((kind, n_sequences, way, counts.ops, counts.uploads, counts.waits))
+    document = {"rows": [dict(zip(DRAFTS, row, strict=True)) for row in rows]}
+    return Report("Operators, host tensors and waits of a draft", DRAFTS, rows, (note,), document)
 
 
 def _row(

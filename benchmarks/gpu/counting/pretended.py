@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda", 0)
 _FLASH = torch.ops.aten._flash_attention_forward.default
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty"}  # 0: what kernels do not write must be no NaN
 _tensor = torch.tensor
 
 
@@ -163,6 +164,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     args = [changes.pop(argument.name, value) for argument, value in zip(func._schema.arguments, args, strict=False)]
     args, kwargs = tree_map(lambda x: x.host if isinstance(x, PretendedTensor) else x, (args, {**kwargs, **changes}))
     result = _flash(*args, **kwargs) if func is _FLASH else func(*args, **kwargs)
+    if name in _EMPTY and is_ours and isinstance(result, Tensor):
+        result.zero_()
     if name in ("to", "_to_copy") and is_ours != isinstance(values["self"], PretendedTensor) and result is args[0]:
         result = result.clone()  # two memories
     return tree_map(lambda x: PretendedTensor(x) if isinstance(x, Tensor) else x, result) if is_ours else result

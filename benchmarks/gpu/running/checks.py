@@ -53,6 +53,7 @@ CHECKS: dict[str, Check] = {
         Check("texts", 6),
         Check("kernels", 6),
         Check("exact", 8),
+        Check("drafts", 3),
         Check("seventy", 6),
         Check("load", 3),
         Check("train", 8),

@@ -21,14 +21,6 @@ from engine.protocol import Branch
 from engine.tree import ROOT
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """New rows of all drafts that still grow."""
-
-    rows: list[DraftRows]  # all of each draft so far
-    tokens: list[int]  # of those that are to be run
-
-
 @dataclass(slots=True)
 class _Draft:
     """One sequence's draft, and its rows."""
@@ -51,7 +43,7 @@ class _Draft:
 
 def grow_levels(
     score: Callable[[Tensor], Tensor],
-    run: Callable[[Level, Tensor], Tensor],
+    run: Callable[[list[DraftRows], Tensor, Tensor], Tensor],
     roots: Tensor,
     asked: Sequence[Committed],
     vocabulary: DraftVocabulary | None,
@@ -63,7 +55,7 @@ def grow_levels(
 
     Args:
         score: logits ``[n, draft_vocab]`` of outputs ``[n, hidden]``.
-        run: outputs ``[n_new, hidden]`` of a level's new rows, from their parents'.
+        run: outputs ``[n, hidden]`` of a level's rows, from their tokens, int64 ``[n]``, and their parents' outputs.
         roots: ``[n, hidden]``, outputs of the sequences' last committed rows.
         asked: the sequences; each wants a draft.
         vocabulary: of the logits; None: the target's.
@@ -80,8 +72,9 @@ def grow_levels(
         alive = [(draft, candidates) for draft, candidates in zip(growing, new, strict=True) if candidates]
         growing = [draft for draft, _ in alive]
         if growing:
-            level, parents = _level(alive, len(outputs))
-            latest = run(level, outputs.index_select(0, upload_ids(outputs.device, parents)[0]))
+            rows, *told = _level(alive, len(outputs))
+            tokens, parents = upload_ids(outputs.device, *told)
+            latest = run(rows, tokens, outputs.index_select(0, parents))
             outputs = torch.cat((outputs, latest))
     return [draft.growth.branch(source) for draft in drafts]
 
@@ -93,13 +86,13 @@ def _growth(committed: Committed, depth: int, beam: int) -> Growth:
     return grow(wanted.params, wanted.history, wanted.position, depth, wanted.n_nodes, beam)
 
 
-def _level(alive: Sequence[tuple[_Draft, list[int]]], n_outputs: int) -> tuple[Level, list[int]]:
-    """The next level of drafts and the candidates that they expand, and where the parents' outputs are."""
-    level, parents = Level([], []), list[int]()
+def _level(alive: Sequence[tuple[_Draft, list[int]]], n_outputs: int) -> tuple[list[DraftRows], list[int], list[int]]:
+    """The next level of drafts and the candidates that they expand, its tokens, and where parents' outputs are."""
+    rows, tokens, parents = list[DraftRows](), list[int](), list[int]()
     for draft, candidates in alive:
         for candidate in candidates:
             parents.append(draft.outputs[draft.growth.parent(candidate)])
-            draft.outputs[candidate] = n_outputs + len(level.tokens)
-            level.tokens.append(draft.growth.token(candidate))
-        level.rows.append(draft.add(candidates))
-    return level, parents
+            draft.outputs[candidate] = n_outputs + len(tokens)
+            tokens.append(draft.growth.token(candidate))
+        rows.append(draft.add(candidates))
+    return rows, tokens, parents

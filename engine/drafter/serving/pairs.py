@@ -14,7 +14,7 @@ from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.serving.base import upload_ids
 from engine.drafter.serving.committed import Committed, Rows, pair_rows, token_rows
 from engine.drafter.serving.forwards import Forwards
-from engine.drafter.serving.levels import Level, grow_levels
+from engine.drafter.serving.levels import grow_levels
 from engine.drafter.serving.rows import DraftRows
 from engine.drafter.trees.blocks import block_trees
 from engine.drafter.trees.choice import DraftVocabulary
@@ -112,10 +112,9 @@ class PairDrafting:
     def _score(self, outputs: Tensor) -> Tensor:
         return self._network.logits(outputs)
 
-    def _run(self, level: Level, parents: Tensor) -> Tensor:
-        """Outputs of a level's new rows; ``parents`` are their parents' outputs."""
-        [tokens] = upload_ids(parents.device, level.tokens)
-        return self._forwards.run(level.rows, [self._network.embed_tokens(tokens), self._network.next_states(parents)])
+    def _run(self, rows: list[DraftRows], tokens: Tensor, parents: Tensor) -> Tensor:
+        """Outputs of a level's rows; ``parents`` are their parents' outputs."""
+        return self._forwards.run(rows, [self._network.embed_tokens(tokens), self._network.next_states(parents)])
 
 
 def _order(n_real: Sequence[int], n_masks: int) -> list[int]:

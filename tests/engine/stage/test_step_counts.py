@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from benchmarks.gpu.counting.counter import counted
+from benchmarks.gpu.counting.drafts import counted_draft
 from benchmarks.gpu.counting.pretended import move_to_pretended, pretended_cuda
-from benchmarks.gpu.counting.steps import GRAPHS, LAUNCHES, counted_step
+from benchmarks.gpu.counting.steps import FAST, GRAPHS, LAUNCHES, counted_step
 
 CPU = torch.device("cpu")
 
@@ -49,6 +50,17 @@ def test_an_exact_step_launch_by_launch() -> None:
     assert step.rest == 2, "moves, embedding"
     assert step.verify.ops == 6, "rows are picked, norm, head, draw"
     assert (step.uploads, step.waits) == (1, 1)
+
+
+@pytest.mark.parametrize("n_sequences", [1, 8])
+@pytest.mark.parametrize(("kind", "fast", "others"), [("eagle 3", 92, 26), ("p-eagle", 88, 31), ("dflash", 480, 21)])
+def test_forwards_of_a_drafter_are_graphs(kind: str, fast: int, others: int, n_sequences: int) -> None:
+    by_modules, found = (counted_draft(CPU, kind, n_sequences, way) for way in (FAST, GRAPHS))
+    assert by_modules.ops <= fast * by_modules.waits
+    n_forwards = found.waits  # each is waited for once: the host chooses what is drafted
+    assert found.by_name["graph"] == (2 if kind == "dflash" else n_forwards), "dflash: what is committed, and the block"
+    assert found.ops - found.by_name["graph"] <= others * n_forwards
+    assert found.uploads <= 2 * n_forwards + 2
 
 
 def test_the_counter_sees_what_it_is_there_for() -> None:
