@@ -11,15 +11,13 @@ import json
 import os
 import platform
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from engine.attention.hook import PackedStep
 from engine.kept_files import keep_json
 from engine.model.meta_model import empty_model
 from engine.model.partition import ModelParts
@@ -37,38 +35,39 @@ from engine.step import SequenceStart, Step, Work
 from engine.target.numerics import multiply_small_weights
 from engine.tree import ROOT, TokenTree
 
+if TYPE_CHECKING:  # needs Triton
+    from engine.cuda.executor import Executor
+
 CONTEXT = 256  # tokens of the prompt chunk, and before every tree
 MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
 REPEATS = 7  # of each kind of step, after a first one that finds memory and threads unprepared
 BLOCK = 64  # tokens
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 
 
-class _TimedShard(ModelShard):
-    """A shard that measures its last embedding and its last run, in seconds."""
+class _Timed:
+    """Measures the last call of a method, in seconds."""
 
-    embed_seconds = 0.0
-    run_seconds = 0.0
+    def __init__(self, owner: ModelShard | Executor, name: str, device: torch.device) -> None:
+        self.seconds, call = 0.0, getattr(owner, name)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """As a shard does, timed."""
-        began = _now(self.device)
-        result = super().embed(tokens)
-        self.embed_seconds = _now(self.device) - began
-        return result
+        def timed(*arguments: Any) -> Any:
+            began = _now(device)
+            result = call(*arguments)
+            self.seconds = _now(device) - began
+            return result
 
-    def run(
-        self, hidden: Tensor, positions: Tensor, packed: PackedStep, taps: Collection[int] = ()
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """As a shard does, timed."""
-        began = _now(self.device)
-        result = super().run(hidden, positions, packed, taps)
-        self.run_seconds = _now(self.device) - began
-        return result
+        setattr(owner, name, timed)
 
 
 def layer_costs(
-    config: Any, spec: ModelSpec, dtype: torch.dtype, device: torch.device, quantization: str | None, folder: str = ""
+    config: Any,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None,
+    folder: str = "",
+    exact: bool = False,
 ) -> ModelParts:
     """Seconds per step of every part, measured now or taken from an earlier measurement.
 
@@ -79,14 +78,16 @@ def layer_costs(
         device: to measure on; its process must be the only one at work there.
         quantization: as for ``load_shard``.
         folder: where measurements are kept; "": nowhere.
+        exact: an executor of ``engine.cuda`` runs the layers; its embedding is part of them.
 
     Raises:
         ConfigError: ``quantization`` is unknown, or its package is not installed.
     """
-    file = Path(folder) / _file_name(config, dtype, device, quantization) if folder else None
+    file = Path(folder) / _file_name(config, dtype, device, quantization, exact) if folder else None
     found = _read(file) if file is not None else None
     if found is None:
-        found = {kind: _measure(config, kind, dtype, device, quantization) for kind in sorted(set(spec.layer_types))}
+        kinds = sorted(set(spec.layer_types))
+        found = {kind: _measure(config, kind, dtype, device, quantization, exact) for kind in kinds}
         if file is not None:
             keep_json(file, found, "layer costs")
     head = max(one[2] for one in found.values())  # the same part measured again for every type of layer
@@ -95,26 +96,32 @@ def layer_costs(
 
 
 def _measure(
-    config: Any, kind: str, dtype: torch.dtype, device: torch.device, quantization: str | None
+    config: Any, kind: str, dtype: torch.dtype, device: torch.device, quantization: str | None, exact: bool
 ) -> tuple[float, float, float]:
     """Seconds of embedding, one layer, and norm + head + verification, weighted over ``MIX``."""
     shard = _one_layer(one_layer_config(config, kind), dtype, device, quantization)
     context = min(CONTEXT, shard.spec.max_positions // 2)
-    stage = Stage(shard, (context + 1 + 64) // BLOCK + 2, BLOCK)
+    executor = None
+    if exact:
+        from engine.cuda.executor import Executor  # needs Triton
+
+        executor = Executor(shard)
+    stage = Stage(shard, (context + 1 + 64) // BLOCK + 2, BLOCK, executor=executor)
+    timed = _Timed(shard, "embed", device), _Timed(shard if executor is None else executor, "run", device)
     embed = layer = head = 0.0
     for share, steps in _steps(shard.spec, context):
-        taken = [_timed(stage, shard, step) for step in steps][1:]
+        taken = [_seconds(stage, *timed, step) for step in steps][1:]
         embed += share * median(one[0] for one in taken)
         layer += share * median(one[1] for one in taken)
         head += share * median(one[2] for one in taken)
     return embed, layer, head
 
 
-def _timed(stage: Stage, shard: _TimedShard, step: Step) -> tuple[float, float, float]:
+def _seconds(stage: Stage, embed: _Timed, run: _Timed, step: Step) -> tuple[float, float, float]:
     activations = stage.forward(step, None)
-    began = _now(shard.device)
+    began = _now(activations.hidden.device)
     stage.verify(activations)
-    return shard.embed_seconds, shard.run_seconds, _now(shard.device) - began
+    return embed.seconds, run.seconds, _now(activations.hidden.device) - began
 
 
 def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
@@ -134,7 +141,7 @@ def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
         yield share, steps
 
 
-def _one_layer(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> _TimedShard:
+def _one_layer(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> ModelShard:
     """A model of one layer with random weights."""
     wanted = check_quantization(quantization, config, device)
     model = empty_model(config, dtype)
@@ -151,7 +158,7 @@ def _one_layer(config: Any, dtype: torch.dtype, device: torch.device, quantizati
     model.tie_weights()
     model.to(device)  # buffers
     spec = read_spec(config, ())
-    shard = _TimedShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
+    shard = ModelShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
     multiply_small_weights(str(device), [shard])
     return shard
 
@@ -162,14 +169,14 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> str:
-    """A name that differs with config, dtype, quantization, device and number of threads."""
+def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None, exact: bool) -> str:
+    """A name that differs with config, dtype, quantization, numerics, device and number of threads."""
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     else:
         place = f"{platform.node()}-{platform.machine()}-{os.cpu_count()}x{torch.get_num_threads()}"
     values = {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "dtype")}
-    told = json.dumps([VERSION, values, str(dtype), quantization, place], sort_keys=True, default=str)
+    told = json.dumps([VERSION, values, str(dtype), quantization, exact, place], sort_keys=True, default=str)
     return f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
 
 

@@ -130,7 +130,12 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
         return split_layers(info.spec.n_layers, options.stages)
     dtype = resolve_dtype(options.dtype, info.spec, options.device)
     wanted = SplitOptions(
-        options.stages, options.split, options.stage_memory, options.quantization, options.cost_folder
+        options.stages,
+        options.split,
+        options.stage_memory,
+        options.quantization,
+        options.cost_folder,
+        options.numerics == EXACT and not options.reference,
     )
     device, kv = torch.device(options.device), kv_per_layer(info, dtype)
     load = drafter_load(info)

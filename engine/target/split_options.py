@@ -18,6 +18,7 @@ class SplitOptions:
     memory: tuple[int, ...] = ()  # bytes per stage, or one number for all; none: no limit
     quantization: str | None = None
     cost_folder: str = ""  # where measurements are kept; "": nowhere
+    exact: bool = False  # executors run the layers
 
 
 def check_split(split: str, n_layers: int, n_stages: int) -> None:
