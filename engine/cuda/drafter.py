@@ -91,13 +91,14 @@ class ByKernels:
         upload = Upload(self._device)
         sent = upload.add(plan.ints, np.int32)
         upload.send()
-        found = None if graphs is None else graphs.run(inputs, plan, sent.tensor, self._arena)
-        if found is None:
-            step = StepOnDevice.of(plan, sent.tensor, self._heads, DRAFTER_PARTIAL_BYTES)
-            padded = [rows.new_zeros(plan.layout.n_rows, rows.shape[1]) for rows in inputs]
-            for whole, rows in zip(padded, inputs, strict=True):
-                whole[: plan.n_rows] = rows
-            found = tuple(one[: plan.n_rows] for one in run(padded, step, self._arena))
+        with torch.cuda.device_of(sent.tensor):  # type: ignore[no-untyped-call]  # launches go to the current device
+            found = None if graphs is None else graphs.run(inputs, plan, sent.tensor, self._arena)
+            if found is None:
+                step = StepOnDevice.of(plan, sent.tensor, self._heads, DRAFTER_PARTIAL_BYTES)
+                padded = [rows.new_zeros(plan.layout.n_rows, rows.shape[1]) for rows in inputs]
+                for whole, rows in zip(padded, inputs, strict=True):
+                    whole[: plan.n_rows] = rows
+                found = tuple(one[: plan.n_rows] for one in run(padded, step, self._arena))
         return found
 
     def _forward(self, inputs: Sequence[Tensor], step: StepOnDevice, arena: KVArena) -> tuple[Tensor, ...]:
