@@ -114,7 +114,7 @@ def check_triton() -> None:
     """Raises ConfigError unless Triton and what it builds its launchers with are there."""
     lacking = []
     if find_spec("triton") is None:
-        lacking.append("the package triton, which comes with torch's wheels for CUDA (pip install 'spectra-serve[gpu]')")
+        lacking.append("the package triton, as of torch's wheels for CUDA (pip install 'spectra-serve[gpu]')")
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         lacking.append("a C compiler (gcc or clang in PATH, or CC)")
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
