@@ -53,7 +53,6 @@ def _measure(setting: Setting, kind: str, n_sequences: int) -> list[Row]:
         drafted[way] = {
             (seq, *node)
             for seq, branch in enumerate(drafting.draft())
-            if branch is not None
             for node in zip(range(len(branch.tokens)), branch.tokens, branch.parents or (), strict=True)
         }
         taken[way] = waited(setting, drafting.draft, 2 if setting.tiny else 30)

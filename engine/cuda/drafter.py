@@ -55,7 +55,10 @@ class ByKernels:
         keys = self._arena.layer(0).keys
         self._device, self._dtype = keys.device, keys.dtype
         recorder = Recorder() if (self._device.type == "cuda" if records is None else records) else None
-        self._forwards = self._graphs_of(recorder, self._forward, calls.widths, DRAFTER_PARTIAL_BYTES)
+        # Plans do not tell apart where the windows of a block's rows end.
+        self._is_planned = not (calls.block and shape.window is not None)
+        planned = recorder if self._is_planned else None
+        self._forwards = self._graphs_of(planned, self._forward, calls.widths, DRAFTER_PARTIAL_BYTES)
         self._contexts = self._graphs_of(recorder, self._context, (shape.hidden_size,), 0)
 
     def _graphs_of(
@@ -67,8 +70,8 @@ class ByKernels:
         return Graphs(rows, self._plan_shape.buckets, recorder, partial_bytes)
 
     def run(self, rows: Sequence[DraftRows], inputs: Sequence[Tensor]) -> Tensor:
-        """A forward; what sees each other behind a window, whose ends plans do not tell apart, goes by modules."""
-        if self._calls.block and self._heads.window is not None:
+        """A forward; a block behind a window goes by modules."""
+        if not self._is_planned:
             return self._by_modules.run(rows, inputs)
         plan = make_plan([_work(its) for its in rows], self._plan_shape)
         [outputs] = self._run(self._forwards, self._forward, plan, inputs)

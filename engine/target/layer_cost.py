@@ -6,6 +6,7 @@ nothing but ``config.json`` is read, and no more than a layer, an embedding and 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -86,8 +87,10 @@ def layer_costs(
     file = Path(folder) / _file_name(config, dtype, device, quantization, exact) if folder else None
     found = _read(file) if file is not None else None
     if found is None:
-        kinds = sorted(set(spec.layer_types))
-        found = {kind: _measure(config, kind, dtype, device, quantization, exact) for kind in kinds}
+        found = {}
+        for kind in sorted(set(spec.layer_types)):
+            found[kind] = _measure(config, kind, dtype, device, quantization, exact)
+            gc.collect()  # what was measured refers to itself, and its memory is wanted
         if file is not None:
             keep_json(file, found, "layer costs")
     head = max(one[2] for one in found.values())  # the same part measured again for every type of layer

@@ -32,10 +32,10 @@ from engine.stage.base import StageLike
 from engine.stage.stage import Stage
 from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target, read_checkpoint
 from engine.target.info import TargetInfo, positions
-from engine.target.numerics import drafter_forwards, executors_of
+from engine.target.numerics import drafter_forwards, executors_of, is_exact
 from engine.target.options import EXACT, TargetOptions
 from engine.target.split import NO_LOAD, DrafterLoad, choose_ranges
-from engine.target.split_options import SplitOptions
+from engine.target.split_options import MEASURED, SplitOptions
 
 
 def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
@@ -135,7 +135,7 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
         options.stage_memory,
         options.quantization,
         options.cost_folder,
-        options.numerics == EXACT and not options.reference,
+        options.split == MEASURED and is_exact(options),
     )
     device, kv = torch.device(options.device), kv_per_layer(info, dtype)
     load = drafter_load(info)

@@ -93,7 +93,7 @@ def _held(options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence
         step = step_bytes(config, spec, options.step_rows, layers.is_last, options.numerics == EXACT)
         if layers.is_last and info.drafter is not None:
             block += size * info.drafter.cache_bytes
-            step += DRAFTER_PARTIAL_BYTES if options.numerics == EXACT else 0
+            step += DRAFTER_PARTIAL_BYTES if info.drafter.cache_bytes and options.numerics == EXACT else 0
         found.append(_Held(f"stage {i}", one.weights, step, block, limit))
     return found
 

@@ -30,6 +30,5 @@ def counted_draft(device: torch.device, kind: str, n_sequences: int, way: str = 
         drafting = Drafting(kind, geometry, at, torch.bfloat16, n_sequences, CONTEXT, forwards)
         drafting.draft()
         with counted() as counts:
-            branches = drafting.draft()
-    assert all(branch is not None for branch in branches), "a drafter failed"
+            drafting.draft()
     return counts

@@ -74,12 +74,19 @@ class Drafting:
             table.extend(range(seq * blocks_each, (seq + 1) * blocks_each))
             self._runtime.start(seq, table, context)
 
-    def draft(self) -> list[Branch | None]:
-        """What a step's end asks for: rows are read, trees drafted."""
+    def draft(self) -> list[Branch]:
+        """What a step's end asks for: rows are read, trees drafted.
+
+        Raises:
+            RuntimeError: the drafter failed.
+        """
         drawn, committed = 7, []
         for seq in self._sequences:
             sequence = self._runtime.of(seq)
             assert sequence is not None
             ask = BlockAsk(SamplingParams(), None, drawn, self._context + N_NEW + 1, SETTINGS.depth, N_NODES)
             committed.append(Committed(sequence, self._context, self._states, [5] * N_NEW, drawn, ask))
-        return self._runtime.draft(committed)
+        branches = [branch for branch in self._runtime.draft(committed) if branch is not None]
+        if len(branches) < len(committed):
+            raise RuntimeError("the drafter failed; its log says why")
+        return branches

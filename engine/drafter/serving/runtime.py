@@ -78,8 +78,16 @@ class DraftRuntime:
         self._sequences: dict[int, DraftedSequence] = {}
 
     def warm_up(self) -> Iterator[str]:
-        """Whatever the first draft would otherwise wait for; names it piece by piece."""
-        return iter(()) if self._forwards is None else self._forwards.warm_up()
+        """Whatever the first draft would otherwise wait for; names it piece by piece.
+
+        What fails here costs as little as it does in a step.
+        """
+        try:
+            yield from () if self._forwards is None else self._forwards.warm_up()
+        except torch.AcceleratorError:
+            raise  # the device cannot serve a step
+        except Exception:
+            logger.exception("the drafter failed to warm up")
 
     @property
     def reads_taps(self) -> bool:

@@ -13,8 +13,10 @@ from engine.cuda import graphs
 from engine.cuda.drafter import ByKernels
 from engine.cuda.executor import Executor
 from engine.cuda.layer import StepOnDevice
+from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.serving.forwards import ByModules, MakeForwards
 from engine.loop import Engine
+from engine.model.spec import ModelSpec
 from engine.protocol import Branch
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -38,17 +40,24 @@ def by_kernels(records: bool) -> MakeForwards:
     return partial(ByKernels, split=SPLIT, buckets=BUCKETS, records=records)
 
 
+def checkpoint_of(kind: str, target: ModelSpec, window: int | None = None) -> DrafterCheckpoint:
+    spec = drafter_spec(kind, target)
+    assert spec.layers is not None
+    layers = spec.layers if window is None else replace(spec.layers, window=window)
+    return random_checkpoint(replace(spec, taps=(-1, 0, 1) if spec.taps else (), layers=layers))
+
+
 def drafted(
     kind: str,
     forwards: MakeForwards = ByModules,
     executes: bool = False,
     every: int = 1,
+    window: int | None = None,
     **sampling: Any,
 ) -> Found:
     """Texts, and every draft with the text that it stood behind; the target records graphs if it ``executes``."""
     [shard] = small_shards("llama", 1)
-    spec = drafter_spec(kind, shard.spec)
-    checkpoint = random_checkpoint(replace(spec, taps=(-1, 0, 1) if spec.taps else ()))
+    checkpoint = checkpoint_of(kind, shard.spec, window)
     method, drafter = checkpoint.spec.method, describe_drafter(checkpoint, SETTINGS, torch.float32)
     info = TargetInfo(shard.spec, 80, 4, 120, drafter=drafter)
     part = drafter_part(checkpoint, SETTINGS, shard, info, forwards=forwards)
@@ -74,6 +83,28 @@ def check_alike(found: Found, wanted: Found) -> None:
 @pytest.mark.parametrize("kind", LAYERED)
 def test_drafts_are_those_of_a_cpu(kind: str) -> None:
     check_alike(drafted(kind, by_kernels(records=False)), drafted(kind))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_behind_a_window_too(kind: str) -> None:
+    check_alike(drafted(kind, by_kernels(records=False), window=5), drafted(kind, window=5))
+
+
+def test_a_drafter_that_fails_to_warm_up_costs_drafts_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no graph")
+
+    call_again(monkeypatch)
+    monkeypatch.setattr(graphs, "make_plan", fails)
+    [shard] = small_shards("llama", 1)
+    checkpoint = checkpoint_of("eagle", shard.spec)
+    info = TargetInfo(shard.spec, 80, 4, 120, drafter=describe_drafter(checkpoint, SETTINGS, torch.float32))
+    runtime = drafter_part(checkpoint, SETTINGS, shard, info, forwards=by_kernels(records=True)).runtime
+    assert runtime is not None
+    assert not list(runtime.warm_up())
+    assert "the drafter failed to warm up" in caplog.text
 
 
 @pytest.fixture

@@ -36,8 +36,10 @@ def test_a_cpu_loads_no_kernels() -> None:
 def test_exact_kernels_are_refused_on_a_cpu_and_unknown_numerics_anywhere() -> None:
     path = saved_model("llama")
     for numerics, said in (("exact", "numerics is exact, but device is cpu"), ("odd", "numerics is 'odd'; it must be")):
-        with pytest.raises(ConfigError, match=said):
-            LocalTarget.load(TargetOptions(str(path), kv_bytes=1 << 20, numerics=numerics), path)
+        options = TargetOptions(str(path), kv_bytes=1 << 20, numerics=numerics)
+        for one in (options, replace(options, stages=2, split="measured")):
+            with pytest.raises(ConfigError, match=said):
+                LocalTarget.load(one, path)
 
 
 def test_what_cannot_run_is_known_before_weights_are_read() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -149,6 +151,24 @@ def test_costs_are_measured_once_per_config_dtype_and_quantisation(
     file.write_text("{}")  # what makes no sense is measured again
     assert min(layer_costs(config, spec, torch.float32, CPU, quantization, str(tmp_path)).layers) > 0
     assert json.loads(file.read_text())
+
+
+def test_what_was_measured_leaves_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[ModelShard]] = []
+    one_layer = layer_cost._one_layer
+
+    def remembered(*arguments: Any) -> ModelShard:
+        shard = one_layer(*arguments)
+        made.append(weakref.ref(shard))
+        return shard
+
+    monkeypatch.setattr(layer_cost, "_one_layer", remembered)
+    gc.disable()  # it would come at some time
+    try:
+        layer_costs(load_config(saved_model("gemma3")), load_spec(saved_model("gemma3")), torch.float32, CPU, None)
+    finally:
+        gc.enable()
+    assert [shard() for shard in made] == [None, None]
 
 
 def test_measured_costs_decide_where_layers_go(monkeypatch: pytest.MonkeyPatch) -> None:
