@@ -166,9 +166,10 @@ def test_what_was_measured_leaves_the_device(monkeypatch: pytest.MonkeyPatch) ->
     gc.disable()  # it would come at some time
     try:
         layer_costs(load_config(saved_model("gemma3")), load_spec(saved_model("gemma3")), torch.float32, CPU, None)
+        left = [shard() is not None for shard in made]
     finally:
         gc.enable()
-    assert [shard() for shard in made] == [None, None]
+    assert left == [False, False]
 
 
 def test_measured_costs_decide_where_layers_go(monkeypatch: pytest.MonkeyPatch) -> None:
