@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ class Answer:
         text: so far.
         tokens: of the answer; None: the server has not said.
         figures: the server's ``metrics.speculative_decoding``; empty if there are none.
+        drafted: tokens by the source that drafted them, as a trace tells it; None: drawn by the target itself.
         seconds: from the question to the end, or to the failure.
         failure: why it ended early; None: it is whole, or was stopped here.
     """
@@ -36,6 +38,7 @@ class Answer:
     text: str = ""
     tokens: int | None = None
     figures: dict[str, Any] = field(default_factory=dict)
+    drafted: Counter[str | None] = field(default_factory=Counter)
     seconds: float = 0.0
     failure: Failure | None = None
 
@@ -75,6 +78,7 @@ class Sources:
 
     def __init__(self) -> None:
         self._tokens: list[tuple[str, str | None]] = []
+        self.counts: Counter[str | None] = Counter()  # of all tokens that were told
 
     def told(self, trace: Any) -> None:
         """Take up the steps of a trace; one of another form, as of another server, tells nothing."""
@@ -86,7 +90,9 @@ class Sources:
             for token in step.tokens:
                 node = -1 if token.node is None else token.node
                 sources = step.nodes[node].sources if 0 <= node < len(step.nodes) else []
-                self._tokens.append((token.text, sources[0] if sources else None))
+                source = sources[0] if sources else None
+                self._tokens.append((token.text, source))
+                self.counts[source] += 1
 
     def of(self, text: str, show: Piece) -> None:
         """Show ``text`` in pieces, one a token where they fit."""
@@ -142,6 +148,7 @@ async def ask(
 
 async def _read(response: aiohttp.ClientResponse, answer: Answer, show: Piece) -> None:
     events, sources = EventData(), Sources()
+    answer.drafted = sources.counts
     async for piece in response.content.iter_any():
         for data in events.feed(piece):
             if data == DONE:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
@@ -26,7 +25,6 @@ class Screen:
     def __init__(self, out: TextIO, colours: bool) -> None:
         self._out = out
         self._palette = Palette() if colours else None
-        self._counts: Counter[str | None] = Counter()
 
     def line(self, text: str) -> None:
         """Write a line, control characters as their codes."""
@@ -35,18 +33,17 @@ class Screen:
     def piece(self, text: str, source: str | None) -> None:
         """Write text that has just come; control characters of the model or the server are shown as their codes."""
         text, source = printable(text), None if source is None else printable(source)
-        self._counts[source] += 1
         self._write(text if self._palette is None or source is None else self._palette.painted(source, text))
 
     def ended(self, answer: Answer, seed: int, stopped: bool) -> None:
         """Write what is to be said behind an answer."""
-        counts, self._counts = self._counts, Counter()
         self.line("" if answer.text else "(no text)")
         if answer.failure is not None:
             self.line(f"[{answer.failure.kind}: {answer.failure.message}]")
             return
-        if any(counts):
-            self._write(self._legend({name: n for name, n in counts.items() if name is not None}, counts[None]) + "\n")
+        drafted = {printable(name): n for name, n in answer.drafted.items() if name is not None}
+        if drafted:
+            self._write(f"{self._legend(drafted, answer.drafted[None])}\n")
         self.line(f"[{'stopped, ' if stopped else ''}{', '.join(told(answer))}, seed {seed}]")
 
     def _write(self, text: str) -> None:

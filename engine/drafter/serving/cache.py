@@ -37,7 +37,7 @@ class DrafterCache:
 
     Args:
         shape: of the layers.
-        n_blocks: the target's.
+        n_blocks: the target's, and one more behind them for rows that belong to no sequence.
         block_size: tokens per block.
         dtype: of the drafter.
         device: where it is.

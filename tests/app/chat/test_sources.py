@@ -45,6 +45,7 @@ def test_a_character_of_several_tokens_has_no_source_and_the_next_token_has_its_
     sources = Sources()
     sources.told(trace(("bytes:\\xf0\\x9f", "pld"), ("bytes:\\xa6\\x8a", "pld"), (" fox", "suffix"), ("<end>", "pld")))
     assert shown(sources, "🦊 fox") == [("🦊", None), (" fox", "suffix")]
+    assert sources.counts == {"pld": 3, "suffix": 1}, "tokens, however their text is shown"
 
 
 def test_a_token_whose_text_is_left_out_costs_no_other_its_source() -> None:
