@@ -54,6 +54,7 @@ class Standbys:
         self._not_before = 0.0  # ``time.monotonic`` of the next attempt
         self._trouble = ""  # why nodes could not be looked at last
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: set[StageHandle] = set()
 
     def start(self) -> None:
         """Begin to keep standbys; needs a running event loop."""
@@ -120,8 +121,14 @@ class Standbys:
 
     def give_back(self, stage: StageHandle) -> None:
         """End a process, in the background; another may start in its bundle."""
-        self._spawn(_end(stage))
+        self._ending.add(stage)
+        self._spawn(self._end(stage))
         self.vacate(stage.bundle)
+
+    async def _end(self, stage: StageHandle) -> None:
+        with contextlib.suppress(RayError):  # its node is gone
+            await stage.end()
+        self._ending.discard(stage)
 
     def vacate(self, bundle: Bundle) -> None:
         """The process of a bundle has ended, or is about to."""
@@ -223,13 +230,8 @@ class Standbys:
             taker.set_exception(TargetLostError(reason))
 
     def close(self) -> None:
-        """End all processes that wait, through Ray."""
+        """End all processes that wait or are about to end, through Ray."""
         for task in self._tasks:
             task.cancel()
-        for one in self.waiting:
-            one.stage.kill()
-
-
-async def _end(stage: StageHandle) -> None:
-    with contextlib.suppress(RayError):  # its node is gone
-        await stage.end()
+        for stage in (*(one.stage for one in self.waiting), *self._ending):
+            stage.kill()

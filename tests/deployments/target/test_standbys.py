@@ -162,3 +162,13 @@ async def test_a_process_started_for_a_replacement_that_was_given_up_is_ended(su
         assert "longer than 0.3 s" in pipeline.supervisor.replacements[0].error
         pipeline.bundles.reserved[0].node = "r0"  # the room comes too late
         await until(lambda: all(stage.is_dead for stage in pipeline.launched))
+
+
+async def test_a_process_that_was_just_given_back_ends_with_all_others(supervised: Supervise) -> None:
+    async with supervised(2, standbys=1) as pipeline:
+        await until(lambda: nodes_of(pipeline) == ["r0"])
+        standbys = pipeline.supervisor._standbys
+        stage, _ = await standbys.take()
+        standbys.give_back(stage)
+        standbys.close()  # before the task that ends it has begun
+        assert stage.is_dead
