@@ -86,6 +86,17 @@ def _scores(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and
     return tl.where(seen, score, float("-inf"))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _with_tile(total, most, weight, score, value):  # type: ignore[no-untyped-def]
+    """A softmax in the making, its weighted values, largest score and weights, with a tile of keys more."""
+    more = tl.maximum(most, tl.max(score, 1))
+    safe = tl.where(more == float("-inf"), 0.0, more)  # a row may see nothing of a tile
+    share = tl.exp2(score - safe[:, None])
+    before = tl.exp2(most - safe)
+    total = total * before[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+    return total, more, weight * before + tl.sum(share, 1)
+
+
 @triton.jit(do_not_specialize=["n_rows", "first_kv_head"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     q,  # [n_rows, n_heads, head_dim]
@@ -142,21 +153,14 @@ def _attend(  # type: ignore[no-untyped-def]
         weight = tl.zeros((block_m,), tl.float32)
         for first in tl.range(split * split_size, tl.minimum(end, (split + 1) * split_size), tile):
             at = first + tl.arange(0, tile)
-            there = at < end
-            entry = tl.load(table + (at - base) // unit, mask=there & (at >= base), other=0)
+            there = (at < end) & (at >= base)
+            entry = tl.load(table + (at - base) // unit, mask=there, other=0)
             slot = (entry * unit + (at - base) % unit).to(tl.int64)
-            there = there & (at >= base)
             kv_at = (slot * n_kv_heads + kv_head) * head_dim
             key = tl.load(keys + kv_at[None, :] + dims[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
             score = _scores(query, key, at, there, position, scale, softcap, window, capped)
-            more = tl.maximum(most, tl.max(score, 1))
-            safe = tl.where(more == float("-inf"), 0.0, more)  # a row may see nothing of a tile
-            share = tl.exp2(score - safe[:, None])
-            before = tl.exp2(most - safe)
             value = tl.load(values + kv_at[:, None] + dims[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
-            total = total * before[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
-            weight = weight * before + tl.sum(share, 1)
-            most = more
+            total, most, weight = _with_tile(total, most, weight, score, value)
         skipped = 0
         if window > 0:
             skipped = tl.maximum(position - window + 1, 0) // split_size

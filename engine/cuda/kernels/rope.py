@@ -69,6 +69,15 @@ def _rotated(first, second, cos, sin):  # type: ignore[no-untyped-def]
     return new_first.to(dtype), new_second.to(dtype)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _halves(  # type: ignore[no-untyped-def]
+    qkv, row, place, within, n_rows, stride, half: tl.constexpr, parts: tl.constexpr, dtype: tl.constexpr
+):
+    """Both halves of heads of a row, ``[heads, half]``, that begin at ``place``."""
+    first = read(qkv, row, place, within, n_rows, stride, parts, dtype)
+    return first, read(qkv, row, place + half, within, n_rows, stride, parts, dtype)
+
+
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
 def _rope_write(  # type: ignore[no-untyped-def]
     qkv,
@@ -110,8 +119,7 @@ def _rope_write(  # type: ignore[no-untyped-def]
     group = tl.arange(0, block_g)
     within = (group < groups)[:, None] & inside[None, :]
     place = (kv_head * groups + group)[:, None] * (2 * half) + at[None, :]
-    first = read(qkv, row, place, within, n_rows, qkv_stride, parts, dtype)
-    second = read(qkv, row, place + half, within, n_rows, qkv_stride, parts, dtype)
+    first, second = _halves(qkv, row, place, within, n_rows, qkv_stride, half, parts, dtype)
     if has_norm:
         first, second = _normed(first, second, q_norm, at, half, inside, eps, offset, is_gemma)
     first, second = _rotated(first, second, cos, sin)
@@ -121,8 +129,7 @@ def _rope_write(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + row).to(tl.int64)
     place = kv_head * (2 * half) + at[None, :]
     within, of_key = inside[None, :], heads * (2 * half) + place
-    first = read(qkv, row, of_key, within, n_rows, qkv_stride, parts, dtype)
-    second = read(qkv, row, of_key + half, within, n_rows, qkv_stride, parts, dtype)
+    first, second = _halves(qkv, row, of_key, within, n_rows, qkv_stride, half, parts, dtype)
     if has_norm:
         first, second = _normed(first, second, k_norm, at, half, inside, eps, offset, is_gemma)
     first, second = _rotated(first, second, cos, sin)
@@ -130,8 +137,7 @@ def _rope_write(  # type: ignore[no-untyped-def]
     tl.store(k_arena + slot * k_stride + place + half, second, mask=within)
 
     of_value = of_key + kv_heads * (2 * half)
-    first = read(qkv, row, of_value, within, n_rows, qkv_stride, parts, dtype)
-    second = read(qkv, row, of_value + half, within, n_rows, qkv_stride, parts, dtype)
+    first, second = _halves(qkv, row, of_value, within, n_rows, qkv_stride, half, parts, dtype)
     tl.store(v_arena + slot * v_stride + place, first, mask=within)
     tl.store(v_arena + slot * v_stride + place + half, second, mask=within)
 

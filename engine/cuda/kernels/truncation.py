@@ -112,6 +112,22 @@ def _ties_kept(above, target, weight, n_ties):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _last_tie(  # type: ignore[no-untyped-def]
+    sums, above, ties, limit, weight, row, chunk, n_chunks, block_c: tl.constexpr
+):
+    """The last of a row's equal ids that stays, counted from 1 in this chunk, and how many of them the chunk has."""
+    chunks = tl.arange(0, block_c)
+    here = chunks < n_chunks
+    of_chunks = tl.load(ties + row * n_chunks + chunks, mask=here, other=0)
+    mass = tl.sum(tl.load(above + row * n_chunks + chunks, mask=here, other=0.0), axis=0)
+    cells = sums + (row * n_chunks + chunks) * DIGITS
+    target = limit * tl.sum(tl.load(cells, mask=here, other=0.0), axis=0)
+    kept = _ties_kept(mass, target, weight, tl.sum(of_chunks, axis=0))
+    before = tl.sum(tl.where(chunks < chunk, of_chunks, 0), axis=0)
+    return kept - before, tl.sum(tl.where(chunks == chunk, of_chunks, 0), axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _nth_tie(  # type: ignore[no-untyped-def]
     logits,
     mask,
@@ -188,19 +204,10 @@ def _floor(  # type: ignore[no-untyped-def]
             if limit < 1.0:
                 key = tl.maximum(key, place)
             if (limit < 1.0) & (place == key) & (key <= best_key):
-                chunks = tl.arange(0, block_c)
-                here = chunks < n_chunks
-                of_chunks = tl.load(ties + row * n_chunks + chunks, mask=here, other=0)
-                mass = tl.sum(tl.load(above + row * n_chunks + chunks, mask=here, other=0.0), axis=0)
-                cells = sums + (row * n_chunks + chunks) * DIGITS
-                target = limit * tl.sum(tl.load(cells, mask=here, other=0.0), axis=0)
-                value = number_of(place).to(tl.float64)
-                kept = _ties_kept(mass, target, tl.exp(value - top.to(tl.float64)), tl.sum(of_chunks, axis=0))
-                before = tl.sum(tl.where(chunks < chunk, of_chunks, 0), axis=0)
-                mine = tl.sum(tl.where(chunks == chunk, of_chunks, 0), axis=0)
-                is_mine = (before < kept) & (kept <= before + mine)
+                weight = tl.exp(number_of(place).to(tl.float64) - top.to(tl.float64))
+                nth, mine = _last_tie(sums, above, ties, limit, weight, row, chunk, n_chunks, block_c)
+                is_mine = (nth > 0) & (nth <= mine)
                 if is_mine:
-                    nth = kept - before
                     last_id = _nth_tie(
                         logits, mask, temperature, row, chunk, place, nth, vocab, stride, mask_stride,
                         has_mask, size, block,
