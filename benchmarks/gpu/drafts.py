@@ -17,7 +17,7 @@ from benchmarks.gpu.measuring.drafting import KINDS, Drafting
 from benchmarks.gpu.measuring.geometry import LLAMA_8B, sized
 from benchmarks.gpu.measuring.rows import Row, Rows
 from benchmarks.gpu.setting import Report, Setting
-from engine.drafter.serving.forwards import ByModules, MakeForwards
+from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 
 COLUMNS = {
     "drafter": "drafter",
@@ -41,11 +41,11 @@ def run(setting: Setting) -> Report:
 
 @torch.inference_mode()
 def _measure(setting: Setting, kind: str, n_sequences: int) -> list[Row]:
-    ways: dict[str, MakeForwards] = {"modules": ByModules}
+    ways: dict[str, MakeForwards] = {"modules": ModuleForwards}
     if setting.on_cuda and find_spec("triton") is not None:
-        from engine.cuda.drafter import ByKernels
+        from engine.cuda.drafter import KernelForwards
 
-        ways["graphs"] = ByKernels
+        ways["graphs"] = KernelForwards
     geometry, context = sized(setting, LLAMA_8B), CONTEXT_TINY if setting.tiny else CONTEXT
     taken, drafted = dict[str, float](), dict[str, set[tuple[int, int, int, int]]]()
     for way, forwards in ways.items():

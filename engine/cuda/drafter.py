@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda.graphs import Graphs, Rows, RunLayers
+from engine.cuda.graphs import Graphs, RowFunction, RunLayers
 from engine.cuda.kernels.attention import Heads
 from engine.cuda.layer import StepOnDevice, attended
 from engine.cuda.plan.items import PathWork
@@ -22,13 +22,13 @@ from engine.cuda.plan.layout import BUCKETS, DRAFTER_PARTIAL_BYTES, SPLIT
 from engine.cuda.plan.plan import Plan, PlanShape, make_plan
 from engine.cuda.recorder import Recorder
 from engine.drafter.serving.cache import DrafterCache
-from engine.drafter.serving.forwards import ByModules, NetworkCalls
+from engine.drafter.serving.forwards import ModuleForwards, NetworkCalls
 from engine.drafter.serving.rows import DraftRows
 from engine.kv.arena import KVArena
 from engine.upload import Upload
 
 
-class ByKernels:
+class KernelForwards:
     """Rows by graphs, where they fit one. Implements ``engine.drafter.serving.forwards.Forwards``.
 
     Args:
@@ -48,7 +48,7 @@ class ByKernels:
         records: bool | None = None,
     ) -> None:
         shape, self._arena = calls.shape, cache.arena
-        self._calls, self._by_modules, self._cache = calls, ByModules(calls, cache), cache
+        self._calls, self._by_modules, self._cache = calls, ModuleForwards(calls, cache), cache
         self._heads = Heads(shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.head_dim**-0.5, shape.window)
         groups, size, scratch = shape.n_heads // shape.n_kv_heads, self._arena.block_size, self._arena.n_rows - 1
         self._plan_shape = PlanShape.of({shape.window}, groups, size, scratch, split, buckets)
@@ -66,8 +66,8 @@ class ByKernels:
     ) -> Graphs | None:
         if recorder is None:
             return None
-        rows = Rows(run, widths, self._heads, self._dtype, self._device)
-        return Graphs(rows, self._plan_shape.buckets, recorder, partial_bytes)
+        function = RowFunction(run, widths, self._heads, self._dtype, self._device)
+        return Graphs(function, self._plan_shape.buckets, recorder, partial_bytes)
 
     def run(self, rows: Sequence[DraftRows], inputs: Sequence[Tensor]) -> Tensor:
         """A forward; a block behind a window goes by modules."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.hook import CapturedQuery, PackedStep
 from engine.cuda.answers import Answers
-from engine.cuda.graphs import Graphs, Rows
+from engine.cuda.graphs import Graphs, RowFunction
 from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.moves import MOST_MOVES, move_rows
 from engine.cuda.layer import StepOnDevice, Stream, run_layer
@@ -66,8 +66,8 @@ class Executor:
         self._graphs = None
         if recorder is not None:
             widths = () if shard.range.is_first else (shard.spec.hidden_size,)
-            rows = Rows(self._run_static, widths, self._layers[0].heads, shard.dtype, shard.device)
-            self._graphs = Graphs(rows, buckets, recorder, partial_bytes)
+            function = RowFunction(self._run_static, widths, self._layers[0].heads, shard.dtype, shard.device)
+            self._graphs = Graphs(function, buckets, recorder, partial_bytes)
         self.answers = Answers(shard, buckets, recorder) if shard.range.is_last else None
 
     def plan_shape(self, arena: KVArena) -> PlanShape:
@@ -130,11 +130,11 @@ class Executor:
         step = StepOnDevice.of(plan, ints, self._layers[0].heads, self._partial_bytes)
         _move(step, arena, plan.n_moves)
         captures = [self._capturing(packed, local, plan.n_rows) for local in range(len(self._layers))]
-        hidden, tapped = self._through(self._rows(hidden, plan, ints), step, arena, taps, captures)
+        hidden, tapped = self._run_layers(self._rows(hidden, plan, ints), step, arena, taps, captures)
         its = {local: output[: plan.n_rows].unsqueeze(0) for local, output in tapped.items()}
         return hidden[: plan.n_rows].unsqueeze(0), its
 
-    def _through(
+    def _run_layers(
         self,
         rows: Tensor,
         step: StepOnDevice,
@@ -175,7 +175,7 @@ class Executor:
         """Moves and all layers over a bucket's rows ``[n_rows, hidden]``, or the plan's tokens."""
         _move(step, arena, step.layout.n_rows)
         rows = inputs[0].clone() if inputs else self._embedded(step.plan[step.layout.tokens])
-        hidden, tapped = self._through(rows, step, arena, self._taps)
+        hidden, tapped = self._run_layers(rows, step, arena, self._taps)
         return hidden, *(tapped[local] for local in self._taps)
 
     def _capturing(self, packed: PackedStep, local: int, n_rows: int) -> Callable[[Tensor], None] | None:

@@ -28,8 +28,8 @@ RunLayers = Callable[[Sequence[Tensor], StepOnDevice, KVArena], tuple[Tensor, ..
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What graphs are recorded of."""
+class RowFunction:
+    """A function of rows that share a plan: what graphs are recorded of."""
 
     run: RunLayers
     widths: tuple[int, ...]  # of what a row is told besides the plan; (): nothing
@@ -51,17 +51,17 @@ class Graphs:
     """Graphs of layers, recorded when they are warmed up, or when their bucket is first used.
 
     Args:
-        rows: what runs.
+        function: what runs.
         buckets: of rows.
         recorder: of graphs.
         partial_bytes: of partial softmaxes that there is room for.
     """
 
     def __init__(
-        self, rows: Rows, buckets: tuple[int, ...], recorder: Recorder, partial_bytes: int = PARTIAL_BYTES
+        self, function: RowFunction, buckets: tuple[int, ...], recorder: Recorder, partial_bytes: int = PARTIAL_BYTES
     ) -> None:
-        self._rows, self._buckets, self._recorder = rows, buckets, recorder
-        self._n_partials = partial_bytes // Partials.bytes_of(1, rows.heads.n_heads, rows.heads.head_dim)
+        self._function, self._buckets, self._recorder = function, buckets, recorder
+        self._n_partials = partial_bytes // Partials.bytes_of(1, function.heads.n_heads, function.heads.head_dim)
         self._recorded: dict[int, _Recorded] = {}
         self._plan: Tensor | None = None  # with the first graph
         self._partials: Partials | None = None
@@ -91,7 +91,7 @@ class Graphs:
             blocks = [nobodys] * -(-size // arena.block_size)
             plan = make_plan([PathWork(0, size, None, blocks)], shape, attends=attends)
             if self._fits(plan):
-                self.record(plan, torch.from_numpy(plan.ints).to(self._rows.device), arena)
+                self.record(plan, torch.from_numpy(plan.ints).to(self._function.device), arena)
                 yield f"{size} rows"
 
     def _fits(self, plan: Plan) -> bool:
@@ -104,10 +104,10 @@ class Graphs:
 
         A path that was moved cannot be moved again, and a step's rows may stand where one is still to be moved from.
         """
-        told, heads = self._rows, self._rows.heads
+        function, heads = self._function, self._function.heads
         if self._plan is None:
-            self._plan = torch.zeros(PLAN_INTS, dtype=torch.int32, device=told.device)
-            self._partials = Partials.empty(self._n_partials, heads.n_heads, heads.head_dim, told.device)
+            self._plan = torch.zeros(PLAN_INTS, dtype=torch.int32, device=function.device)
+            self._partials = Partials.empty(self._n_partials, heads.n_heads, heads.head_dim, function.device)
         assert self._partials is not None
         self._plan[: len(ints)].copy_(ints)
         self._plan[plan.layout.sources].fill_(-1)
@@ -115,7 +115,7 @@ class Graphs:
         programs = (max(1, PROGRAMS // heads.n_kv_heads),) * len(plan.layout.windows)
         step = StepOnDevice(self._plan, plan.layout, self._partials, (range(heads.n_kv_heads),), programs)
         n_rows = plan.layout.n_rows
-        inputs = [torch.zeros(n_rows, width, dtype=told.dtype, device=told.device) for width in told.widths]
-        graph, outcome = self._recorder.record(lambda: told.run(inputs, step, arena))
+        inputs = [torch.zeros(n_rows, width, dtype=function.dtype, device=function.device) for width in function.widths]
+        graph, outcome = self._recorder.record(lambda: function.run(inputs, step, arena))
         self._recorded[n_rows] = recorded = _Recorded(graph, inputs, outcome)
         return recorded

@@ -12,7 +12,7 @@ from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.networks.base import TargetParts
 from engine.drafter.part import NO_DRAFTER, DrafterPart
-from engine.drafter.serving.forwards import ByModules, MakeForwards
+from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.drafter.serving.relay import relay_of
 from engine.drafter.serving.runtime import DraftRuntime, Place
 from engine.drafter.settings import DrafterInfo, DrafterSettings, scratch_slots
@@ -69,7 +69,7 @@ def drafter_part(
     shard: ModelShard,
     info: TargetInfo,
     reference: bool = False,
-    forwards: MakeForwards = ByModules,
+    forwards: MakeForwards = ModuleForwards,
 ) -> DrafterPart:
     """What the stage of ``shard`` does; ``forwards`` runs the drafter's layers.
 

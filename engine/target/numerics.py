@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.drafter.part import NO_DRAFTER, DrafterPart
-from engine.drafter.serving.forwards import ByModules, MakeForwards
+from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.errors import ConfigError
 from engine.model.scaled import ScaledLinear
 from engine.model.shard import ModelShard
@@ -55,10 +55,10 @@ def drafter_forwards(options: TargetOptions) -> MakeForwards:
         ConfigError: numerics are ``exact``, and the kernels cannot run.
     """
     if not is_exact(options):
-        return ByModules
-    from engine.cuda.drafter import ByKernels
+        return ModuleForwards
+    from engine.cuda.drafter import KernelForwards
 
-    return ByKernels
+    return KernelForwards
 
 
 def is_exact(options: TargetOptions) -> bool:

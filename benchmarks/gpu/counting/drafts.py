@@ -11,7 +11,7 @@ from benchmarks.gpu.counting.pretended import pretended_cuda
 from benchmarks.gpu.counting.steps import FAST, GRAPHS
 from benchmarks.gpu.measuring.drafting import Drafting
 from benchmarks.gpu.measuring.geometry import Geometry
-from engine.drafter.serving.forwards import ByModules, MakeForwards
+from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 
 CONTEXT = 100
 
@@ -19,11 +19,11 @@ CONTEXT = 100
 def counted_draft(device: torch.device, kind: str, n_sequences: int, way: str = FAST) -> Counts:
     """What drafts of ``n_sequences`` together ask for, ``FAST`` or in ``GRAPHS``. On a CPU the device is a pretended
     one, where what graphs compute is not computed, so that drafts may differ in depth."""
-    forwards: MakeForwards = ByModules
+    forwards: MakeForwards = ModuleForwards
     if way == GRAPHS:
-        from engine.cuda.drafter import ByKernels  # needs Triton
+        from engine.cuda.drafter import KernelForwards  # needs Triton
 
-        forwards = ByKernels
+        forwards = KernelForwards
     geometry = Geometry("counted", 64, 96, 4, 8, 2, 16, 512)
     with pretended_cuda() if device.type == "cpu" else nullcontext(), torch.inference_mode():
         at = torch.device("cuda", 0) if device.type == "cpu" else device

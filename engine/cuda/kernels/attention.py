@@ -86,7 +86,7 @@ def _scores(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and
     return tl.where(seen, score, float("-inf"))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _with_tile(total, most, weight, score, value):  # type: ignore[no-untyped-def]
     """A softmax in the making, its weighted values, largest score and weights, with a tile of keys more."""
     more = tl.maximum(most, tl.max(score, 1))

@@ -52,7 +52,7 @@ class Forwards(Protocol):
 MakeForwards = Callable[[NetworkCalls, DrafterCache], Forwards]
 
 
-class ByModules:
+class ModuleForwards:
     """Modules op by op. Implements ``Forwards``.
 
     Args:

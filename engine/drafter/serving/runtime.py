@@ -19,7 +19,7 @@ from engine.drafter.serving.base import Drafting
 from engine.drafter.serving.blocks import BlockDrafting, HeadDrafting
 from engine.drafter.serving.cache import DrafterCache
 from engine.drafter.serving.committed import Committed, DraftedSequence, joined
-from engine.drafter.serving.forwards import ByModules, Forwards, MakeForwards, calls_of
+from engine.drafter.serving.forwards import Forwards, MakeForwards, ModuleForwards, calls_of
 from engine.drafter.serving.pairs import PairDrafting
 from engine.drafter.serving.relay import Fused
 from engine.drafter.settings import DrafterSettings, scratch_slots
@@ -44,7 +44,7 @@ class Place:
     dtype: torch.dtype
     device: torch.device
     reference: bool = False  # attend as the slow oracle does
-    forwards: MakeForwards = ByModules
+    forwards: MakeForwards = ModuleForwards
 
 
 class DraftRuntime:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine.cuda import graphs
-from engine.cuda.drafter import ByKernels
+from engine.cuda.drafter import KernelForwards
 from engine.cuda.executor import Executor
 from engine.cuda.layer import StepOnDevice
 from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
-from engine.drafter.serving.forwards import ByModules, MakeForwards
+from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.loop import Engine
 from engine.model.spec import ModelSpec
 from engine.protocol import Branch
@@ -37,7 +37,7 @@ Found = tuple[list[list[int]], list[tuple[list[int], Branch]]]
 
 
 def by_kernels(records: bool) -> MakeForwards:
-    return partial(ByKernels, split=SPLIT, buckets=BUCKETS, records=records)
+    return partial(KernelForwards, split=SPLIT, buckets=BUCKETS, records=records)
 
 
 def checkpoint_of(kind: str, target: ModelSpec, window: int | None = None) -> DrafterCheckpoint:
@@ -49,7 +49,7 @@ def checkpoint_of(kind: str, target: ModelSpec, window: int | None = None) -> Dr
 
 def drafted(
     kind: str,
-    forwards: MakeForwards = ByModules,
+    forwards: MakeForwards = ModuleForwards,
     executes: bool = False,
     every: int = 1,
     window: int | None = None,
