@@ -24,10 +24,11 @@ import redis
 from benchmarks.resilience.retrieval.redis_process import redis_server_binary
 
 HOST = "127.0.0.1"
-# Below the range from which the kernel takes ports of outgoing connections, so that the port of a killed server stays
-# free, and beside those that servers claim. A Cluster's bus is 10000 above, and above those of servers in tests.
+# Below the range from which the kernel takes ports of outgoing connections, and beside those that servers claim. With
+# each comes one that is bound as long as the server is in use, so that no other takes the port of a killed server, and
+# one for the bus of a Cluster.
 PORTS = range(21_600, 22_000)
-BUS = 10000
+CLAIM, BUS = 400, 10000
 SLOTS = 16384
 START_SECONDS = 120.0
 READY = ("Ready to accept connections", "Sentinel ID is")
@@ -47,22 +48,19 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = START_
         time.sleep(0.02)
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port() -> int:
-    """A port of ``PORTS`` on which no process listens now, with its bus port."""
-    while True:
-        port = random.SystemRandom().choice(PORTS)  # not the seeded one: processes must differ
-        if _is_free(port) and _is_free(port + BUS):
-            return port
+def claimed(port: int) -> socket.socket | None:
+    """What claims a port and its bus port while it is open; None: another process has one of the three."""
+    claim = socket.socket()
+    try:
+        claim.bind((HOST, port + CLAIM))
+        for own in (port, port + BUS):
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((HOST, own))
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 class RedisServer:
@@ -70,13 +68,13 @@ class RedisServer:
 
     Args:
         arguments: further command line, for example ``"--requirepass", "secret"``.
-        port: to listen on; 0: a free one, found at the first start and kept.
         config: contents of a configuration file, with ``{port}`` for the port.
     """
 
-    def __init__(self, *arguments: str, port: int = 0, config: str = "") -> None:
-        self.port = port
-        self._wanted, self._arguments, self._config = port, arguments, config
+    def __init__(self, *arguments: str, config: str = "") -> None:
+        self.port = 0  # the first start finds it, and it is kept
+        self._arguments, self._config = arguments, config
+        self._claim: socket.socket | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
@@ -98,24 +96,16 @@ class RedisServer:
     def start(self) -> Self:
         """Run it, empty, and wait until it answers; the same port as before."""
         assert self._process is None, "runs already"
-        for _ in range(20):
-            self.port = self._wanted or free_port()
-            if self._launch():
-                return self
-            if self._wanted:
-                break  # otherwise another process was faster
-        log = self._log()
-        self.stop()
-        raise RuntimeError(f"redis-server does not start on port {self.port or 'any'}: {log}")
-
-    def _launch(self) -> bool:
+        while self._claim is None:
+            self.port = random.SystemRandom().choice(PORTS)  # not the seeded one: processes must differ
+            self._claim = claimed(self.port)
         self._clean()
         self._folder = tempfile.TemporaryDirectory(prefix="spectra-redis-")
         command = [str(redis_server_binary()), *self._options(Path(self._folder.name))]
         try:
             self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         except OSError:
-            self._clean()  # or a later test fails for the folder
+            self.stop()  # or a later test fails for the folder
             raise
         # Its input ends with this process, also by SIGKILL. PR_SET_PDEATHSIG would act when the starting thread ends.
         watcher = ["sh", "-c", f"read _; kill -9 {self._process.pid}"]
@@ -123,13 +113,11 @@ class RedisServer:
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             if any(word in self._log() for word in READY):
-                self._wanted = self.port  # from now on this one
-                return True
+                return self
             time.sleep(0.005)
-        self.kill()
-        if "in use" not in self._log():
-            self._wanted = self.port  # another port would not help
-        return False
+        log = self._log()
+        self.stop()
+        raise RuntimeError(f"redis-server does not start on port {self.port}: {log}")
 
     def _options(self, folder: Path) -> Sequence[str]:
         common = ("--logfile", str(folder / "log"), "--dir", str(folder))
@@ -158,6 +146,9 @@ class RedisServer:
         """For good; harmless twice."""
         self.kill()
         self._clean()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def _clean(self) -> None:
         if self._folder is not None:

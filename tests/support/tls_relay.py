@@ -17,7 +17,7 @@ from typing import Self
 
 import trustme
 
-from tests.support.redis_server import HOST, free_port
+from tests.support.redis_server import HOST
 
 HANDSHAKE = b"\x16"  # the first byte of TLS
 
@@ -116,17 +116,9 @@ class TlsRelay:
 
 
 def _listen() -> socket.socket:
-    while True:
-        listening = socket.socket()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((HOST, free_port()))
-        except OSError:  # another process was faster
-            listening.close()
-            continue
-        listening.listen(100)
-        listening.setblocking(False)
-        return listening
+    listening = socket.create_server((HOST, 0), backlog=100)
+    listening.setblocking(False)
+    return listening
 
 
 async def _first_byte(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> bytes:

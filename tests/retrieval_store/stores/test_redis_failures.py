@@ -21,7 +21,7 @@ from retrieval_store.errors import StoreError, StoreUnavailableError, UnknownVer
 from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_layout import RedisKeys
-from tests.support.redis_server import HOST, RedisServer, ask, wait_until
+from tests.support.redis_server import HOST, RedisServer, ask, claimed, wait_until
 from tests.support.snapshot_folders import FILES, contents, make_snapshot
 from tests.support.store_kinds import CHUNK, ROOT, Worker
 
@@ -64,6 +64,12 @@ def test_no_server_is_left_behind_by_a_test_run_that_is_killed() -> None:
             return probe.connect_ex((HOST, port)) == errno.ECONNREFUSED
 
     wait_until(is_refused, "an end of the server")
+
+
+def test_no_other_server_takes_the_port_of_a_killed_one() -> None:
+    with RedisServer() as server:
+        server.kill()
+        assert claimed(server.port) is None
 
 
 def every_call(store: Store, folder: Path, version: str) -> dict[str, Callable[[], object]]:
