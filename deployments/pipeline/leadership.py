@@ -25,28 +25,30 @@ class SupersededError(TargetLostError):
 class LeaderEpochs:
     """Epochs of the routers of one pipeline, in the order of their first calls; kept by the pipeline's owner.
 
-    An owner that was replaced starts without epochs and numbers the routers anew as they ask. If the older of two
-    routers asks last then, the newer one exits as superseded, Serve starts its successor, and that gets the latest
-    epoch of all.
+    An owner that was replaced starts without epochs and numbers the routers anew as they ask. One that led before is
+    older than all that did not: in an upgrade the old router waits for the new pipeline as the new router does, and
+    may ask last. If the older of two that led asks last, the newer one exits as superseded, Serve starts its
+    successor, and that gets the latest epoch of all.
     """
 
     def __init__(self) -> None:
-        self._epochs: dict[str, int] = {}  # by incarnation
-        self._leading = 0  # the latest epoch of a router that was ready
+        self._epochs: dict[str, tuple[bool, int]] = {}  # by incarnation
+        self._leading = (False, 0)  # the latest epoch of a router that was ready
 
-    def admit(self, router: str, ready: bool) -> None:
+    def admit(self, router: str, ready: bool, has_led: bool = False) -> None:
         """Let a router use the pipeline.
 
         Args:
             router: its incarnation; "": unknown, the caller is admitted and supersedes no router.
             ready: whether it serves. Before, it may still fail, and must not supersede the router that serves.
+            has_led: whether it was admitted as ready before, maybe by another owner.
 
         Raises:
             SupersededError: a router with a later epoch has been ready.
         """
         if not router:
             return
-        epoch = self._epochs.setdefault(router, len(self._epochs) + 1)
+        epoch = self._epochs.setdefault(router, (not has_led, len(self._epochs) + 1))
         if epoch < self._leading:
             raise SupersededError("a later router leads this pipeline; this router has been replaced")
         if ready:

@@ -46,6 +46,7 @@ class ServeTarget:
         self.is_another = False  # its pipeline runs another model, or runs it in another way
         self._handle = handle
         self._replacements = replacements
+        self._has_led = False  # a pipeline of it, as a router that was ready
 
     def client(self, info: TargetInfo) -> TargetClient:
         """What a lane needs of it, for a router that is ready to serve the target that ``info`` describes."""
@@ -73,7 +74,9 @@ class ServeTarget:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     node = ray.get_runtime_context().get_node_id()
-                    endpoints: Endpoints = await _answer(self._handle.endpoints.remote(node, INCARNATION, ready))
+                    call = self._handle.endpoints.remote(node, INCARNATION, ready, self._has_led)
+                    endpoints: Endpoints = await _answer(call)
+                    self._has_led |= ready
                     self._replacements.count(self.name, endpoints)
                     return endpoints
             except SupersededError as error:

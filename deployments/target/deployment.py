@@ -79,17 +79,19 @@ class TargetDeployment:
             await supervisor.until_unused(self._grace)
             supervisor.close()
 
-    async def endpoints(self, node: str = "", router: str = "", ready: bool = False) -> Endpoints:
+    async def endpoints(
+        self, node: str = "", router: str = "", ready: bool = False, has_led: bool = False
+    ) -> Endpoints:
         """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
 
-        ``router`` and ``ready`` are as in ``LeaderEpochs.admit``.
+        ``router``, ``ready`` and ``has_led`` are as in ``LeaderEpochs.admit``.
 
         Raises:
             SupersededError: a later router has taken this pipeline over.
             TargetLostError: the replacement takes longer than a call can wait; ask again.
             ConfigError: the option ``transport`` does not reach that node.
         """
-        self._epochs.admit(router, ready)
+        self._epochs.admit(router, ready, has_led)
         return await self._supervisor.endpoints(node)
 
     async def hold(self) -> None:

@@ -77,6 +77,16 @@ def test_two_routers_that_fight_over_a_new_pipeline_settle_on_one() -> None:
     assert (holder, left) == ("new", {"old"})
 
 
+def test_in_an_upgrade_the_new_router_leads_the_new_pipeline_though_the_old_one_asks_last() -> None:
+    epochs = LeaderEpochs()
+    epochs.admit("new", ready=False)
+    epochs.admit("old", ready=True, has_led=True)  # may serve until the new one is ready
+    epochs.admit("new", ready=True)
+    with pytest.raises(SupersededError):
+        epochs.admit("old", ready=True, has_led=True)
+    epochs.admit("new", ready=True, has_led=True)
+
+
 def test_should_the_wrong_router_have_come_last_its_victims_successor_is_later_still() -> None:
     epochs = LeaderEpochs()
     epochs.admit("serving", ready=True)
