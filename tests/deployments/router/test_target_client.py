@@ -93,13 +93,14 @@ async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_ne
             assert await target.client(INFO).connect() is pipeline
     assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {WRONG}"]
     assert target.trouble == ""
-    assert handle.asked == [("n", INCARNATION, True)] * 5
+    has_led = (False, False, False, True, True)  # from the first answer on
+    assert handle.asked == [("n", INCARNATION, True, led) for led in has_led]
 
 
 async def test_a_router_that_starts_does_not_say_that_it_is_ready() -> None:
     handle = Handle(at("first"))
     await first_endpoints([target_of(handle)])
-    assert handle.asked == [("n", INCARNATION, False)]
+    assert handle.asked == [("n", INCARNATION, False, False)]
 
 
 @pytest.mark.parametrize(
