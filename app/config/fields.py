@@ -113,7 +113,7 @@ class ScheduleFields(FieldGroup):
     max_wait: Annotated[float, Field(gt=0)] | None = Field(
         60.0,
         description="seconds a request may be expected to wait for its start before it is answered with 429; tenants "
-        "(the request's user) take turns: a client that chooses user freely chooses its share",
+        "(keys, or with trust_clients the request's user) take turns",
     )
     max_step_rows: AtLeastOne = Field(2048, description="tokens and drafted nodes of one step, at most")
     prefill_chunk: AtLeastOne = Field(512, description="prompt tokens per step, at most")

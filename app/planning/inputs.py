@@ -10,8 +10,8 @@ from engine.simulated.profile import PipelineProfile
 
 GIVEN = "given"
 SOURCES: Mapping[str, str] = {
-    "memory_bytes_per_s": "a copy on an H200, measured",
-    "flops": "a large bf16 product on an H200, measured",
+    "memory_bytes_per_s": "a copy on an H200, measured with PyTorch alone",
+    "flops": "a large bf16 product on an H200, measured with PyTorch alone",
     "launch_s": "estimate of a launch, docs/gpu.md; 40 operators a layer, counted",
     "hop_s": "software at a stage, docs/scaling.md: measured on two CPU cores",
     "turn_s": "software in the router, docs/scaling.md: measured on two CPU cores",

@@ -32,7 +32,7 @@ texts and small Python functions, JSON, tables, lists, tool calls, short stories
 |---|---|
 | architecture | Llama, {parameters:,} parameters, bf16, {bytes:,} bytes on disk with its tokenizer |
 | tokenizer | byte-level BPE, 4096 tokens, digits and spaces before names apart; shared by target and drafter |
-| trained on | {tokens:,} tokens of generated conversations in {steps:,} steps, on shared CPU cores |
+| trained on | {tokens:,} tokens of generated conversations, {steps:,} steps; runs before: docs/demo-model.md |
 | data | `tools/demo_world/` of the repository: templates and word lists of its own, no text of others |
 
 ## Exact answers
