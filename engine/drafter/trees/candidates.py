@@ -80,5 +80,7 @@ def _only_biased(ask: Ask) -> Ask:
 
 
 def _only_heated(params: SamplingParams) -> SamplingParams:
-    """Without the bias, which is by id and has been added."""
-    return structs.replace(params, logit_bias={}) if params.logit_bias else params
+    """Without what is by id: columns are no ids here, and all of it was applied before the best were taken."""
+    if not (params.logit_bias or params.allowed_ids or params.bad_words):
+        return params
+    return structs.replace(params, logit_bias={}, allowed_ids=(), bad_words=())
