@@ -6,6 +6,7 @@ Coarser than ``speculators.mixing.estimates``, which tells sources apart, and ch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from engine.protocol import Outcome
 from engine.tree import ROOT
@@ -25,8 +26,10 @@ class DepthCalibration:
         self.hits = [0.0] * DEPTHS
 
     def add(self, claimed: Sequence[float], hits: Sequence[float]) -> None:
-        """One step's sums, ``[DEPTHS]`` each."""
+        """One step's sums, ``[DEPTHS]`` each; a depth whose claims are no numbers is passed over, they would stay."""
         for depth in range(DEPTHS):
+            if not isfinite(claimed[depth]):
+                continue
             self.claimed[depth] = self.claimed[depth] * FADE + claimed[depth]
             self.hits[depth] = self.hits[depth] * FADE + hits[depth]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isfinite
 
 from msgspec.structs import replace
 
@@ -97,12 +98,12 @@ def _rank_chain(branch: Branch, factors: Sequence[float], budget: int) -> Ranked
 
 
 def _reach(branch: Branch, claims: Sequence[float], factors: Sequence[float]) -> list[float]:
-    """The calibrated path probabilities of a branch's nodes, as they are in it."""
+    """The calibrated path probabilities of a branch's nodes, as they are in it; a claim that is no number counts 0."""
     reach: list[float] = []
     depths: list[int] = []
     for parent, claim in zip(branch.above, claims, strict=True):
         depth, above = (0, 1.0) if parent == ROOT else (depths[parent] + 1, reach[parent])
-        p = claim * factors[depth if depth < DEPTHS else DEPTHS - 1]
+        p = claim * factors[depth if depth < DEPTHS else DEPTHS - 1] if isfinite(claim) else 0.0
         depths.append(depth)
         reach.append(above * p if p < 1.0 else above)
     return reach

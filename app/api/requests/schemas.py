@@ -50,7 +50,7 @@ class GenerationRequest(StructuredFields, TextFields):
     top_p: Annotated[Finite, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[Int32, Field(ge=-1)] = 0  # 0 and -1: no limit
     min_p: Annotated[Finite, Field(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[Finite, Field(gt=0.0, le=10.0)] = 1.0
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=10.0)] = 1.0  # by less, logits would not stay finite
     presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] = 0.0
     logit_bias: dict[int, float] = Field(default_factory=dict)  # token id -> -100..100

@@ -14,7 +14,9 @@ from engine.tree import ROOT, FloatArray
 
 
 class Chain:
-    """Ends at ``depth`` tokens or at a stop id. A history takes part in it: the only draft that penalties allow.
+    """Ends at ``depth`` tokens, at a stop id or where none can be drawn.
+
+    A history takes part in it: the only draft that penalties allow.
 
     Args:
         params: the request's.
@@ -39,6 +41,8 @@ class Chain:
     def take(self, choices: Sequence[Choice]) -> list[int]:
         """One token more."""
         [choice] = choices
+        if not choice.tokens:
+            return []
         token = choice.tokens[0]
         self._tokens.append(token)
         if choice.q is not None:

@@ -82,7 +82,7 @@ class Ask:
 
 @dataclass(slots=True, frozen=True)
 class Choice:
-    """Tokens behind one row, best first, and the probability of each that the target writes it.
+    """Tokens behind one row, best first, and the probability of each that the target writes it; maybe none.
 
     Draws are in the order drawn and may repeat; ``q`` ``[vocab]`` is the distribution of each of them, and there are no
     scores.
@@ -192,9 +192,11 @@ def _key(ask: Ask) -> NoiseKey:
 
 
 def rank(scores: Tensor, asks: Sequence[Ask]) -> list[Choice]:
-    """The best columns of every row of ``scores`` ``[n, width]``, as ``add_noise`` leaves them."""
+    """The best columns of every row of ``scores`` ``[n, width]``, as ``add_noise`` leaves them; none where none can be
+    drawn."""
     top = torch.topk(scores, min(max(ask.k for ask in asks), scores.shape[-1]), dim=-1)
     chances = torch.exp(top.values - torch.logsumexp(scores, dim=-1, keepdim=True))
+    chances = torch.nan_to_num(chances, nan=0.0)  # of a row without a token that can be drawn, or with infinite scores
     chances = torch.where(chances > 0.0, chances.clamp(LEAST_SCORE, 1.0), chances)
     columns, values = fetch([top.indices.int(), chances])
     rows = zip(asks, columns.tolist(), values.tolist(), strict=True)

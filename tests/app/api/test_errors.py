@@ -22,7 +22,7 @@ BAD_FIELDS = [
     (CHAT_PATH, {"top_k": -2}, "top_k", ["at least -1"]),
     (CHAT_PATH, {"top_k": 2**64}, "top_k", ["less than 2147483648"]),
     (CHAT_PATH, {"min_p": 1.5}, "min_p", ["1.5"]),
-    (CHAT_PATH, {"repetition_penalty": 0}, "repetition_penalty", ["greater than 0"]),
+    (CHAT_PATH, {"repetition_penalty": 1e-300}, "repetition_penalty", ["at least 0.01"]),
     (CHAT_PATH, {"presence_penalty": 3}, "presence_penalty", ["at most 2"]),
     (CHAT_PATH, {"max_tokens": 0}, "max_tokens", ["at least 1"]),
     (CHAT_PATH, {"max_tokens": 1.5}, "max_tokens", ["1.5", "must be an integer"]),

@@ -127,6 +127,22 @@ def test_a_device_with_memory_of_its_own_chooses_the_same(reduced: bool) -> None
         assert ours.scores == pytest.approx(theirs.scores, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_where_no_token_can_be_drawn_none_is_chosen(name: str) -> None:
+    vocabulary = DraftVocabulary.of(torch.tensor(IDS), VOCAB)
+    outside = structs.replace(SETTINGS[name], allowed_ids=(4, 6))
+    some = structs.replace(SETTINGS[name], allowed_ids=(4, 6, 8))
+    none, one = choose(rows(2, len(IDS)), [ask(outside), ask(some)], vocabulary=vocabulary)
+    assert (none.tokens, none.scores) == ([], [])
+    assert (one.tokens, one.scores) == ([8], [1.0]), "the next row has what it can have"
+
+
+def test_scores_of_infinite_logits_are_numbers() -> None:
+    params = structs.replace(SETTINGS["penalties"], repetition_penalty=1e-300)  # fp32: logits are divided by 0
+    [choice] = choose(rows(1, VOCAB).abs() + 1.0, [ask(params)])
+    assert all(0.0 < score <= 1.0 for score in choice.scores)
+
+
 def test_drafts_and_verification_share_no_random_number() -> None:
     """Same key, other salt: what is drawn says nothing about what the verifier accepts."""
     logits = torch.zeros(1, 2)

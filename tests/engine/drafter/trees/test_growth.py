@@ -121,6 +121,14 @@ def test_a_chain_knows_the_history_of_its_own_path() -> None:
     assert branch.parents is None
 
 
+def test_a_chain_ends_where_no_token_can_be_drawn() -> None:
+    impossible = torch.full((VOCAB,), -torch.inf)
+    for n_possible in (0, 2):
+        growth = Chain(SETTINGS["greedy"], None, POSITION, DEPTH)
+        branch = grown(growth, lambda path, n=n_possible: model(path) if len(path) < n else impossible)  # type: ignore[misc]
+        assert (0 if branch is None else len(branch.tokens)) == n_possible
+
+
 # -- draws -------------------------------------------------------------------------------------------------------
 
 
