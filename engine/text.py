@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"  # a decoder writes it for bytes that are not (yet) a character
 WINDOW = 16  # tokens decoded again with every push before the window moves on
+CONTEXT = 4  # tokens that it keeps: an open character has at most 3 bytes, in one token each, and one is in front of it
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class _Profile:
 
     special_ids: frozenset[int]  # ids that `skip_special_tokens` leaves out
     byte_ids: frozenset[int]  # <0x00>..<0xFF> of a byte-fallback vocabulary
+    size: int  # ids from here on may be padding of the model's vocabulary, which has no text
 
 
 @lru_cache(maxsize=8)
@@ -36,16 +38,16 @@ def _profile(tokenizer: PreTrainedTokenizerFast) -> _Profile:
     if backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__():
         names = (f"<0x{value:02X}>" for value in range(256))
         byte_ids = [i for i in map(backend.token_to_id, names) if i is not None]
-    return _Profile(special, frozenset(byte_ids))
+    return _Profile(special, frozenset(byte_ids), backend.get_vocab_size(with_added_tokens=True))
 
 
 class Detokenizer:
     """Text of one growing token sequence.
 
     Decoders are not concatenative (leading spaces, characters made of several tokens), so every push decodes a short
-    window of recent tokens again and returns the text that is new. A window starts where a character ended. Its first
-    token was returned before, so whatever a decoder does to the start of a text happens to that token. The pieces add
-    up to ``tokenizer.decode(ids, clean_up_tokenization_spaces=False)``.
+    window of recent tokens again and returns the text that is new. The window keeps tokens in front of the new ones, so
+    whatever a decoder does to the start of a text, or to the rest of a character that was cut through, happens to text
+    that was returned before. The pieces add up to ``tokenizer.decode(ids, clean_up_tokenization_spaces=False)``.
 
     Args:
         tokenizer: of the model.
@@ -63,15 +65,15 @@ class Detokenizer:
         profile = _profile(tokenizer)
         self._skipped = profile.special_ids - shown if skip_special_tokens else frozenset()
         self._byte_ids = profile.byte_ids
+        self._size = profile.size
         self._window: list[int] = []
-        self._clean = 0  # tokens of the window before the last point where no character was open
         self._sent = 0  # characters of the window's text that were returned already
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Append tokens; returns the text that became certain, possibly empty."""
         window = self._window
-        skipped = self._skipped
-        window.extend([i for i in token_ids if i not in skipped] if skipped else token_ids)
+        skipped, size, known = self._skipped, self._size, self._backend.id_to_token
+        window.extend([i for i in token_ids if i not in skipped and (i < size or known(i) is not None)])
         # A run of byte tokens becomes characters only if the whole run is valid UTF-8: wait for its end.
         if not window or (self._byte_ids and window[-1] in self._byte_ids):
             return ""
@@ -80,24 +82,23 @@ class Detokenizer:
         end = len(text) - is_open
         new = text[self._sent : end]
         self._sent = max(self._sent, end)
-        if not is_open:
-            self._move_on()
+        if len(window) > WINDOW:
+            self._move_on(is_open)
         return new
 
     def flush(self) -> str:
         """The sequence is complete: returns the text held back until now, and starts over with an empty sequence."""
         rest = self._decode(self._window)[self._sent :] if self._window else ""
-        self._window, self._clean, self._sent = [], 0, 0
+        self._window, self._sent = [], 0
         return rest
 
-    def _move_on(self) -> None:
-        """No character is open: drop old tokens once there are many, and remember this point."""
-        if len(self._window) > WINDOW and self._clean:
-            tail = self._window[self._clean :]
-            text = self._decode(tail)
-            if text:  # an empty start would let the decoder treat the next token as the first of a text
-                self._window, self._sent = tail, len(text)
-        self._clean = len(self._window)
+    def _move_on(self, is_open: bool) -> None:
+        """Drop old tokens. A character that is open begins among those that stay, so from there on their text is that
+        of the whole window; in front of it may be marks for the rest of a character that was cut through."""
+        tail = self._window[-CONTEXT:]
+        text = self._decode(tail)
+        if text:  # an empty start would let the decoder treat the next token as the first of a text
+            self._window, self._sent = tail, len(text) - is_open
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._backend.decode(ids, skip_special_tokens=False)

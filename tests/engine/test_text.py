@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.text import Detokenizer, StopMatcher
+from engine.text import CONTEXT, WINDOW, Detokenizer, StopMatcher
 
 PIECES = ["Hello", " world", "\n\n", "  ", "日本語", "👩‍👩‍👧", "🏳️‍🌈", "é", "naïve", "\ufffd", "Ω≈ç√", ". ", "\t", "x"]
 
@@ -50,6 +51,13 @@ def metaspace() -> PreTrainedTokenizerFast:
     return wrap(tokenizer)
 
 
+def byte_ids(data: bytes) -> list[int]:
+    """A token of the byte-level vocabulary for each byte."""
+    own, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, itertools.count(256)
+    names = [chr(byte if byte in own else next(others)) for byte in range(256)]
+    return [TOKENIZERS["byte_level"].convert_tokens_to_ids(names[byte]) for byte in data]
+
+
 TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback(), "metaspace": metaspace()}
 
 
@@ -61,6 +69,16 @@ def stream(tokenizer: PreTrainedTokenizerFast, ids: list[int], rng: random.Rando
         out.append(detokenizer.push(ids[start : start + size]))
         start += size
     return [*out, detokenizer.flush()]
+
+
+class Counting(Detokenizer):
+    """Counts the ids that it decodes."""
+
+    n_decoded = 0
+
+    def _decode(self, ids: list[int]) -> str:
+        self.n_decoded += len(ids)
+        return super()._decode(ids)
 
 
 def whole(tokenizer: PreTrainedTokenizerFast, ids: list[int], skip: bool) -> str:
@@ -75,6 +93,54 @@ def test_pieces_of_random_ids_add_up(name: str, skip: bool) -> None:
     for _ in range(400):
         ids = [rng.randrange(len(tokenizer)) for _ in range(rng.randint(1, 60))]
         assert "".join(stream(tokenizer, ids, rng, skip)) == whole(tokenizer, ids, skip)
+
+
+PADDING = 7  # behind the tokenizer's ids: of a model whose vocabulary is padded
+LONE = [b"\xe2", b"\x82", b"\xe2\x82", b"\xf0\x9f", b"\xf0\x9f\x91", b"\x80\xe2\x82", b"\x8d\xf0\x9f\x91", b"\xff"]
+BYTES = st.sampled_from([*LONE, "é".encode(), "€".encode(), "👍".encode(), "\ufffd".encode(), b"a", b" "])
+
+
+@settings(deadline=None)
+@given(
+    runs=st.lists(st.tuples(st.lists(BYTES, min_size=1, max_size=4), st.integers(1, 30)), min_size=1, max_size=6),
+    others=st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["<|end|>", None])), max_size=4),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    skip=st.booleans(),
+)
+def test_pieces_of_bytes_that_are_no_characters_add_up(
+    runs: list[tuple[list[bytes], int]], others: list[tuple[int, str | None]], sizes: list[int], skip: bool
+) -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = byte_ids(b"".join(b"".join(parts) * n for parts, n in runs))
+    for place, token in others:  # a special token, or an id that is padding of the model's vocabulary
+        ids.insert(place, len(tokenizer) + PADDING if token is None else tokenizer.convert_tokens_to_ids(token))
+    detokenizer, pieces, start = Detokenizer(tokenizer, skip), [], 0
+    for size in sizes * len(ids):
+        pieces.append(detokenizer.push(ids[start : start + size]))
+        start += size
+        if start >= len(ids):
+            break
+    assert "".join([*pieces, detokenizer.flush()]) == whole(tokenizer, ids, skip)
+
+
+FOREVER = {
+    "the first byte of a character": ("byte_level", byte_ids(b"\xe2")),
+    "a byte from within one": ("byte_level", byte_ids(b"\x82")),
+    "characters that every push leaves open": ("byte_level", byte_ids(b"\x8d\xf0\x9f\x91")),
+    "marks": ("byte_fallback", TOKENIZERS["byte_fallback"].convert_tokens_to_ids(["\ufffd"])),
+    "spaces": ("byte_fallback", TOKENIZERS["byte_fallback"].convert_tokens_to_ids(["▁"])),
+    "spaces of words": ("metaspace", TOKENIZERS["metaspace"].convert_tokens_to_ids(["▁"])),
+    "padding": ("byte_level", [len(TOKENIZERS["byte_level"]) + PADDING]),
+}
+
+
+@pytest.mark.parametrize("kind", FOREVER)
+def test_every_token_is_decoded_a_bounded_number_of_times(kind: str) -> None:
+    name, ids = FOREVER[kind]
+    detokenizer, n = Counting(TOKENIZERS[name]), 500
+    text = "".join(detokenizer.push(ids) for _ in range(n)) + detokenizer.flush()
+    assert text == whole(TOKENIZERS[name], ids * n, True)
+    assert detokenizer.n_decoded <= n * (WINDOW + len(ids) + CONTEXT)
 
 
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=30), seed=st.integers(0, 2**16))
