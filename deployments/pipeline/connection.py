@@ -13,6 +13,7 @@ import msgspec
 from deployments.options import RouterOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.frames import encode_frame
+from deployments.pipeline.leadership import LedError
 from deployments.pipeline.step_deadline import TIMES_COLD, ReportHang, send_hang_report
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.roles import RESULTS, STEPS
@@ -134,10 +135,11 @@ async def step_costs(
 ) -> StepCosts | None:
     """Step times of a target on this machine: from an earlier start, or measured now on an otherwise idle pipeline.
 
-    None for a target that fails, hangs or dies of every attempt: ``auto`` then counts nodes as free.
+    None for a target that fails, hangs or dies of every attempt: ``auto`` then counts nodes as free. On a pipeline that
+    another router serves on nothing is measured: that router's step times are taken.
 
     Args:
-        connect: waits for a pipeline.
+        connect: waits for a pipeline; raises LedError if another router serves on it.
         file: keeps the times between starts; "": none.
         info: of the target.
         deadline: seconds a step may take; on a pipeline that is being measured ``TIMES_COLD`` times as long.
@@ -147,7 +149,10 @@ async def step_costs(
     if known is not None:
         return known
     for _ in range(MEASURE_ATTEMPTS):
-        pipeline = await connect()
+        try:
+            pipeline = await connect()
+        except LedError as led:
+            return led.costs
         try:
             costs = await measure_pipeline(pipeline, info, deadline * TIMES_COLD)
         except TargetHungError as error:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from dataclasses import dataclass
 
-from engine.errors import TargetLostError
+from engine.errors import SpectraError, TargetLostError
+from engine.step_cost import StepCosts
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,31 @@ INCARNATION = secrets.token_hex(16)  # of this process, if it is a router; uniqu
 
 class SupersededError(TargetLostError):
     """A later router leads the pipeline."""
+
+
+class LedError(SpectraError):
+    """Another router serves on the pipeline, and would lose it to a second one that connects.
+
+    Args:
+        costs: step times of its target, as that router has them; None: not measured.
+    """
+
+    def __init__(self, costs: StepCosts | None) -> None:
+        super().__init__("another router serves on this pipeline")
+        self.costs = costs
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a router says of itself when it asks for a pipeline."""
+
+    router: str = ""  # its incarnation; "": unknown, it is admitted and supersedes no router
+    is_ready: bool = False  # to serve; before, it may still fail, and must not supersede the router that serves
+    has_led: bool = False  # was admitted as ready before, maybe by another owner
+    costs: StepCosts | None = None  # step times of the target, for the router that comes next
+
+
+UNKNOWN = Claim()
 
 
 class LeaderEpochs:
@@ -34,25 +61,21 @@ class LeaderEpochs:
     def __init__(self) -> None:
         self._epochs: dict[str, tuple[bool, int]] = {}  # by incarnation
         self._leading = (False, 0)  # the latest epoch of a router that was ready
+        self.leader = UNKNOWN  # of that router
 
-    def admit(self, router: str, ready: bool, has_led: bool = False) -> None:
+    def admit(self, claim: Claim) -> None:
         """Let a router use the pipeline.
-
-        Args:
-            router: its incarnation; "": unknown, the caller is admitted and supersedes no router.
-            ready: whether it serves. Before, it may still fail, and must not supersede the router that serves.
-            has_led: whether it was admitted as ready before, maybe by another owner.
 
         Raises:
             SupersededError: a router with a later epoch has been ready.
         """
-        if not router:
+        if not claim.router:
             return
-        epoch = self._epochs.setdefault(router, (not has_led, len(self._epochs) + 1))
+        epoch = self._epochs.setdefault(claim.router, (not claim.has_led, len(self._epochs) + 1))
         if epoch < self._leading:
             raise SupersededError("a later router leads this pipeline; this router has been replaced")
-        if ready:
-            self._leading = epoch
+        if claim.is_ready:
+            self._leading, self.leader = epoch, claim
 
 
 def exit_superseded(error: SupersededError) -> None:

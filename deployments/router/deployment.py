@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import hashlib
 import logging
@@ -103,7 +104,7 @@ class RouterDeployment:
         learn = None if self._retrieval is None else self._retrieval.learn
         reports, process = Reports(), Process("router", ray.util.get_node_ip_address())
         metrics = (reports, process, Certificates(options.model, os.environ), replacements)
-        clients = [target.client(info) for target in self._targets]
+        clients = [target.client(info, costs) for target in self._targets]
         tracer = tracer_of(options.traces, "Router")
         spans = None if tracer is None else RequestSpans(tracer)
         self._router = Router(options, info, draft_client, clients, learn, costs, metrics, spans)
@@ -144,7 +145,8 @@ class RouterDeployment:
         """Take the pipelines over, once."""
         if not self._leading.cancelled():
             self._leading.cancel()
-            self._router.start(self._running)
+            # Not in the context of the request that came first: Serve would cancel the lanes' calls with it.
+            contextvars.Context().run(self._router.start, self._running)
 
     async def attach(self, node: str) -> Attachment:
         """Where an ingress on the Ray node ``node`` (its id) connects to submit requests."""

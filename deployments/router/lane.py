@@ -6,6 +6,7 @@ committed, and the next step sent, before any stream gets its events.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection
@@ -88,6 +89,7 @@ class Lane:
     async def close(self) -> None:
         """Stop serving."""
         await self.connection.close()
+        await asyncio.sleep(0)  # a pipeline's task ends
 
     async def stop(self) -> None:
         """Disconnect until the next ``start``; live sequences go back to the queue, and are no loss of theirs."""

@@ -88,7 +88,6 @@ class LaneConnection:
         if self.pipeline is not None:
             self.pipeline.close()
             self.pipeline = None
-            await asyncio.sleep(0)  # its task ends
 
     def send(self, step: Step) -> None:
         """Send a step that has the number ``next_step_id``; needs a pipeline."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import ray
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
@@ -16,16 +17,19 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.leadership import INCARNATION, SupersededError, exit_superseded
+from deployments.pipeline.leadership import INCARNATION, Claim, LedError, SupersededError, exit_superseded
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from deployments.router.lane_connection import RECONNECT_S, TargetClient
 from engine.errors import ConfigError, TargetLostError
+from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 
 ANSWER_S = 10.0  # seconds to wait for a target's endpoints before asking again
 MISCONFIGURED_S = (
     5.0  # pause before asking a target again that the configured transport does not reach, or that is another one
 )
+# How it shows that a call was not answered: by Ray, by Serve, by gRPC, and by ``_answer``.
+UNANSWERED = (RayError, RayServeException, AioRpcError, TargetLostError)
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +51,16 @@ class ServeTarget:
         self._handle = handle
         self._replacements = replacements
         self._has_led = False  # a pipeline of it, as a router that was ready
+        self._costs: StepCosts | None = None
 
-    def client(self, info: TargetInfo) -> TargetClient:
-        """What a lane needs of it, for a router that is ready to serve the target that ``info`` describes."""
+    def client(self, info: TargetInfo, costs: StepCosts | None = None) -> TargetClient:
+        """What a lane needs of it, for a router that is ready to serve the target that ``info`` describes.
+
+        Args:
+            info: of the target.
+            costs: its step times, for the router that comes after this one.
+        """
+        self._costs = costs
         hold = self.hold if self.is_elastic else None
         return TargetClient(self.name, partial(self.connect, info, ready=True), self.report_hang, hold)
 
@@ -58,7 +69,7 @@ class ServeTarget:
         while True:
             try:
                 await _answer(self._handle.hold.remote())
-            except (RayError, RayServeException) as error:
+            except Exception as error:  # of any kind: a pipeline that is wanted and not held would be gone for good
                 logger.info("%s is held no more, which is tried again: %s", self.name, error)
                 await asyncio.sleep(RECONNECT_S)
 
@@ -74,8 +85,8 @@ class ServeTarget:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     node = ray.get_runtime_context().get_node_id()
-                    call = self._handle.endpoints.remote(node, INCARNATION, ready, self._has_led)
-                    endpoints: Endpoints = await _answer(call)
+                    claim = Claim(INCARNATION, ready, self._has_led, self._costs)
+                    endpoints: Endpoints = await _answer(self._handle.endpoints.remote(node, claim))
                     self._has_led |= ready
                     self._replacements.count(self.name, endpoints)
                     return endpoints
@@ -83,7 +94,7 @@ class ServeTarget:
                 exit_superseded(error)
             except ConfigError as error:
                 raise ConfigError(_message(error)) from error
-            except (RayError, RayServeException, TimeoutError) as error:
+            except (*UNANSWERED, TimeoutError) as error:
                 logger.info("%s does not answer yet: %s", self.name, error)
                 await asyncio.sleep(RECONNECT_S)
 
@@ -93,11 +104,14 @@ class ServeTarget:
         Raises:
             ConfigError: like ``endpoints``, or the pipeline's target is not the one that ``info`` describes; a router
                 that is ``ready`` logs it once and keeps trying instead.
+            LedError: another router serves on it, and this one is not ``ready``.
         """
         while True:
             try:
                 endpoints = await self.endpoints(ready)
                 self._check(info, endpoints.info)
+                if endpoints.leader.router and not ready:
+                    raise LedError(endpoints.leader.costs)
                 pipeline = await Pipeline.connect(endpoints)
                 self.trouble = ""
                 return pipeline
@@ -127,12 +141,19 @@ class ServeTarget:
 
 
 async def _answer(response: DeploymentResponse) -> Any:
-    """Await a call; one that is given up is cancelled, or else Serve counts it on, and scales by it."""
+    """Await a call; one that is given up is cancelled, or else Serve counts it on, and scales by it.
+
+    Raises:
+        TargetLostError: Serve has cancelled the call, and not this task.
+    """
     try:
         return await response
     except asyncio.CancelledError:
         response.cancel()
-        raise
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise TargetLostError("Serve has cancelled the call") from None
 
 
 def _message(error: ConfigError) -> str:

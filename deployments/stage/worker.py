@@ -112,7 +112,7 @@ class StageWorker:
             return
         self._started = True
         self._acceptor.start()
-        threading.Thread(target=self._loop, name="stage-loop", daemon=True).start()
+        threading.Thread(target=self._run, name="stage-loop", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening and drop every connection."""
@@ -152,6 +152,14 @@ class StageWorker:
         self._keeper.serve(channel)
         with self._lock:
             self._askers.discard(channel)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception:
+            logger.exception("the stage cannot go on")
+        finally:
+            self.close()  # or a stage that serves nothing would count as alive
 
     def _loop(self) -> None:
         while (connected := self._upstreams.get()) is not None:

@@ -74,7 +74,8 @@ class Departures:
 
     def ready(self) -> list[int]:
         """The stages whose substitutes are ready."""
-        return [i for i, task in self._coming.items() if task.done()]
+        done = [(i, task) for i, task in self._coming.items() if task.done()]
+        return [i for i, task in done if not task.cancelled() and task.exception() is None]
 
     async def substitute(self, i: int) -> Substitute:
         """The substitute of stage ``i``, or another if none is being prepared; raises as ``StageGroup.substitute``."""

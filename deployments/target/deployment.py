@@ -8,6 +8,7 @@ the whole pipeline.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from deployments.observability.logs import configure
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.leadership import LeaderEpochs
+from deployments.pipeline.leadership import UNKNOWN, Claim, LeaderEpochs
 from deployments.single_replica import check_single_replica
 from deployments.target.bundles import Bundle, Bundles
 from deployments.target.stage_handle import StageHandle
@@ -79,20 +80,16 @@ class TargetDeployment:
             await supervisor.until_unused(self._grace)
             supervisor.close()
 
-    async def endpoints(
-        self, node: str = "", router: str = "", ready: bool = False, has_led: bool = False
-    ) -> Endpoints:
+    async def endpoints(self, node: str = "", claim: Claim = UNKNOWN) -> Endpoints:
         """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
-
-        ``router``, ``ready`` and ``has_led`` are as in ``LeaderEpochs.admit``.
 
         Raises:
             SupersededError: a later router has taken this pipeline over.
             TargetLostError: the replacement takes longer than a call can wait; ask again.
             ConfigError: the option ``transport`` does not reach that node.
         """
-        self._epochs.admit(router, ready, has_led)
-        return await self._supervisor.endpoints(node)
+        self._epochs.admit(claim)
+        return replace(await self._supervisor.endpoints(node), leader=self._epochs.leader)
 
     async def hold(self) -> None:
         """Last a while. Where Serve scales this deployment between no replica and one, routers that want the pipeline

@@ -62,5 +62,5 @@ class Places:
     async def tidy(self) -> None:
         """Give back what was reserved and is vacant."""
         for bundle in [bundle for bundle in self.vacant if not bundle.is_own]:
-            self.vacant.remove(bundle)
             await self._bundles.release(bundle)
+            self.vacant.remove(bundle)  # now: should that fail, it is given back later

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+from collections.abc import Generator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 import ray
+from grpc.aio import AioRpcError, Metadata
 
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.leadership import INCARNATION
+from deployments.pipeline.leadership import INCARNATION, Claim, LedError
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from engine.errors import ConfigError, TargetLostError
 from engine.model.identity import ModelIdentity
+from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 from tests.support.virtual_pipeline import INFO
 
@@ -28,21 +32,34 @@ with warnings.catch_warnings():
 WRONG = "transport (--transport) is unix, but the router is on another node"
 
 
+class Response:
+    """Of a call; can be awaited once."""
+
+    def __init__(self, answer: BaseException | object) -> None:
+        self._answer = answer
+
+    def __await__(self) -> Generator[Any, None, object]:
+        yield from asyncio.sleep(0).__await__()
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+    def cancel(self) -> None:
+        """It has ended."""
+
+
 class Handle:
     """A deployment handle whose target answers what the test says, and remembers what it was asked."""
 
-    def __init__(self, *answers: Exception | object) -> None:
+    def __init__(self, *answers: BaseException | object) -> None:
         self.deployment_name = "Target"
         self.asked: list[tuple[object, ...]] = []
-        self.endpoints = SimpleNamespace(remote=self._remote)
+        self.endpoints = self.hold = SimpleNamespace(remote=self._remote)
         self._answers = list(answers)
 
-    async def _remote(self, *arguments: object) -> object:
+    def _remote(self, *arguments: object) -> Response:
         self.asked.append(arguments)
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return Response(self._answers.pop(0) if len(self._answers) > 1 else self._answers[0])
 
 
 @pytest.fixture(autouse=True)
@@ -94,13 +111,56 @@ async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_ne
     assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {WRONG}"]
     assert target.trouble == ""
     has_led = (False, False, False, True, True)  # from the first answer on
-    assert handle.asked == [("n", INCARNATION, True, led) for led in has_led]
+    assert handle.asked == [("n", Claim(INCARNATION, True, led)) for led in has_led]
+
+
+async def test_a_router_that_starts_connects_to_no_pipeline_that_another_serves_on() -> None:
+    costs = StepCosts({1: ((1, 2), (0.1, 0.2))})
+    handle = Handle(replace(at("up"), leader=Claim("another", is_ready=True, costs=costs)))
+    with pytest.raises(LedError) as led:
+        await target_of(handle).connect(INFO)
+    assert led.value.costs == costs
+
+
+async def test_the_router_that_serves_leaves_its_step_times_with_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(_: Endpoints) -> object:
+        return None
+
+    monkeypatch.setattr(target_client, "Pipeline", SimpleNamespace(connect=connect))
+    costs, handle = StepCosts({1: ((1, 2), (0.1, 0.2))}), Handle(at("up"))
+    await target_of(handle).client(INFO, costs).connect()
+    assert handle.asked == [("n", Claim(INCARNATION, is_ready=True, costs=costs))]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ray.exceptions.RayActorError(),
+        AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata()),
+        asyncio.CancelledError("by Serve"),
+    ],
+)
+async def test_a_call_that_gets_no_answer_is_repeated_whatever_ended_it(error: BaseException) -> None:
+    handle = Handle(error, at("up"))
+    assert await target_of(handle).endpoints() == at("up")
+    assert len(handle.asked) == 2
+
+
+async def test_a_pipeline_stays_held_whatever_ends_a_call() -> None:
+    handle = Handle(RuntimeError("a bug of Serve"), asyncio.CancelledError("by Serve"), 0)
+    holding = asyncio.create_task(target_of(handle).hold())
+    async with asyncio.timeout(240):
+        while len(handle.asked) < 4:
+            await asyncio.sleep(0.01)
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
 
 
 async def test_a_router_that_starts_does_not_say_that_it_is_ready() -> None:
     handle = Handle(at("first"))
     await first_endpoints([target_of(handle)])
-    assert handle.asked == [("n", INCARNATION, False, False)]
+    assert handle.asked == [("n", Claim(INCARNATION))]
 
 
 @pytest.mark.parametrize(

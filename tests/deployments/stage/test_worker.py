@@ -176,6 +176,25 @@ async def test_routers_that_were_superseded_while_a_step_ran_are_skipped(
             router.close()
 
 
+async def test_a_stage_whose_loop_has_ended_counts_as_dead(
+    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    async with serving(1) as served:
+        pipeline = await connected(served)
+        (worker,) = served.stages.workers
+
+        def fail() -> None:
+            raise RuntimeError("a device that was lost")
+
+        monkeypatch.setattr(worker, "_settle", fail)
+        assert worker.is_alive
+        pipeline.close()
+        async with asyncio.timeout(240):
+            while worker.is_alive:
+                await asyncio.sleep(0.01)
+
+
 async def test_a_tcp_peer_that_vanishes_without_a_word_is_noticed_within_about_ten_seconds() -> None:
     server, address = listen("tcp:127.0.0.1:0")
     accepted: list[Channel] = []

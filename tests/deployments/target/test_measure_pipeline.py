@@ -13,6 +13,7 @@ import pytest
 
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import MEASURE_ATTEMPTS, Pipeline, measure_pipeline, step_costs
+from deployments.pipeline.leadership import LedError
 from deployments.router.draft_client import InlineDraftClient
 from deployments.router.router import Router
 from engine.errors import TargetLostError
@@ -160,6 +161,16 @@ async def test_a_known_file_needs_no_target(tmp_path: Path, info: Any) -> None:
     known = StepCosts({1: ((1, 2), (0.1, 0.2))})
     write_costs(tmp_path / "costs.json", known)
     assert await step_costs(connect, str(tmp_path / "costs.json"), info) == known
+
+
+async def test_nothing_is_measured_where_another_router_serves(tmp_path: Path, info: Any) -> None:
+    known = StepCosts({1: ((1, 2), (0.1, 0.2))})
+
+    async def connect() -> Pipeline:
+        raise LedError(known)
+
+    assert await step_costs(connect, str(tmp_path / "costs.json"), info) == known
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_pipeline_lost_once_is_measured_when_it_is_back(serving: Any) -> None:

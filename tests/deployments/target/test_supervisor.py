@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from deployments.pipeline.connection import Pipeline
+from deployments.target import supervisor
 from engine.errors import ConfigError, TargetLostError
 from tests.deployments.target.conftest import Held, Supervise, prompt_step
 
@@ -99,6 +100,22 @@ async def test_a_stage_that_cannot_load_again_fails_the_health_check_with_the_re
         with pytest.raises(TargetLostError, match="could not be replaced"):
             await pipeline.supervisor.endpoints("n")
         assert not any(stage.worker is not None and stage.worker.is_alive for stage in pipeline.stages.values())
+
+
+async def test_calls_that_wait_for_the_endpoints_hear_at_once_that_the_pipeline_is_given_up(
+    supervised: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "WAIT_S", 3600.0)
+    async with supervised() as pipeline:
+        pipeline.may_load.clear()
+        await pipeline.lose(1)
+        await until(lambda: not pipeline.supervisor.state()["whole"])
+        asked = asyncio.create_task(pipeline.supervisor.endpoints("n"))
+        await asyncio.sleep(0.1)
+        pipeline.broken.add(1)
+        pipeline.may_load.set()
+        with pytest.raises(TargetLostError, match="could not be replaced"):
+            await asyncio.wait_for(asked, 240)
 
 
 async def test_a_replacement_that_takes_too_long_fails_the_health_check(supervised: Supervise) -> None:
