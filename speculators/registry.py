@@ -99,7 +99,6 @@ _FACTORIES: Mapping[str, Factory] = MappingProxyType(
         "spectra-core": lambda options: SpectraCore(options.spectra_core),
         "pld-plus-h": lambda options: PldPlusHidden(options.pld_plus),
         "pld-plus-a": lambda options: PldPlusAttention(options.pld_plus),
-        "auto": lambda options: _auto(options),
         "token-recycling": lambda options: _token_recycling(options),
         "stand": lambda options: Stand(options.stand),
         "suffix": lambda options: _suffix(options),
@@ -124,14 +123,16 @@ def create(
         options: per-method settings.
         extra: factories under names that are no product's: how tests bring their own speculators.
         parts: speculators made before, by name; what is missing is added. A drafter's weights are in memory once,
-            however many methods join it with others.
+            however many methods join it with others, ``auto`` among them.
 
     Raises:
         UnknownMethodError: a name is unknown (the message lists the available ones), not available yet, or repeated.
     """
     options = options or SpeculatorOptions()
-    factories = {**_FACTORIES, **(extra or {})}
-    joined = _parts(method_names(method, factories), factories, options, {} if parts is None else parts)
+    made = {} if parts is None else parts
+    factories: dict[str, Factory] = {**_FACTORIES, **(extra or {})}
+    factories.setdefault("auto", lambda options: _auto(options, factories, made))
+    joined = _parts(method_names(method, factories), factories, options, made)
     return joined[0] if len(joined) == 1 else Combined(joined, options.combination)
 
 
@@ -173,10 +174,10 @@ def _parts(
     return parts
 
 
-def _auto(options: SpeculatorOptions) -> Speculator:
+def _auto(options: SpeculatorOptions, factories: Mapping[str, Factory], made: dict[str, Speculator]) -> Speculator:
     """The two halves of the mixed model, every other source that has its input, and what drafts fastest.
 
-    With any sources, a request that brings a prediction is drafted for from it.
+    With any sources, a request that brings a prediction is drafted for from it. Sources are those that ``made`` has.
     """
     names = list(options.auto.sources) or [TEXT, TARGET]
     if not options.auto.sources:
@@ -186,7 +187,7 @@ def _auto(options: SpeculatorOptions) -> Speculator:
         names += ["pld"]
         names += ["grammar"] if options.grammar is not None else []
     names += [] if "prediction" in names else ["prediction"]
-    return Auto(_parts(names, _FACTORIES, options, {}), options.step_costs, options.auto)
+    return Auto(_parts(names, factories, options, made), options.step_costs, options.auto)
 
 
 def _grammar(options: SpeculatorOptions) -> GrammarDrafts:

@@ -95,6 +95,7 @@ class DraftModel:
     ) -> None:
         self._config = config or DraftModelConfig()
         self._drafter = drafter
+        self._failure = ""  # why it could not be loaded
         self._randomness = randomness
         if drafter is None:
             self._check()
@@ -113,22 +114,30 @@ class DraftModel:
 
     @property
     def drafter(self) -> Drafter:
-        """The model; loaded now if it is not yet."""
-        if self._drafter is None:
-            from speculators.draft_model.drafter import Drafter
+        """The model; loaded now if it is not yet.
 
-            config = self._config
-            assert config.path is not None
-            options = TargetOptions(
-                config.path,
-                dtype=config.dtype,
-                device=config.device,
-                kv_bytes=int(config.kv_gib * GIB),
-                block_size=config.block_size,
-                numerics=config.numerics,
-            )
-            self._drafter = Drafter.load(options)
+        Raises:
+            ConfigError: a load failed before; requests would wait for every further try.
+        """
+        if self._failure:
+            raise ConfigError(self._failure)
+        if self._drafter is None:
+            try:
+                self._drafter = self._load()
+            except Exception as error:
+                self._failure = f"the draft model could not be loaded: {error!r}"
+                raise
         return self._drafter
+
+    def _load(self) -> Drafter:
+        from speculators.draft_model.drafter import Drafter
+
+        c, kv_bytes = self._config, int(self._config.kv_gib * GIB)
+        assert c.path is not None
+        options = TargetOptions(
+            c.path, dtype=c.dtype, device=c.device, kv_bytes=kv_bytes, block_size=c.block_size, numerics=c.numerics
+        )
+        return Drafter.load(options)
 
     def begin(self, view: RequestView) -> None:
         """Nothing is read yet.
@@ -195,11 +204,10 @@ class DraftModel:
         """One forward per depth, until all drafts are finished."""
         from engine.drafter.trees.choice import choose, draft_randomness
 
-        randomness = self._randomness or draft_randomness
         while growing:
             logits = self.drafter.forward([draft.rows() for draft in growing])
             asks = [draft.asks() for draft in growing]
-            choices = iter(choose(logits, [ask for some in asks for ask in some], randomness))
+            choices = iter(choose(logits, [ask for some in asks for ask in some], self._randomness or draft_randomness))
             taken = [draft.take([next(choices) for _ in some]) for draft, some in zip(growing, asks, strict=True)]
             growing = [draft for draft, has_more in zip(growing, taken, strict=True) if has_more]
 
@@ -236,8 +244,7 @@ class DraftModel:
         """What penalties have to know, without the draft."""
         from engine.sampling.history import History
 
-        params = view.request.params
-        if not params.remembers:
+        if not view.request.params.remembers:
             return None
         tokens = view.context.view.tolist()
         return History(tokens[: view.n_prompt], tokens[view.n_prompt :])
