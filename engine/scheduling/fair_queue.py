@@ -2,7 +2,9 @@
 
 Within a priority, tenants share the target by *start-time fair queueing*: on a clock that counts tokens of work, a
 tenant's next sequence starts where its last one ended, but not before the present; the earliest start goes first.
-However many sequences one tenant queues, a sequence of another tenant waits for about one of them.
+However many sequences one tenant queues, a sequence of another tenant waits for about one of them. The clock moves on
+with the work served, by each waiting tenant's share of it: if it only followed the starts, it would stand still as long
+as new tenants kept coming, and none of them would be served twice.
 
 The work of a sequence is the tokens still to be read plus the most it may still write. Counting prompts alone would
 take a short question with an endless answer for light work. The length of an answer is unknown in advance, so a request
@@ -30,13 +32,32 @@ class _Level:
     front: list[Sequence] = field(default_factory=list)  # interrupted sequences, by arrival: they keep their place
     tenants: dict[str, deque[Sequence]] = field(default_factory=dict)  # by arrival; no empty queue
     starts: dict[str, int] = field(default_factory=dict)  # tenant -> clock at which its next sequence starts
-    clock: int = 0  # tokens: start of the sequence that was served last
+    clock: int = 0  # tokens: the present, when the sequence that was served last had its turn
+    owed: int = 0  # tokens that the clock moves on by until the next turn
+    n_kept: int = 0  # entries of ``starts`` when it was last gone through
 
     def start(self, tenant: str) -> int:
         return max(self.starts.get(tenant, 0), self.clock) if tenant not in self.tenants else self.starts[tenant]
 
     def next_tenant(self) -> str:
         return min(self.tenants, key=lambda tenant: (self.starts[tenant], self.tenants[tenant][0].seq))
+
+    def serve(self) -> Sequence:
+        """Take out the next sequence of the tenants'; its tenant is charged."""
+        tenant, n_waiting = self.next_tenant(), len(self.tenants)
+        sequence = self.tenants[tenant].popleft()
+        work = work_of(sequence)
+        self.clock = max(self.clock + self.owed, self.starts[tenant])
+        self.owed = -(-work // n_waiting)
+        self.starts[tenant] += work
+        return sequence
+
+    def forget(self) -> None:
+        """Drop starts that are past, whenever there are twice as many as were left the last time."""
+        if len(self.starts) > 2 * self.n_kept + 16:
+            known = self.starts.items()
+            self.starts = {name: start for name, start in known if name in self.tenants or start > self.clock}
+            self.n_kept = len(self.starts)
 
     def in_order(self) -> list[tuple[int, int, Sequence]]:
         """(start, number, sequence) of all tenants' sequences, as they would be served."""
@@ -56,7 +77,7 @@ class QueueSnapshot:
     sequences: list[Sequence]
     places: list[tuple[int, int, int]]  # (priority, start, number) of each; an interrupted sequence has start -1
     starts: dict[int, dict[str, int]]  # priority -> tenant -> where its next sequence would start
-    clocks: dict[int, int]  # priority -> start of the sequence that was served last
+    clocks: dict[int, int]  # priority -> the earliest start of a newcomer
 
     def n_ahead(self, newcomer: Sequence) -> int:
         """Sequences that would be served before ``newcomer``."""
@@ -101,13 +122,7 @@ class FairQueue:
         priority = min(self._levels)
         level = self._levels[priority]
         self._n -= 1
-        if level.front:
-            sequence = level.front.pop(0)
-        else:
-            tenant = level.next_tenant()
-            sequence = level.tenants[tenant].popleft()
-            level.clock = level.starts[tenant]
-            level.starts[tenant] += work_of(sequence)
+        sequence = level.front.pop(0) if level.front else level.serve()
         self._tidy(priority, sequence.request.tenant)
         return sequence
 
@@ -140,13 +155,11 @@ class FairQueue:
         return snapshot
 
     def _tidy(self, priority: int, tenant: str) -> None:
-        """Forget what no longer makes a difference: memory is bounded by the number of waiting tenants."""
+        """Forget what no longer makes a difference: memory is bounded by the most tenants that waited at a time."""
         level = self._levels[priority]
         if not level.tenants.get(tenant, True):
             del level.tenants[tenant]
         if not level.front and not level.tenants:
             del self._levels[priority]
-        elif len(level.starts) > 2 * len(level.tenants) + 16:
-            level.starts = {
-                name: start for name, start in level.starts.items() if name in level.tenants or start > level.clock
-            }
+        else:
+            level.forget()
