@@ -38,6 +38,15 @@ def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     return min(n, limit)
 
 
+def _first_rows(top_ids: PromptTopIds, n: int) -> PromptTopIds:
+    """The first ``n`` positions in one array of their own: views would hold all that steps and chunks came with."""
+    made = PromptTopIds()
+    ids, logprobs = top_ids.part(0, min(n, top_ids.n))
+    if ids is not None:
+        made.append(ids.copy(), None if logprobs is None else logprobs.copy())
+    return made
+
+
 class CachedPrefixes:
     """The cached prefixes of one KV cache; the least recently used one is dropped first.
 
@@ -61,6 +70,7 @@ class CachedPrefixes:
         """Remember a prefix whose blocks have just become free."""
         if len(text.tokens) < self.block_size:
             return
+        text.top_ids = _first_rows(text.top_ids, len(text.tokens))
         self.mask[text.blocks] = True
         self._by_block.update(dict.fromkeys(text.blocks, text))
         self._by_start.setdefault(self._start(text.scope, text.tokens), {})[text] = None
@@ -105,6 +115,8 @@ class CachedPrefixes:
             del same[text]
             if not same:
                 del self._by_start[start]
+        else:
+            text.top_ids = _first_rows(text.top_ids, len(text.tokens))
 
     def _start(self, scope: str, tokens: list[int]) -> tuple[str, tuple[int, ...]]:
         return scope, tuple(tokens[: self.block_size])

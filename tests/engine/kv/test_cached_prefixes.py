@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -116,6 +118,34 @@ def test_a_text_is_cut_where_its_first_block_was_taken() -> None:
     kept.take(text.blocks[0])
     assert len(kept) == 0
     kept.check_integrity()
+
+
+def n_bytes(top_ids: PromptTopIds) -> int:
+    """What is in memory for its rows, seen or not."""
+    every = [*top_ids._ids, *top_ids._logprobs]
+    return sum((array if array.base is None else array.base).nbytes for array in every)
+
+
+@pytest.mark.parametrize("n_read", [8 * BLOCK, 5 * BLOCK + 1, BLOCK], ids=["all", "some", "one block"])
+def test_a_text_that_was_cut_holds_what_was_read_back_behind_the_rest_only(n_read: int) -> None:
+    kept, k = CachedPrefixes(N_BLOCKS, BLOCK), 32
+    rows = np.arange(n_read * k, dtype=np.int32).reshape(n_read, k)
+    scores = rows.astype(np.float32)
+    top_ids = PromptTopIds()
+    top_ids.append(rows[: 2 * BLOCK], scores[: 2 * BLOCK])
+    for i in range(2 * BLOCK, n_read):  # step by step, each a view of a larger answer
+        top_ids.append(np.tile(rows[i], (4, 1))[:1], np.tile(scores[i], (4, 1))[:1])
+    text = CachedPrefix("", [0] * (8 * BLOCK), [*range(8)], top_ids)
+    kept.keep(text)
+    assert n_bytes(text.top_ids) == n_read * k * (4 + 4)
+    for n_blocks in (6, 3, 1):
+        kept.take(n_blocks)
+        n = min(n_read, n_blocks * BLOCK)
+        assert n_bytes(text.top_ids) == n * k * (4 + 4)
+        ids, logprobs = text.top_ids.part(0, n)
+        np.testing.assert_array_equal(ids, rows[:n])
+        np.testing.assert_array_equal(logprobs, scores[:n])
+    assert top_ids.n == n_read, "a sequence that still has it keeps it"
 
 
 def test_a_sequence_that_grows_takes_the_block_behind_it() -> None:
