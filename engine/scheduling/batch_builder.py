@@ -86,6 +86,9 @@ class BatchBuilder:
             if blocks is None:
                 continue
             rows += 1 + len(sequence.tree)
+            # The step's first tree may be larger than ``limit``, the sequence's next one will not be.
+            most = min(self._options.max_tree_nodes, max(0, limit - 1))
+            sequence.max_nodes = min(sequence.request.max_nodes or 0, most)
             work.append(_tree_work(sequence, blocks, self._running.blocks.regroup(sequence.seq)))
             sequence.in_flight = 1
             last, sequence.last_step = sequence.last_step, step_id
@@ -95,7 +98,7 @@ class BatchBuilder:
         """Rows of a step that trees may fill: some are left to prompts while there are any to read."""
         rows = self._options.max_step_rows
         if self._running.reading(self._depth()) or (self._waiting and len(self._running) < self._options.max_sequences):
-            return rows - min(self._options.prefill_chunk, rows // 4)
+            return rows - max(1, min(self._options.prefill_chunk, rows // 4))
         return rows
 
     def _depth(self) -> int:

@@ -13,6 +13,7 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import Step, StepResult
+from speculators.testing import AlwaysWrong
 from tests.support.engines import check_idle, complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, reference_tokens
 
@@ -142,6 +143,32 @@ def test_prompts_are_read_also_when_drafts_could_fill_every_step() -> None:
     late = runner.submit(job(texts[4], n=2))  # 58 tokens
     heard = [late in {seq for seq, _ in runner.step()} for _ in range(14)]
     assert any(heard)
+
+
+@pytest.mark.parametrize("max_rows", [2, 3, 7, 20])
+def test_a_prompt_is_read_beside_a_request_whose_trees_would_fill_every_step(max_rows: int) -> None:
+    texts = [random_prompts(1)[0], random_prompts(2)[1][:5]]
+    answers = known(reference_tokens, texts, 60)
+    options = SchedulerOptions(max_step_rows=max_rows)
+    trees = {"filling": lambda _: AlwaysWrong(answers, depth=60)}
+    runner = make_engine(make_target(FAMILY), answers, options, trees)
+    filling = Request(texts[0], SamplingParams(max_tokens=60), "filling", max_nodes=max_rows - 1)
+    first = runner.submit(filling)
+    written: dict[int, list[int]] = {first: []}
+    while not written[first]:
+        for seq, event in runner.step():
+            written[seq] += event.token_ids
+    steps = watch(runner)
+    late = runner.submit(job(texts[1], n=2))
+    while late in {sequence.seq for sequence in runner.scheduler.sequences}:
+        for seq, event in runner.step():
+            written.setdefault(seq, []).extend(event.token_ids)
+    assert len(written[first]) < 30, "it goes on beside the other"
+    n_seen = len(steps)
+    for seq, tokens in drain(runner).items():
+        written[seq] += tokens
+    assert written == {first: answers[tuple(texts[0])], late: answers[tuple(texts[1])][:2]}
+    assert max(n_rows(step)[0] for step in steps[n_seen:]) == max_rows, "alone, it has all of a step again"
 
 
 def test_lower_priority_numbers_go_first() -> None:
