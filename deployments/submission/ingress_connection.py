@@ -31,7 +31,9 @@ from engine.errors import SpectraError, StepFailedError, TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 
-MAX_UNREAD = 16 << 20  # bytes a router keeps for an ingress that does not read
+# Bytes that a router keeps for an ingress that does not read, beside the longest frame: log-probabilities of a prompt
+# are some 16 MB, and an ingress does not read while it decodes those of another.
+MAX_UNREAD = 64 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class IngressConnection:
         self._heartbeat = Heartbeat(beat)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._events: list[msgspec.Raw] = []  # encoded, for the next frame
+        self._longest = 0  # bytes of the longest frame since all had been sent
         self._is_over = False
 
     async def serve(self) -> None:
@@ -142,11 +145,16 @@ class IngressConnection:
     def _flush(self) -> None:
         if self._is_over or not self._events:
             return
-        events, self._events = self._events, []
-        self._channel.send(encode(events))
-        if self._channel.n_unsent > MAX_UNREAD:
-            logger.warning("an ingress was cut off: it has left %d bytes unread", self._channel.n_unsent)
+        unread = self._channel.n_unsent
+        self._longest = self._longest if unread else 0
+        if unread - self._longest > MAX_UNREAD:  # an ingress that reads may still be at a long frame
+            logger.warning("an ingress was cut off: it has left %d bytes unread", unread)
             self.close()
+            return
+        events, self._events = self._events, []
+        frame = encode(events)
+        self._longest = max(self._longest, len(frame))
+        self._channel.send(frame)
 
     async def _watch(self) -> None:
         while await self._heartbeat.beat():

@@ -17,7 +17,7 @@ from deployments.submission.router_connection import FRAME_BYTES, RouterConnecti
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.handshake import ClientHandshake
 from engine.errors import OverloadedError, PromptTooLongError, RequestError, StepFailedError, TargetLostError
-from engine.events import StepEvent
+from engine.events import StepEvent, TokenLogprob
 from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -97,6 +97,12 @@ async def test_a_bug_in_the_router_fails_its_request_only() -> None:
         await stream.aclose()
 
 
+async def read(stream: AsyncGenerator[StepEvent, None]) -> None:
+    """Read until the stream ends."""
+    async for _ in stream:
+        pass
+
+
 @pytest.mark.parametrize("n_seen", [0, 1, 5])
 async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: Any, make_job: MakeJob) -> None:
     async with serving() as served, submitting(served.router.stream) as pair:
@@ -104,10 +110,6 @@ async def test_a_stream_that_is_closed_frees_everything(n_seen: int, serving: An
             pair.channel.stream(make_job(number, METHODS[number % 4], max_tokens=600, stop_ids=()))
             for number in range(6)
         ]
-
-        async def read(stream: AsyncGenerator[StepEvent, None]) -> None:
-            async for _ in stream:
-                pass
 
         readers = [asyncio.create_task(read(stream)) for stream in streams]
         await until(lambda: pair.n_connected == 1)  # a reader that is cancelled before gives it up
@@ -139,9 +141,9 @@ async def test_an_ingress_that_vanishes_leaves_nothing_behind_and_others_go_on(
 
 
 async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memory(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ingress_connection, "MAX_UNREAD", 1 << 20)
+    monkeypatch.setattr(ingress_connection, "MAX_UNREAD", limit := 1 << 20)
     endless, modest = Endless(n_tokens=100_000), Endless()
 
     async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
@@ -160,10 +162,37 @@ async def test_an_ingress_that_does_not_read_is_cut_off_and_costs_a_bounded_memo
         lazy.send(encode([Submit(0, msgspec.structs.replace(REQUEST, id="much"))]))
         await until(lambda: pair.n_connected == 1)
         assert endless.alive == 0
+        [unread] = [record.args[0] for record in caplog.records if "bytes unread" in record.msg]
+        assert limit < unread < limit + 3 * 100_000  # it has not been taken for a silent one
         for _ in range(5):
             await anext(stream)  # an ingress that reads goes on
         await stream.aclose()
         lazy.close()
+
+
+async def test_an_ingress_that_reads_gets_a_long_frame_whole_beside_a_stream_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingress_connection, "MAX_UNREAD", 1 << 20)
+    endless, told = Endless(pause=0.0), [TokenLogprob(7, -0.5, ((7, -0.5),) * 20)] * 100_000
+
+    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
+        if request.id == "long":
+            yield StepEvent(token_ids=[1], finish_reason="stop", prompt_logprobs=told)
+            return
+        async for event in endless.run(request):
+            yield event
+
+    async with submitting(run) as pair:
+        stream = pair.channel.stream(REQUEST)
+        reading = asyncio.create_task(read(stream))
+        await until(lambda: endless.alive == 1)
+        [event] = await pair.answer(msgspec.structs.replace(REQUEST, id="long"))
+        assert event.prompt_logprobs == told
+        assert len(msgspec.msgpack.encode(told)) > 20e6  # more than the kernel takes at once
+        assert pair.attached == pair.n_connected == endless.alive == 1
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
