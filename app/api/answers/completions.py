@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from app.api.answers.logprobs import (
     TokenTexts,
+    behind_echo,
     chat_logprobs,
     completion_logprobs,
     echoed_logprobs,
@@ -131,7 +132,10 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
     """A response without streaming, as JSON; ``done`` holds each choice with its pieces joined."""
     fields = envelope.fields(chunk=False)
     fields["choices"] = entries = []
+    of_prompt = _NOTHING
     for choice, piece in done:
+        if choice.request.params.choice == 0:  # those behind it have the same prompt
+            of_prompt = _prompt_parts(envelope, choice, texts)
         entry = choice_fields(envelope, choice, piece, texts)
         reader = choice.form.reader()
         if reader is not None:
@@ -141,9 +145,11 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
             entry["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
             entry["text"] = piece.text
-        _add_prompt_logprobs(
-            fields, entry, envelope, choice, done[choice.index - choice.request.params.choice][0], texts
-        )
+        if of_prompt.logprobs is not None:
+            holder = fields if envelope.is_chat else entry  # where vLLM puts them
+            holder["prompt_logprobs"] = of_prompt.logprobs
+        if of_prompt.echoed is not None:
+            entry["logprobs"] = behind_echo(of_prompt.echoed, entry["logprobs"])
         entries.append(entry)
     choices = [choice for choice, _ in done]
     fields["usage"] = usage(choices)
@@ -152,21 +158,27 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
     return encode(fields)
 
 
-def _add_prompt_logprobs(
-    fields: dict[str, Any], entry: dict[str, Any], envelope: Envelope, choice: Choice, first: Choice, texts: TokenTexts
-) -> None:
-    """Log-probabilities of a choice's prompt, which the ``first`` choice of that prompt has."""
+class _PromptParts(NamedTuple):
+    """Log-probabilities of a prompt, encoded once for all choices of it."""
+
+    logprobs: msgspec.Raw | None = None
+    echoed: dict[str, bytes] | None = None  # items of each list
+
+
+_NOTHING = _PromptParts()
+
+
+def _prompt_parts(envelope: Envelope, first: Choice, texts: TokenTexts) -> _PromptParts:
+    """Those that the response tells of the prompt of a ``first`` choice, which has them."""
     entries = first.prompt_logprobs
     if entries is None:
-        return
+        return _NOTHING
+    told, prompt, n = None, first.request.prompt, first.request.params.logprobs
     if envelope.prompt_logprobs is not None:
-        holder = fields if envelope.is_chat else entry  # where vLLM puts them
-        holder["prompt_logprobs"] = prompt_logprobs(entries, envelope.prompt_logprobs, texts)
-    n = choice.request.params.logprobs
-    if envelope.echoes and n is not None:
-        detokenizer = choice.form.detokenizer(texts.tokenizer)
-        echoed = echoed_logprobs(choice.request.prompt, entries, detokenizer, n, texts)
-        entry["logprobs"] = {name: echoed[name] + entry["logprobs"][name] for name in echoed}
+        told = prompt_logprobs(entries, envelope.prompt_logprobs, texts)
+    if not envelope.echoes or n is None:
+        return _PromptParts(told)
+    return _PromptParts(told, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts))
 
 
 def add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, entries: list[dict[str, Any]]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from tokenizers import pre_tokenizers
 
 from engine.events import TokenLogprob
@@ -13,6 +15,7 @@ from engine.text import Detokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_encode = msgspec.json.Encoder().encode
 FLOOR = -9999.0  # stands for minus infinity, which JSON lacks
 SPACE = "▁"  # a space in sentencepiece vocabularies
 
@@ -83,8 +86,8 @@ def completion_logprobs(entries: Sequence[TokenLogprob], offsets: Sequence[int],
 
 def echoed_logprobs(
     prompt: Sequence[int], entries: Sequence[TokenLogprob], detokenizer: Detokenizer, n: int, texts: TokenTexts
-) -> dict[str, Any]:
-    """The same of a prompt, whose first token has no log-probability.
+) -> dict[str, bytes]:
+    """The same of a prompt, whose first token has no log-probability: the items of each list, as JSON.
 
     Args:
         prompt: ids.
@@ -99,19 +102,42 @@ def echoed_logprobs(
     cut = [TokenLogprob(entry.token_id, entry.logprob, entry.top[:n]) for entry in entries]
     fields = completion_logprobs(cut, offsets[1:], texts)
     first = {"tokens": texts[prompt[0]][0], "token_logprobs": None, "top_logprobs": None, "text_offset": offsets[0]}
-    return {name: [first[name], *fields[name]] for name in fields}
+    return {name: _items([first[name], *fields[name]]) for name in fields}
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprob], n: int, texts: TokenTexts) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: per token of a prompt what is known of it, by id; None for the first."""
-    return [None, *({str(i): fields for i, fields in _known(entry, n, texts)} for entry in entries)]
+def behind_echo(echoed: dict[str, bytes], fields: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    """``choices[].logprobs`` that begin with those of an echo, of which ``echoed`` has the items."""
+    return {
+        name: msgspec.Raw(b"[%b]" % b",".join([told, *map(_encode, fields[name])])) for name, told in echoed.items()
+    }
 
 
-def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> Iterator[tuple[int, dict[str, Any]]]:
+class _Known(msgspec.Struct, gc=False):
+    """What is told of a token in vLLM's ``prompt_logprobs``."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprob], n: int, texts: TokenTexts) -> msgspec.Raw:
+    """vLLM's ``prompt_logprobs``, as JSON: per token of a prompt what is known of it, by id; null for the first."""
+    return msgspec.Raw(b"[%b]" % _items(chain((None,), (_known(entry, n, texts) for entry in entries))))
+
+
+def _known(entry: TokenLogprob, n: int, texts: TokenTexts) -> dict[int, _Known]:
     """The token itself, whose rank is not known unless it is among the best that were told, and the ``n`` best."""
-    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
-    for token, value in ((entry.token_id, entry.logprob), *entry.top[:n]):
-        yield token, {"logprob": max(value, FLOOR), "rank": ranks.get(token), "decoded_token": texts[token][0]}
+    token = entry.token_id
+    rank = next((rank for rank, (other, _) in enumerate(entry.top, 1) if other == token), None)
+    known = {token: _Known(max(entry.logprob, FLOOR), rank, texts[token][0])}
+    for rank, (token, value) in enumerate(entry.top[:n], 1):
+        known[token] = _Known(max(value, FLOOR), rank, texts[token][0])
+    return known
+
+
+def _items(values: Iterable[object]) -> bytes:
+    """Items of a list as JSON, encoded one by one: the encoder holds the interpreter lock until it has ended."""
+    return b",".join(map(_encode, values))
 
 
 def _chat_entry(entry: TokenLogprob, texts: TokenTexts) -> dict[str, Any]:
