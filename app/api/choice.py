@@ -105,6 +105,13 @@ class Choice:
             by_source=self._drafts,
         )
 
+    @property
+    def n_logprobs(self) -> int:
+        """Log-probabilities of its tokens, and of its prompt's where this choice has them."""
+        params = self.request.params
+        own = 0 if params.logprobs is None else self.n_tokens * (1 + params.logprobs)
+        return own + len(self.prompt_logprobs or ()) * (1 + (params.prompt_logprobs or 0))
+
     def take_trace(self) -> list[TracedStep]:
         """The steps since this was last asked; none unless the request wants to see them."""
         taken, self._untold, self._n_held = self._untold, [], 0

@@ -30,6 +30,7 @@ from app.api.observed import figures_of, prompt_of, request_fields, usage_of
 from app.api.requests.bodies import Bodies
 from app.api.requests.conversation import Extras
 from app.api.requests.convert import Converter
+from app.api.requests.echoes import echoes
 from app.api.requests.parsing import Schema, parse
 from app.api.requests.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from app.api.requests.token_schemas import DetokenizeRequest, TokenizeRequest
@@ -155,7 +156,7 @@ class Api:
 
     async def answer(self, wanted: GenerationBody, caller: Caller) -> bytes:
         """The whole response body, as JSON."""
-        return await whole_body(*await self._prepare(wanted, caller))
+        return await whole_body(*await self._prepare(wanted, caller), self._bodies)
 
     async def events(self, wanted: GenerationBody, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events; its reader must close the generator."""
@@ -170,7 +171,7 @@ class Api:
             visit.reserve(generation.most_tokens, generation.used_tokens)
         if wanted.stream:
             return EventStream(event_stream(generation, writer))
-        answer = await run_while_connected(request.receive, whole_body(generation, writer))
+        answer = await run_while_connected(request.receive, whole_body(generation, writer, self._bodies))
         if visit is not None:
             visit.settle()
         return Response(answer, media_type="application/json")
@@ -218,7 +219,8 @@ class Api:
         )
         reading = converter.reading(wanted, requests[0].prompt)
         form = AnswerForm.of(wanted, reading, self._tokenizer)
-        forms = [form.beginning_with(converter.echo(wanted, request, i)) for i, request in enumerate(requests)]
+        begun = await self._bodies.run(wanted.weight, echoes, wanted, requests, self._tokenizer)
+        forms = [form.beginning_with(echo) for echo in begun]
         choices = [
             Choice(i, request, self._tokenizer, converter.card, one)
             for i, (request, one) in enumerate(zip(requests, forms, strict=True))

@@ -9,6 +9,9 @@ from typing import Protocol
 from app.api.choice import Choice
 from app.api.generation import Generation
 from app.api.piece import Piece
+from app.api.requests.bodies import Bodies
+
+LOGPROB_WEIGHT = 16  # bytes of a body whose parsing takes as long as to write a log-probability, or two
 
 
 class Writer(Protocol):
@@ -35,13 +38,15 @@ class Writer(Protocol):
         ...
 
 
-async def whole_body(generation: Generation, writer: Writer) -> bytes:
-    """The whole body."""
+async def whole_body(generation: Generation, writer: Writer, work: Bodies) -> bytes:
+    """The whole body; ``work`` has the threads that write one with many log-probabilities."""
     parts: dict[int, list[Piece]] = {choice.index: [] for choice in generation.choices}
     async with aclosing(generation.pieces()) as pieces:
         async for choice, piece in pieces:
             parts[choice.index].append(piece)
-    return writer.whole([(choice, Piece.join(parts[choice.index])) for choice in generation.choices])
+    done = [(choice, Piece.join(parts[choice.index])) for choice in generation.choices]
+    weight = LOGPROB_WEIGHT * sum(choice.n_logprobs for choice in generation.choices)
+    return await work.run(weight, writer.whole, done)
 
 
 async def event_stream(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:

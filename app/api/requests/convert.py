@@ -11,6 +11,7 @@ import msgspec
 
 from app.access.caller import Caller
 from app.api.requests.conversation import ChatTemplate, Extras
+from app.api.requests.echoes import check_logprobs_of_prompts
 from app.api.requests.grants import granted
 from app.api.requests.parsing import shorten
 from app.api.requests.parts import Message
@@ -57,8 +58,8 @@ class Converter:
 
         Raises:
             AccessError: the caller may not ask for what the body asks for.
-            RequestError: a prompt is empty, an id is outside the vocabulary, there are too many choices, or the chat
-                template refuses the messages.
+            RequestError: a prompt is empty, an id is outside the vocabulary, there are too many choices or
+                log-probabilities of prompts, or the chat template refuses the messages.
             PromptTooLongError: a prompt and its limit of tokens exceed the context.
         """
         common = granted(body, caller, self._settings)
@@ -70,6 +71,7 @@ class Converter:
             self._check_choices(len(body.prompt) * body.n, common)
             prompts = [self._prompt_ids(p) for p in body.prompt]
         prompts = [self._cut(body, prompt) for prompt in prompts]
+        check_logprobs_of_prompts(body, prompts)
         self.check_ids(body.stop_token_ids, "stop_token_ids")
         self.check_ids(body.logit_bias, "logit_bias")
         self.check_ids(body.allowed_token_ids or (), "allowed_token_ids")
@@ -121,24 +123,6 @@ class Converter:
         """Whether the answer begins inside the model's reasoning."""
         end = self._encoder.decode(prompt[-PROMPT_END:]) if self._template.has_reasoning else ""
         return end.rstrip().endswith(OPEN)
-
-    def echo(self, body: ChatCompletionRequest | CompletionRequest, request: Request, number: int) -> str:
-        """What the text of a choice begins with: its prompt as it was sent, where it was a text and is whole.
-
-        Args:
-            body: of the response.
-            request: of the choice.
-            number: of the choice in the response.
-        """
-        if not isinstance(body, CompletionRequest) or not body.echo:
-            return ""
-        sent = body.prompt[number // body.n]
-        if isinstance(sent, str) and body.truncate_prompt_tokens is None:
-            return sent
-        text: str = self._tokenizer.backend_tokenizer.decode(
-            request.prompt, skip_special_tokens=body.skip_special_tokens
-        )
-        return text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of a prompt; raises PromptTooLongError if it cannot fit into the context."""
