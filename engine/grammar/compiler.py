@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from engine.grammar.forcing import bounded
 from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError
+from engine.grammar.multiples import check_multiples
 from engine.grammar.state import GrammarState
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-MOST_KEPT = 64  # compiled grammars
+MOST_KEPT = 32  # compiled grammars, of up to 20 MB
 # Of one grammar:
 MOST_SYMBOLS = 100_000
-COMPILE_FUEL = 1_000_000  # regex work, of which a millisecond does 50,000
+COMPILE_FUEL = 200_000  # regex work up to the first mask and the text that is forced from there
 MASK_FUEL = 50_000  # regex work of a mask, of which a millisecond does 14,000
 MASK_ITEMS = 5_000  # Earley items of a mask, of which a millisecond does 20,000
 ROW_ITEMS = 500  # Earley items of a byte
@@ -81,14 +83,20 @@ class Grammars:
 
         if len(grammar.source) > MOST_CHARS:
             raise GrammarError(f"it has {len(grammar.source)} characters; it must have at most {MOST_CHARS}")
+        check_multiples(grammar.source)
         tokenizer = self._tokenizer = self._tokenizer or self._load()
-        matcher = LLMatcher(tokenizer, grammar.source, log_level=0, limits=_limits())
+        matcher = LLMatcher(tokenizer, bounded(grammar.source), log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
         first = GrammarState(matcher, self._eos_ids, self._vocab_size)
         first.words()
-        if first.error:
-            raise GrammarError(f"no text can begin: {first.error}")
+        # A text that is forced for too long ends the fuel in silence; what follows its last token says so.
+        ahead = matcher.deep_copy()
+        ahead.consume_tokens(ahead.compute_ff_tokens())
+        behind = GrammarState(ahead, self._eos_ids, self._vocab_size)
+        behind.words()
+        if error := first.error or behind.error:
+            raise GrammarError(f"no text can begin: {error}")
         return matcher
 
     def _load(self) -> LLTokenizer:

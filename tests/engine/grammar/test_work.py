@@ -1,0 +1,146 @@
+"""Grammars of little text that ask for much work: refused, or compiled so that their masks never do that work.
+
+No test looks at a clock: without the limits most of these take minutes, or the memory of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.grammar.forcing import MOST_FORCED, UNFORCED, bounded
+from engine.grammar.grammar import Grammar, GrammarError
+from engine.grammar.multiples import check_multiples
+from engine.grammar.state import forbidden
+from tests.support.grammars import PERSON, of_lark, of_regex, of_schema, tiny_grammars
+from tests.support.tiny_models import tiny_tokenizer
+
+GRAMMARS = tiny_grammars()
+
+
+def number(multiple: float, **more: Any) -> dict[str, Any]:
+    return {"type": "number", "multipleOf": multiple, **more}
+
+
+@pytest.mark.parametrize("multiple", [10_007, 30_000_001, 12345.678, -2_000_003, 1e-9])
+def test_a_multiple_of_many_remainders_is_refused_with_its_value(multiple: float) -> None:
+    with pytest.raises(GrammarError, match=r"multipleOf is -?[0-9].*at most 8 decimal places.*at most 10000") as caught:
+        GRAMMARS.prepare(of_schema({"type": "array", "items": number(multiple)})).result()
+    assert str(abs(multiple)).replace("e-0", "e-") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schemas",
+    [[number(9001), number(9007)], [number(0.001), number(11)], [number(0.0625), number(3), number(7)]],
+)
+def test_multiples_that_may_meet_count_together(schemas: list[dict[str, Any]]) -> None:
+    for form in ("anyOf", "allOf"):
+        with pytest.raises(GrammarError, match="multipleOf is"):
+            GRAMMARS.prepare(of_schema({form: schemas})).result()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        number(0.01),
+        number(1e-7),
+        number(9973),
+        number(0),  # llguidance refuses it itself
+        {"properties": {"a": number(0.01), "b": number(60), "c": number(1)}},
+        {"properties": {"multipleOf": {"const": 7}}, "title": 'no "multipleOf": 30000001 but text'},
+    ],
+)
+def test_usual_multiples_are_kept_to(schema: dict[str, Any]) -> None:
+    check_multiples(of_schema(schema).source)
+
+
+@pytest.mark.parametrize("key", ["multipleOf", r"multiple\u004ff", r"\u006dultipleOf"])
+def test_a_schema_in_a_lark_grammar_hides_no_multiple(key: str) -> None:
+    with pytest.raises(GrammarError, match="multipleOf is 2000003"):
+        GRAMMARS.prepare(of_lark(f'start: "a" %json {{"type": "integer", "{key}"\n : 2000003}}')).result()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        of_regex("(a{1000}){1000}"),
+        of_regex("((a{1000}){1000}){1000}"),
+        of_regex("a{1000000}"),
+        of_lark('start: A20\nA0: "a"\n' + "\n".join(f"A{i + 1}: A{i} A{i}" for i in range(20))),
+        of_lark("start: A\nA: /(a{997})+/ & /(a{991})+/"),
+    ],
+)
+def test_a_beginning_that_takes_too_much_work_is_refused_before_a_text_begins(grammar: Grammar) -> None:
+    with pytest.raises(GrammarError, match=r"no text can begin|fuel|too big"):
+        GRAMMARS.prepare(grammar).result()
+
+
+@pytest.mark.parametrize("grammar", [of_regex("a{30000}"), of_schema({"const": "ab c" * 15_000})])
+def test_a_long_text_can_be_forced(grammar: Grammar) -> None:
+    assert GRAMMARS.prepare(grammar).result()
+
+
+LONG = "a" * (MOST_FORCED + 1)
+FORCES = [
+    {"const": LONG},
+    {"enum": ["a", LONG]},
+    {"const": {"description": LONG}},
+    {"properties": {LONG: True}},
+    {"properties": {"description": {"const": LONG}}},
+    {"type": "string", "pattern": "^(a{9,}){9}$"},
+    {"type": "string", "pattern": "a{9}{9,}?{9}"},
+    {"type": "string", "pattern": "a{1}b{1}c{70}"},
+    {"type": "string", "pattern": "^a*$", "minLength": MOST_FORCED + 1},
+]
+
+
+def is_forced(grammar: Grammar) -> bool:
+    return bounded(grammar.source) == grammar.source
+
+
+@pytest.mark.parametrize("schema", FORCES)
+def test_a_schema_from_which_a_long_text_may_come_is_not_forced(schema: dict[str, Any]) -> None:
+    grammars = [of_schema(schema), of_lark(f"start: %json {json.dumps({'items': schema})}")]
+    for grammar in grammars:
+        assert bounded(grammar.source).startswith(UNFORCED)
+        assert GRAMMARS.prepare(grammar).result()
+
+
+USUAL = [
+    PERSON,
+    {"description": LONG},
+    {"items": {"$ref": "#/$defs/a"}, "title": LONG},
+    {"pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"},
+    {"pattern": "^(north|south)-[a-f]+$"},
+]
+
+
+@pytest.mark.parametrize("schema", USUAL)
+def test_usual_schemas_are_forced(schema: dict[str, Any]) -> None:
+    assert is_forced(of_schema(schema | {"$defs": {"a": {"type": "string", "maxLength": 5000}}}))
+    assert is_forced(of_lark(f"start: %json {json.dumps(schema)}"))
+
+
+def test_a_long_text_many_times_is_written_without_a_look_at_all_of_it() -> None:
+    """With forcing it takes 40 s and 1.7 GB here."""
+    grammar = of_schema({"type": "array", "items": {"const": "a" * 10_000}, "minItems": 1000}, whitespace=False)
+    state = GRAMMARS.state(grammar)
+    for _ in range(50):
+        tokens = np.flatnonzero(~forbidden(state.words(), len(tiny_tokenizer())))
+        state.advance(int(tokens[0]))
+        assert not state.error
+    assert state.forced() == []
+
+
+def test_a_schema_means_the_same_without_forcing() -> None:
+    schema = PERSON | {"properties": PERSON["properties"] | {"kind": {"enum": ["town", LONG]}}}
+    state = GRAMMARS.state(of_schema(schema, whitespace=False))
+    assert not is_forced(of_schema(schema, whitespace=False))
+    for token in tiny_tokenizer().encode('{"name":"ab","kind":"town","age":7}', add_special_tokens=False):
+        state.advance(token)
+    assert not state.error
+    state.advance(tiny_tokenizer().encode("}", add_special_tokens=False)[0])
+    assert state.error
