@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse
+from app.api.requests.parts import given
+from engine.grammar.forcing import UNFORCED
 from engine.grammar.grammar import MOST_CHARS, Grammar
 
 MOST_DEPTH = 32  # arrays and objects within each other in a schema, brackets within each other in a grammar
 MOST_RULES = 500  # lines of a grammar
 MOST_REGEX = 4096  # characters
+MOST_LLAMA, MOST_LLAMA_RULES = 4096, 64  # characters and rules in llama.cpp's form; translating takes up to 50 ms
 MOST_CHOICES, MOST_CHOICE = 512, 256  # choices, and characters of one
 MOST_PATTERN = 128  # characters of a whitespace pattern
+# What stands for itself in Lark, and behind it what takes work without a limit: "&", and "~" unless it is for a count.
+LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|(?:#|//)[^\n]*')
+OPERATOR = re.compile(r"&|~(?!\s*[0-9])")
 # Between two tokens of JSON. A small model writes white space for ever where it may.
 WHITESPACE = r" ?|\n( {0,24}|\t{0,8})"
 
@@ -56,7 +63,7 @@ def _brackets(value: str | None) -> str | None:
     """A pattern or grammar, refused if its brackets may be nested too deeply: parsers recurse."""
     depth = deepest = 0
     for char in value or "":
-        depth += (char in "([{") - (char in ")]}")
+        depth = max(0, depth + (char in "([{") - (char in ")]}"))  # one that closes nothing is a text's, or wrong
         deepest = max(deepest, depth)
     if deepest > MOST_DEPTH:
         raise refuse(f"has brackets nested more than {MOST_DEPTH} deep")
@@ -73,11 +80,14 @@ class JsonSchema(Strict):
     wanted: Schema = Field(alias="schema")
     strict: bool = False
 
+    _given = model_validator(mode="before")(given)
     _read = field_validator("wanted", mode="before")(_schema_of)
 
 
 class ResponseFormat(Strict):
     """OpenAI's ``response_format``."""
+
+    _given = model_validator(mode="before")(given)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -100,6 +110,7 @@ class StructuredOutputs(Strict):
     disable_any_whitespace: bool = False
     whitespace_pattern: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN)] | None = None
 
+    _given = model_validator(mode="before")(given)
     _read = field_validator("wanted", mode="before")(_schema_of)
     _nested = field_validator("regex", "grammar", "whitespace_pattern")(_brackets)
 
@@ -189,10 +200,22 @@ def _lark_of(grammar: str, field: str) -> str:
     """A grammar in Lark's form; llama.cpp's, whose rules have ``::=``, is translated."""
     if grammar.lstrip().startswith("{"):
         raise refuse(f"{field} is JSON; it must be in Lark's form, or in llama.cpp's")
-    if "::=" not in grammar:
-        return grammar
+    if "::=" in grammar:
+        return UNFORCED + _translated(grammar, field)
+    if found := OPERATOR.search(LITERAL.sub("", grammar)):
+        raise refuse(f"{field} has {found[0]!r} between patterns; patterns must be written without '&' and '~'")
+    return UNFORCED + grammar
+
+
+def _translated(grammar: str, field: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    n_rules = grammar.count("::=")
+    if len(grammar) > MOST_LLAMA or n_rules > MOST_LLAMA_RULES:
+        raise refuse(
+            f"{field} has {len(grammar)} characters and {n_rules} rules; in llama.cpp's form it must have at most "
+            f"{MOST_LLAMA} and {MOST_LLAMA_RULES}"
+        )
     try:
         return str(gbnf_to_lark(grammar))
     except Exception as error:

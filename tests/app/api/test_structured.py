@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from app.api.requests.structured import WHITESPACE
+from engine.grammar.forcing import UNFORCED
 from tests.app.conftest import MODEL
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -49,6 +52,7 @@ async def test_a_text_or_nothing_is_no_grammar(client, backend) -> None:
         ({"guided_choice": ["yes", 'n"o', "yes"]}, 'start: "yes" | "n\\"o"'),
         ({"guided_grammar": 'start: "a" | "b"'}, 'start: "a" | "b"'),
         ({"guided_grammar": 'root ::= "a" | "b"'}, "start:"),
+        ({"guided_grammar": 'start: A ~ 2 ("&" | /[&~]/) // & ~\nA: "~"'}, "A ~ 2"),
         (
             {"structured_outputs": {"choice": ["a"], "json": None, "regex": None, "grammar": None}},
             'start: "a"',
@@ -75,6 +79,9 @@ def nested(depth: int) -> dict:
 
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+LARGE = {"type": "integer", "multipleOf": 30_000_001}
+STRICT = {"type": "json_schema", "json_schema": {"name": "x", "schema": LARGE}}
+RULES = "root ::= r0\n" + "\r".join(f'r{i} ::= "b" r{i + 1}' for i in range(64)) + '\rr64 ::= "a"'
 REFUSED = [
     ({"response_format": {"type": "json_schema"}}, "response_format", "must have json_schema"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object' or 'json_schema'"),
@@ -102,12 +109,43 @@ REFUSED = [
     ({"guided_grammar": "root ::= ("}, "guided_grammar", "no grammar that can be read"),
     ({"guided_grammar": '{"grammars": []}'}, "guided_grammar", "is JSON"),
     ({"guided_grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(4000))}, "guided_grammar", "lines"),
+    ({"guided_grammar": "start: A\nA: /a+/ & /b+/"}, "guided_grammar", "without '&' and '~'"),
+    ({"guided_grammar": "start: A\nA: /a+/ | ~/b+/"}, "guided_grammar", "without '&' and '~'"),
+    ({"guided_grammar": 'start: A <"> & A <">\nA: "b"'}, "guided_grammar", "without '&' and '~'"),
+    ({"guided_grammar": RULES}, "guided_grammar", "66 rules; in llama.cpp's form it must have at most 4096 and 64"),
+    ({"guided_grammar": 'root ::= "a"' + " " * 4096}, "guided_grammar", "4108 characters"),
+    ({"guided_grammar": "start: A # " + ")" * 40 + "\nA: " + "(" * 40}, "guided_grammar", "nested"),
+    ({"guided_json": LARGE}, "guided_json", "multipleOf is 30000001"),
+    ({"response_format": STRICT}, "response_format", "multipleOf is 30000001"),
+    ({"guided_grammar": f"start: %json {json.dumps(LARGE)}"}, "guided_grammar", "multipleOf is 30000001"),
+    ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "no text can begin"),
     ({"guided_regex": "a", "guided_json": {}}, "guided_json", "only one"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "has an end"),
     ({"guided_regex": "a", "bad_words": ["a"]}, "guided_regex", "leave no token"),
     ({"guided_regex": "a", "allowed_token_ids": [5]}, "guided_regex", "leave no token"),
     ({"guided_regex": "a", "tools": [TOOL]}, "guided_regex", "calls none"),
 ]
+
+
+NULLS = [
+    {"response_format": {"type": "text", "json_schema": None}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": None}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "description": None}}},
+    {"structured_outputs": {"regex": "a", "json_object": None, "disable_any_whitespace": None}},
+    {"stream": True, "stream_options": {"include_usage": None}},
+]
+
+
+@pytest.mark.parametrize("fields", NULLS)
+async def test_a_null_is_an_absent_field(client, fields: dict) -> None:
+    answer = await client.post("/v1/chat/completions", json=CHAT | fields)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_a_grammar_of_a_client_is_never_forced(client, backend) -> None:
+    for grammar in ('start: "a"', 'root ::= "a"'):
+        assert (await client.post("/v1/chat/completions", json=CHAT | {"guided_grammar": grammar})).status_code == 200
+        assert backend.seen[-1].params.grammar.source.startswith(UNFORCED)
 
 
 @pytest.mark.parametrize(("fields", "param", "reason"), REFUSED)
