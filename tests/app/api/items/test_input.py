@@ -71,6 +71,10 @@ def test_items_are_turns_of_a_chat(instructions: str | None, items: Any, message
     assert found == messages
 
 
+def test_a_null_is_an_absent_field() -> None:
+    assert chat_of(stream=True, stream_options={"include_obfuscation": None}) == chat_of(stream=True)
+
+
 def test_options_have_the_meaning_that_they_have_in_a_chat() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tool = {"type": "function", "name": "now", "parameters": schema, "strict": True}
