@@ -154,7 +154,7 @@ def whole_response(envelope: Envelope, done: Sequence[tuple[Choice, Piece]], tex
     choices = [choice for choice, _ in done]
     fields["usage"] = usage(choices)
     fields["metrics"] = speculative_metrics(choices, texts)
-    add_prompt_ids(fields, envelope, choices[0], entries)
+    add_prompt_ids(fields, envelope, choices, entries)
     return encode(fields)
 
 
@@ -181,12 +181,14 @@ def _prompt_parts(envelope: Envelope, first: Choice, texts: TokenTexts) -> _Prom
     return _PromptParts(told, echoed_logprobs(prompt, entries, first.form.detokenizer(texts.tokenizer), n, texts))
 
 
-def add_prompt_ids(fields: dict[str, Any], envelope: Envelope, first: Choice, entries: list[dict[str, Any]]) -> None:
+def add_prompt_ids(
+    fields: dict[str, Any], envelope: Envelope, choices: Sequence[Choice], entries: list[dict[str, Any]]
+) -> None:
     """Prompt ids where vLLM puts them: at the top for a chat, in every choice otherwise."""
     if not envelope.return_token_ids:
         return
     if envelope.is_chat:
-        fields["prompt_token_ids"] = first.request.prompt
+        fields["prompt_token_ids"] = choices[0].request.prompt
     else:
-        for entry in entries:
-            entry["prompt_token_ids"] = first.request.prompt
+        for choice, entry in zip(choices, entries, strict=True):
+            entry["prompt_token_ids"] = choice.request.prompt

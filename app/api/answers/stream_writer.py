@@ -144,7 +144,7 @@ class StreamWriter:
         elif steps := untold_steps(choice, self._texts):
             fields["metrics"] = {"speculative_decoding": {"trace": steps}}
         if is_first:
-            add_prompt_ids(fields, self._envelope, choice, [entry])
+            add_prompt_ids(fields, self._envelope, [choice], [entry])
         if self._options.include_obfuscation:
             missing = -len(encode(fields)) % PADDING
             fields["obfuscation"] = secrets.token_urlsafe(missing + PADDING)[: missing + PADDING]

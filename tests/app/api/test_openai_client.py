@@ -164,6 +164,10 @@ def test_token_ids_come_back_when_asked_for(client, backend) -> None:
     assert chunks[0].prompt_token_ids == chat.prompt_token_ids
     text = client.completions.create(**TEXT, extra_body=extra)
     assert text.choices[0].prompt_token_ids == backend.seen[-1].prompt
+    two = client.completions.create(**TEXT | {"prompt": ["one", "another"], "n": 2}, extra_body=extra)
+    asked = [request.prompt for request in backend.seen[-4:]]
+    assert sorted(map(tuple, asked)) == sorted(tuple(choice.prompt_token_ids) for choice in two.choices)
+    assert two.choices[0].prompt_token_ids == two.choices[1].prompt_token_ids != two.choices[2].prompt_token_ids
 
 
 def test_models_are_listed_by_name_and_alias(client) -> None:
