@@ -38,7 +38,7 @@ def test_a_config_alone_is_planned_as_a_folder_and_as_a_file(seventy: Path, caps
     assert by_folder["command"].startswith(f"spectra serve --model {seventy} --device cuda --stages 8 --stage-gpus 1 ")
     assert by_folder["layouts"][-1]["load_seconds"].keys() == {"1.5 GB/s", "5 GB/s"}
     named = {one["name"]: one["source"] for one in by_folder["estimates_from"]}
-    assert named["memory_bytes_per_s"] == "a copy on an H200, measured"
+    assert named["memory_bytes_per_s"] == "a copy on an H200, measured with PyTorch alone"
     assert "fit" in named["tokens_per_forward"]
 
 
