@@ -196,7 +196,6 @@ def rank(scores: Tensor, asks: Sequence[Ask]) -> list[Choice]:
     drawn."""
     top = torch.topk(scores, min(max(ask.k for ask in asks), scores.shape[-1]), dim=-1)
     chances = torch.exp(top.values - torch.logsumexp(scores, dim=-1, keepdim=True))
-    chances = torch.nan_to_num(chances, nan=0.0)  # of a row without a token that can be drawn, or with infinite scores
     chances = torch.where(chances > 0.0, chances.clamp(LEAST_SCORE, 1.0), chances)
     columns, values = fetch([top.indices.int(), chances])
     rows = zip(asks, columns.tolist(), values.tolist(), strict=True)
@@ -204,8 +203,8 @@ def rank(scores: Tensor, asks: Sequence[Ask]) -> list[Choice]:
 
 
 def _possible(ids: list[int], scores: list[float]) -> Choice:
-    """Without the tokens that truncation took away."""
-    n = scores.index(0.0) if 0.0 in scores else len(scores)
+    """Without the tokens that truncation took away; none of a row whose scores are infinite, or that has none: NaN."""
+    n = next((i for i, score in enumerate(scores) if not score > 0.0), len(scores))
     return Choice(ids[:n], scores[:n])
 
 
