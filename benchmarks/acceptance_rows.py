@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_store.index.index import Library
-from speculators.draft_model.speculator import DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig
 from speculators.ngrams.suffix import SuffixConfig

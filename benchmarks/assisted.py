@@ -43,7 +43,7 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
-from speculators.draft_model.speculator import DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.ngrams.pld import PldConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions

@@ -14,7 +14,8 @@ from speculators.auto.config import AutoConfig
 from speculators.auto.speculator import Auto
 from speculators.autoregressive import Autoregressive
 from speculators.corpus.rest import Rest, RestConfig
-from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
+from speculators.draft_model.speculator import DraftModel
 from speculators.grammar import GrammarConfig, GrammarDrafts
 from speculators.methods import AVAILABLE, STANDALONE, TRAINED, check_name, method_names
 from speculators.mixing.combined import CombinationConfig, Combined

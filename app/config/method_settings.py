@@ -11,7 +11,7 @@ import msgspec
 
 from speculators.auto.config import AutoConfig
 from speculators.corpus.rest import RestConfig
-from speculators.draft_model.speculator import DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.mixing.combined import CombinationConfig
 from speculators.ngrams.anpd import AnpdConfig
 from speculators.ngrams.lookahead import LookaheadConfig

@@ -12,7 +12,7 @@ from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError
 from engine.target.options import default_nodes
-from speculators.draft_model.speculator import DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.methods import method_names
 
 

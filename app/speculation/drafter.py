@@ -14,7 +14,7 @@ from engine.model.loader import load_spec
 from engine.model.resolve import resolve
 from engine.model.spec import ModelSpec
 from engine.target.options import GIB
-from speculators.draft_model.speculator import DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
 
 FORWARD = GIB // 2  # bytes of a GPU for a drafter's forwards: an estimate
 

@@ -9,14 +9,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import ray
-from grpc.aio import AioRpcError
 from prometheus_client import CollectorRegistry
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.metrics.process import Process
 from deployments.metrics.reports import Reporter
+from deployments.serve_calls import GONE, answer_of
 from deployments.submission.client import PATIENCE_S, SubmissionChannel
 from deployments.submission.messages import Health, ModelCard
 from deployments.submission.protocol import Attachment
@@ -29,7 +27,6 @@ ANSWER_S = 5.0  # a router that does not answer so long is not ready
 DETAILS_S = 0.8  # for what /health tells beside: less than the second that probes usually wait
 ASK_AGAIN_S = 0.5  # pause between two questions for the router's model
 LOOK_S = 1.0  # for a router to answer; Serve waits for the health check
-GONE = (RayError, RayServeException, AioRpcError)  # how the loss of a replica shows, by calls of Ray and of gRPC
 
 
 class RouterClient:
@@ -131,7 +128,7 @@ class RouterClient:
     async def _answer(self, method: str, *arguments: Any, within: float = ANSWER_S) -> Any:
         try:
             async with asyncio.timeout(within):
-                return await self._router.options(method_name=method).remote(*arguments)
+                return await answer_of(self._router.options(method_name=method).remote(*arguments))
         except (*GONE, TimeoutError) as error:
             raise TargetLostError(f"the router does not answer: {type(error).__name__}") from error
 

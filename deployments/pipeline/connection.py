@@ -13,7 +13,7 @@ import msgspec
 from deployments.options import RouterOptions
 from deployments.pipeline.endpoints import Endpoints
 from deployments.pipeline.frames import encode_frame
-from deployments.pipeline.leadership import LedError
+from deployments.pipeline.leadership import PipelineInUseError
 from deployments.pipeline.step_deadline import TIMES_COLD, ReportHang, send_hang_report
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.roles import RESULTS, STEPS
@@ -139,7 +139,7 @@ async def step_costs(
     another router serves on nothing is measured: that router's step times are taken.
 
     Args:
-        connect: waits for a pipeline; raises LedError if another router serves on it.
+        connect: waits for a pipeline; raises PipelineInUseError if another router serves on it.
         file: keeps the times between starts; "": none.
         info: of the target.
         deadline: seconds a step may take; on a pipeline that is being measured ``TIMES_COLD`` times as long.
@@ -151,7 +151,7 @@ async def step_costs(
     for _ in range(MEASURE_ATTEMPTS):
         try:
             pipeline = await connect()
-        except LedError as led:
+        except PipelineInUseError as led:
             return led.costs
         try:
             costs = await measure_pipeline(pipeline, info, deadline * TIMES_COLD)

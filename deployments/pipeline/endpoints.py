@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from deployments.pipeline.leadership import UNKNOWN, Claim
+from deployments.pipeline.leadership import NO_ROUTER, RouterStatus
 from deployments.pipeline.load_report import LoadReport
 from deployments.pipeline.replacement import Replacement
 from engine.errors import ConfigError
@@ -25,7 +25,7 @@ class Endpoints:
     info: TargetInfo
     load: LoadReport = field(default_factory=LoadReport)  # what its start took
     replacements: tuple[Replacement, ...] = ()  # the newest of its stages, oldest first
-    leader: Claim = UNKNOWN  # of the router that serves on it, or did last; empty: none yet
+    leader: RouterStatus = NO_ROUTER  # the router that serves on it, or did last
 
 
 @dataclass(frozen=True, slots=True)

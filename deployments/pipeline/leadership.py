@@ -24,7 +24,7 @@ class SupersededError(TargetLostError):
     """A later router leads the pipeline."""
 
 
-class LedError(SpectraError):
+class PipelineInUseError(SpectraError):
     """Another router serves on the pipeline, and would lose it to a second one that connects.
 
     Args:
@@ -37,16 +37,16 @@ class LedError(SpectraError):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RouterStatus:
     """What a router says of itself when it asks for a pipeline."""
 
-    router: str = ""  # its incarnation; "": unknown, it is admitted and supersedes no router
+    incarnation: str = ""  # "": unknown, the router is admitted and supersedes no other
     is_ready: bool = False  # to serve; before, it may still fail, and must not supersede the router that serves
     has_led: bool = False  # was admitted as ready before, maybe by another owner
     costs: StepCosts | None = None  # step times of the target, for the router that comes next
 
 
-UNKNOWN = Claim()
+NO_ROUTER = RouterStatus()
 
 
 class LeaderEpochs:
@@ -61,21 +61,21 @@ class LeaderEpochs:
     def __init__(self) -> None:
         self._epochs: dict[str, tuple[bool, int]] = {}  # by incarnation
         self._leading = (False, 0)  # the latest epoch of a router that was ready
-        self.leader = UNKNOWN  # of that router
+        self.leader = NO_ROUTER  # of that router
 
-    def admit(self, claim: Claim) -> None:
+    def admit(self, asking: RouterStatus) -> None:
         """Let a router use the pipeline.
 
         Raises:
             SupersededError: a router with a later epoch has been ready.
         """
-        if not claim.router:
+        if not asking.incarnation:
             return
-        epoch = self._epochs.setdefault(claim.router, (not claim.has_led, len(self._epochs) + 1))
+        epoch = self._epochs.setdefault(asking.incarnation, (not asking.has_led, len(self._epochs) + 1))
         if epoch < self._leading:
             raise SupersededError("a later router leads this pipeline; this router has been replaced")
-        if claim.is_ready:
-            self._leading, self.leader = epoch, claim
+        if asking.is_ready:
+            self._leading, self.leader = epoch, asking
 
 
 def exit_superseded(error: SupersededError) -> None:

@@ -6,20 +6,24 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import ray
-from grpc.aio import AioRpcError
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.exceptions import RayTaskError
+from ray.serve.handle import DeploymentHandle
 
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.leadership import INCARNATION, Claim, LedError, SupersededError, exit_superseded
+from deployments.pipeline.leadership import (
+    INCARNATION,
+    PipelineInUseError,
+    RouterStatus,
+    SupersededError,
+    exit_superseded,
+)
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from deployments.router.lane_connection import RECONNECT_S, TargetClient
+from deployments.serve_calls import GONE, answer_of
 from engine.errors import ConfigError, TargetLostError
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
@@ -28,8 +32,6 @@ ANSWER_S = 10.0  # seconds to wait for a target's endpoints before asking again
 MISCONFIGURED_S = (
     5.0  # pause before asking a target again that the configured transport does not reach, or that is another one
 )
-# How it shows that a call was not answered: by Ray, by Serve, by gRPC, and by ``_answer``.
-UNANSWERED = (RayError, RayServeException, AioRpcError, TargetLostError)
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class ServeTarget:
         """Keep a call to it open, so that Serve starts its replica, and lets it be, until this is cancelled."""
         while True:
             try:
-                await _answer(self._handle.hold.remote())
+                await answer_of(self._handle.hold.remote())
             except Exception as error:  # of any kind: a pipeline that is wanted and not held would be gone for good
                 logger.info("%s is held no more, which is tried again: %s", self.name, error)
                 await asyncio.sleep(RECONNECT_S)
@@ -85,8 +87,8 @@ class ServeTarget:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     node = ray.get_runtime_context().get_node_id()
-                    claim = Claim(INCARNATION, ready, self._has_led, self._costs)
-                    endpoints: Endpoints = await _answer(self._handle.endpoints.remote(node, claim))
+                    status = RouterStatus(INCARNATION, ready, self._has_led, self._costs)
+                    endpoints: Endpoints = await answer_of(self._handle.endpoints.remote(node, status))
                     self._has_led |= ready
                     self._replacements.count(self.name, endpoints)
                     return endpoints
@@ -94,7 +96,7 @@ class ServeTarget:
                 exit_superseded(error)
             except ConfigError as error:
                 raise ConfigError(_message(error)) from error
-            except (*UNANSWERED, TimeoutError) as error:
+            except (*GONE, TargetLostError, TimeoutError) as error:
                 logger.info("%s does not answer yet: %s", self.name, error)
                 await asyncio.sleep(RECONNECT_S)
 
@@ -104,14 +106,14 @@ class ServeTarget:
         Raises:
             ConfigError: like ``endpoints``, or the pipeline's target is not the one that ``info`` describes; a router
                 that is ``ready`` logs it once and keeps trying instead.
-            LedError: another router serves on it, and this one is not ``ready``.
+            PipelineInUseError: another router serves on it, and this one is not ``ready``.
         """
         while True:
             try:
                 endpoints = await self.endpoints(ready)
                 self._check(info, endpoints.info)
-                if endpoints.leader.router and not ready:
-                    raise LedError(endpoints.leader.costs)
+                if endpoints.leader.incarnation and not ready:
+                    raise PipelineInUseError(endpoints.leader.costs)
                 pipeline = await Pipeline.connect(endpoints)
                 self.trouble = ""
                 return pipeline
@@ -138,22 +140,6 @@ class ServeTarget:
     async def report_hang(self, reason: str) -> None:
         """Have it check its stages now, and not at the next ping."""
         await self._handle.report_hang.remote(reason)
-
-
-async def _answer(response: DeploymentResponse) -> Any:
-    """Await a call; one that is given up is cancelled, or else Serve counts it on, and scales by it.
-
-    Raises:
-        TargetLostError: Serve has cancelled the call, and not this task.
-    """
-    try:
-        return await response
-    except asyncio.CancelledError:
-        response.cancel()
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise TargetLostError("Serve has cancelled the call") from None
 
 
 def _message(error: ConfigError) -> str:

@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from deployments.observability.logs import configure
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.leadership import UNKNOWN, Claim, LeaderEpochs
+from deployments.pipeline.leadership import NO_ROUTER, LeaderEpochs, RouterStatus
 from deployments.single_replica import check_single_replica
 from deployments.target.bundles import Bundle, Bundles
 from deployments.target.stage_handle import StageHandle
@@ -80,7 +80,7 @@ class TargetDeployment:
             await supervisor.until_unused(self._grace)
             supervisor.close()
 
-    async def endpoints(self, node: str = "", claim: Claim = UNKNOWN) -> Endpoints:
+    async def endpoints(self, node: str = "", asking: RouterStatus = NO_ROUTER) -> Endpoints:
         """Where the pipeline listens, for a router on the Ray node ``node`` (its id); waits while a stage is replaced.
 
         Raises:
@@ -88,7 +88,7 @@ class TargetDeployment:
             TargetLostError: the replacement takes longer than a call can wait; ask again.
             ConfigError: the option ``transport`` does not reach that node.
         """
-        self._epochs.admit(claim)
+        self._epochs.admit(asking)
         return replace(await self._supervisor.endpoints(node), leader=self._epochs.leader)
 
     async def hold(self) -> None:

@@ -50,7 +50,7 @@ class StageSupervisor:
         self._limit = limit
         self._wake = asyncio.Event()  # a stage is lost, or another is ready to take the place of one
         self._whole = asyncio.Event()
-        self._is_settled = asyncio.Event()  # whole, or supervised no more
+        self._settled = asyncio.Event()  # whole, or supervised no more
         self._departures = Departures(group, standbys, self._whole, self._wake.set)
         self._repair = Repair(group, standbys, self._departures, self._wake.set)
         self._failure = ""
@@ -65,7 +65,7 @@ class StageSupervisor:
         self._standbys.start()  # now, because their imports would disturb what the stages measure
         self._departures.start()
         self._whole.set()
-        self._is_settled.set()
+        self._settled.set()
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class StageSupervisor:
         """
         self.check()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_settled.wait(), WAIT_S)
+            await asyncio.wait_for(self._settled.wait(), WAIT_S)
         self.check()
         if not self._whole.is_set():
             raise TargetLostError("a stage is being replaced")
@@ -127,7 +127,7 @@ class StageSupervisor:
         try:
             await self._keep_whole()
         finally:
-            self._is_settled.set()  # calls that wait for the endpoints hear of it
+            self._settled.set()  # calls that wait for the endpoints hear of it
 
     async def _keep_whole(self) -> None:
         while True:
@@ -137,7 +137,7 @@ class StageSupervisor:
             if not lost and not ready:
                 continue
             self._whole.clear()
-            self._is_settled.clear()
+            self._settled.clear()
             ongoing = OngoingReplacement(lost or dict.fromkeys(ready, "its node drains"), planned=not lost)
             try:
                 async with asyncio.timeout(self._limit):
@@ -152,7 +152,7 @@ class StageSupervisor:
             logger.warning("%s replaced within %.2f s %s: %s", self._names(done), done.seconds, since, done.told)
             self.replacements.append(done)
             self._whole.set()
-            self._is_settled.set()
+            self._settled.set()
             self._wake.set()  # what has come up meanwhile
 
     def _names(self, replacement: Replacement) -> str:

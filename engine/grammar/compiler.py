@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from engine.grammar.forcing import bounded
+from engine.grammar.forcing import with_bounded_forcing
 from engine.grammar.grammar import MOST_CHARS, Grammar, GrammarError
 from engine.grammar.multiples import check_multiples
 from engine.grammar.state import GrammarState
@@ -20,7 +20,7 @@ from engine.grammar.state import GrammarState
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-MOST_KEPT = 32  # compiled grammars, of up to 20 MB
+MOST_KEPT = 32  # compiled grammars, of up to 25 MB
 # Of one grammar:
 MOST_SYMBOLS = 100_000
 COMPILE_FUEL = 200_000  # regex work up to the first mask and the text that is forced from there
@@ -85,7 +85,7 @@ class Grammars:
             raise GrammarError(f"it has {len(grammar.source)} characters; it must have at most {MOST_CHARS}")
         check_multiples(grammar.source)
         tokenizer = self._tokenizer = self._tokenizer or self._load()
-        matcher = LLMatcher(tokenizer, bounded(grammar.source), log_level=0, limits=_limits())
+        matcher = LLMatcher(tokenizer, with_bounded_forcing(grammar.source), log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
         first = GrammarState(matcher, self._eos_ids, self._vocab_size)

@@ -21,13 +21,14 @@ NESTED = re.compile(r"\(|\}[?+*]*\{")  # without it, counts of a pattern add up
 NOTES = frozenset({"description", "title", "$comment", "$id", "$schema", "$ref"})  # texts that no answer holds
 
 
-def bounded(source: str) -> str:
+def with_bounded_forcing(source: str) -> str:
     """The source, without forcing where one of its schemas holds a text that is long or repeated often."""
     if source.startswith(UNFORCED):
         return source
-    is_lark = not source.lstrip().startswith("{")
-    lark = source if is_lark else f"start: %json {json.dumps(_schema(source))}"
-    return UNFORCED + lark if any(map(_may_force, _schemas(lark))) else source
+    if source.lstrip().startswith("{"):
+        schema = _schema(source)
+        return f"{UNFORCED}start: %json {json.dumps(schema)}" if _may_force(schema) else source
+    return UNFORCED + source if any(map(_may_force, _schemas(source))) else source
 
 
 def _schema(source: str) -> Any:
@@ -39,6 +40,7 @@ def _schema(source: str) -> Any:
 
 
 def _schemas(lark: str) -> Iterator[Any]:
+    """Of a grammar in Lark's form."""
     for found in re.finditer(r"%json\s*", lark):
         try:
             yield json.JSONDecoder().raw_decode(lark, found.end())[0]

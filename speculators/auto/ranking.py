@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
+from math import inf
 
 from msgspec.structs import replace
 
@@ -103,9 +103,9 @@ def _reach(branch: Branch, claims: Sequence[float], factors: Sequence[float]) ->
     depths: list[int] = []
     for parent, claim in zip(branch.above, claims, strict=True):
         depth, above = (0, 1.0) if parent == ROOT else (depths[parent] + 1, reach[parent])
-        p = claim * factors[depth if depth < DEPTHS else DEPTHS - 1] if isfinite(claim) else 0.0
+        p = claim * factors[depth if depth < DEPTHS else DEPTHS - 1]
         depths.append(depth)
-        reach.append(above * p if p < 1.0 else above)
+        reach.append(above * p if p < 1.0 else above if p < inf else 0.0)
     return reach
 
 

@@ -17,12 +17,11 @@ per step over all requests, which do not wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
-from engine.target.options import EXACT, FAST, TargetOptions
+from speculators.draft_model.config import DraftModelConfig
 
 if TYPE_CHECKING:  # torch comes with the first request, so that methods without a model need none
     from engine.sampling.history import History
@@ -30,44 +29,6 @@ if TYPE_CHECKING:  # torch comes with the first request, so that methods without
     from engine.sampling.randomness import Randomness
     from speculators.draft_model.drafter import Cached, Drafter
     from speculators.draft_model.growth import Growth
-
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModelConfig:
-    """Which model drafts, and how.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    path: str | None = None  # directory or hub id; the method needs one
-    draft_tokens: int = 5  # K, tokens per draft: the depth of the tree, if it is one
-    tree_nodes: int = 16  # nodes of the tree; 0 drafts a chain, the published method
-    tree_beam: int = 8  # nodes expanded per depth, and children of each
-    prefill_chunk: int = 512  # tokens of text read per step, over all requests whose cache lags behind
-    kv_gib: float = 0.25  # the drafter's cache, GiB
-    block_size: int = 64  # tokens per block
-    dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
-    device: str = "cpu"
-    numerics: str = FAST  # "exact", on cuda: its layers are recorded graphs, as the target's are
-
-    @classmethod
-    def paper(cls, path: str | None = None) -> DraftModelConfig:
-        """As published: a chain."""
-        return cls(path, tree_nodes=0)
-
-    def __post_init__(self) -> None:
-        for name in ("draft_tokens", "tree_beam", "prefill_chunk", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"draft-model: {name} must be at least 1, got {getattr(self, name)}")
-        if self.tree_nodes < 0:
-            raise ConfigError(f"draft-model: tree_nodes must be 0 (a chain) or more, got {self.tree_nodes}")
-        if not 0 < self.kv_gib < float("inf"):
-            raise ConfigError(f"draft-model: kv_gib must be above 0, got {self.kv_gib}")
-        if self.numerics not in (EXACT, FAST):
-            raise ConfigError(f"draft-model: numerics must be {EXACT} or {FAST}, got {self.numerics!r}")
 
 
 class DraftModel:
@@ -122,22 +83,14 @@ class DraftModel:
         if self._failure:
             raise ConfigError(self._failure)
         if self._drafter is None:
+            from speculators.draft_model.drafter import Drafter
+
             try:
-                self._drafter = self._load()
+                self._drafter = Drafter.load(self._config.options)
             except Exception as error:
                 self._failure = f"the draft model could not be loaded: {error!r}"
                 raise
         return self._drafter
-
-    def _load(self) -> Drafter:
-        from speculators.draft_model.drafter import Drafter
-
-        c, kv_bytes = self._config, int(self._config.kv_gib * GIB)
-        assert c.path is not None
-        options = TargetOptions(
-            c.path, dtype=c.dtype, device=c.device, kv_bytes=kv_bytes, block_size=c.block_size, numerics=c.numerics
-        )
-        return Drafter.load(options)
 
     def begin(self, view: RequestView) -> None:
         """Nothing is read yet.
@@ -204,10 +157,11 @@ class DraftModel:
         """One forward per depth, until all drafts are finished."""
         from engine.drafter.trees.choice import choose, draft_randomness
 
+        randomness = self._randomness or draft_randomness
         while growing:
             logits = self.drafter.forward([draft.rows() for draft in growing])
             asks = [draft.asks() for draft in growing]
-            choices = iter(choose(logits, [ask for some in asks for ask in some], self._randomness or draft_randomness))
+            choices = iter(choose(logits, [ask for some in asks for ask in some], randomness))
             taken = [draft.take([next(choices) for _ in some]) for draft, some in zip(growing, asks, strict=True)]
             growing = [draft for draft, has_more in zip(growing, taken, strict=True) if has_more]
 
@@ -244,7 +198,8 @@ class DraftModel:
         """What penalties have to know, without the draft."""
         from engine.sampling.history import History
 
-        if not view.request.params.remembers:
+        params = view.request.params
+        if not params.remembers:
             return None
         tokens = view.context.view.tolist()
         return History(tokens[: view.n_prompt], tokens[view.n_prompt :])

@@ -20,8 +20,9 @@ from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.sampling.processors import process
 from engine.target.info import TargetInfo
+from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.drafter import Drafter
-from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.draft_model.speculator import DraftModel
 
 VOCAB, EOS, LONGEST = 61, 2, 400
 GREEDY = SamplingParams()

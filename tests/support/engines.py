@@ -21,8 +21,9 @@ from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.auto.speculator import Auto
 from speculators.corpus.rest import Rest
+from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.drafter import Drafter
-from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.draft_model.speculator import DraftModel
 from speculators.peers.adapld import AdaPld, AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
 from speculators.pool import SpeculatorPool

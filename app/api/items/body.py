@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from app.api.items.input import InputItem, messages_of
 from app.api.requests.parsing import Strict, refuse, validated
-from app.api.requests.parts import MAX_MESSAGES, Int32, Name, given
+from app.api.requests.parts import MAX_MESSAGES, Int32, Name
 from app.api.requests.schemas import MAX_LOGPROBS, ChatCompletionRequest
 from app.api.requests.text_fields import HintFields
 from app.api.requests.tool_fields import MAX_TOOLS, known_choice
@@ -94,8 +94,6 @@ class ReasoningOptions(Strict):
 
 class ResponseStreamOptions(Strict):
     """``stream_options`` of a body."""
-
-    _given = model_validator(mode="before")(given)
 
     include_obfuscation: Literal[False] = False
 

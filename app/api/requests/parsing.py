@@ -33,7 +33,7 @@ def refuse(message: str) -> PydanticCustomError:
 
 
 class Strict(BaseModel):
-    """The base of all schemas: no unknown fields, no silent conversions."""
+    """The base of all schemas: no unknown fields, no silent conversions; a null is an absent field."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
@@ -42,11 +42,13 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_keys(cls, value: Any) -> Any:
-        """Each unknown field would be an error of its own."""
-        if isinstance(value, dict) and len(value) > MAX_KEYS:
+    def _given(cls, value: Any) -> Any:
+        """Without nulls. Each unknown field would be an error of its own."""
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_KEYS:
             raise refuse(f"has {len(value)} fields; it must have at most {MAX_KEYS}")
-        return value
+        return {name: field for name, field in value.items() if field is not None}
 
 
 def parse(schema: type[Schema], body: bytes, max_numbers: int) -> Schema:
@@ -105,8 +107,7 @@ def _known_fields(schema: type[Strict], fields: dict[str, Any]) -> dict[str, Any
     known = {}
     for name, value in fields.items():
         if name in schema.model_fields:
-            if value is not None:
-                known[name] = value
+            known[name] = value
         elif name not in schema.unsupported:
             raise RequestError(f"unknown field {shorten(name)}", name[:MAX_SHOWN])
         elif value is not None and value not in schema.unsupported[name]:

@@ -97,15 +97,8 @@ class SpeculativeOptions(Strict):
         return value
 
 
-def given(value: Any) -> Any:
-    """An object without its nulls, which are absent fields in OpenAI's API; anything else as it is."""
-    return {name: field for name, field in value.items() if field is not None} if isinstance(value, dict) else value
-
-
 class StreamOptions(Strict):
     """Extra content of a stream."""
-
-    _given = model_validator(mode="before")(given)
 
     include_usage: bool = False  # a last chunk with usage
     continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk

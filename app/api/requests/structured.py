@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from app.api.requests.parsing import Strict, refuse
-from app.api.requests.parts import given
 from engine.grammar.forcing import UNFORCED
 from engine.grammar.grammar import MOST_CHARS, Grammar
 
@@ -80,14 +79,11 @@ class JsonSchema(Strict):
     wanted: Schema = Field(alias="schema")
     strict: bool = False
 
-    _given = model_validator(mode="before")(given)
     _read = field_validator("wanted", mode="before")(_schema_of)
 
 
 class ResponseFormat(Strict):
     """OpenAI's ``response_format``."""
-
-    _given = model_validator(mode="before")(given)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -110,7 +106,6 @@ class StructuredOutputs(Strict):
     disable_any_whitespace: bool = False
     whitespace_pattern: Annotated[str, Field(min_length=1, max_length=MOST_PATTERN)] | None = None
 
-    _given = model_validator(mode="before")(given)
     _read = field_validator("wanted", mode="before")(_schema_of)
     _nested = field_validator("regex", "grammar", "whitespace_pattern")(_brackets)
 

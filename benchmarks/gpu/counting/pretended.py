@@ -115,6 +115,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def pretended_cuda() -> Iterator[torch.device]:
     """The device, while the block runs, in inference mode: views of tensors made in another mode cannot be followed."""
+    with torch.device("cpu"):  # torch keeps, with the first such block, the functions that it is for: not ours for them
+        torch.empty(0)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init"))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", PretendedStream))

@@ -133,6 +133,7 @@ NULLS = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "description": None}}},
     {"structured_outputs": {"regex": "a", "json_object": None, "disable_any_whitespace": None}},
     {"stream": True, "stream_options": {"include_usage": None}},
+    {"speculative": {"method": None, "max_nodes": None}},
 ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.pipeline.leadership import INCARNATION, UNKNOWN, Claim, LeaderEpochs, SupersededError
+from deployments.pipeline.leadership import INCARNATION, NO_ROUTER, LeaderEpochs, RouterStatus, SupersededError
 
 
 def admitted(asking: Sequence[tuple[str, bool]]) -> list[bool]:
@@ -16,7 +16,7 @@ def admitted(asking: Sequence[tuple[str, bool]]) -> list[bool]:
     epochs, found = LeaderEpochs(), list[bool]()
     for name, ready in asking:
         try:
-            epochs.admit(Claim(name, ready))
+            epochs.admit(RouterStatus(name, ready))
             found.append(True)
         except SupersededError:
             found.append(False)
@@ -25,14 +25,14 @@ def admitted(asking: Sequence[tuple[str, bool]]) -> list[bool]:
 
 def test_a_later_router_shuts_earlier_ones_out_for_good() -> None:
     epochs = LeaderEpochs()
-    epochs.admit(Claim("first", True))
-    epochs.admit(Claim("first", True))  # the same one connects again
-    epochs.admit(Claim("second", False))
-    epochs.admit(Claim("second", True))
+    epochs.admit(RouterStatus("first", True))
+    epochs.admit(RouterStatus("first", True))  # the same one connects again
+    epochs.admit(RouterStatus("second", False))
+    epochs.admit(RouterStatus("second", True))
     for ready in (True, False):
         with pytest.raises(SupersededError):
-            epochs.admit(Claim("first", ready))
-    epochs.admit(Claim("second", True))
+            epochs.admit(RouterStatus("first", ready))
+    epochs.admit(RouterStatus("second", True))
 
 
 def test_who_came_first_counts_and_not_what_routers_are_called() -> None:
@@ -40,10 +40,10 @@ def test_who_came_first_counts_and_not_what_routers_are_called() -> None:
     for names in (["a", "b"], ["b", "a"]):
         epochs = LeaderEpochs()
         for name in names:
-            epochs.admit(Claim(name, True))
+            epochs.admit(RouterStatus(name, True))
         with pytest.raises(SupersededError):
-            epochs.admit(Claim(names[0], True))
-        epochs.admit(Claim(names[1], True))
+            epochs.admit(RouterStatus(names[0], True))
+        epochs.admit(RouterStatus(names[1], True))
 
 
 def test_a_router_that_fails_before_it_is_ready_supersedes_no_other() -> None:
@@ -53,12 +53,12 @@ def test_a_router_that_fails_before_it_is_ready_supersedes_no_other() -> None:
 
 def test_an_older_router_that_is_ready_late_does_not_shut_a_newer_one_out() -> None:
     epochs = LeaderEpochs()
-    epochs.admit(Claim("old", False))
-    epochs.admit(Claim("new", False))
-    epochs.admit(Claim("old", True))
-    epochs.admit(Claim("new", True))
+    epochs.admit(RouterStatus("old", False))
+    epochs.admit(RouterStatus("new", False))
+    epochs.admit(RouterStatus("old", True))
+    epochs.admit(RouterStatus("new", True))
     with pytest.raises(SupersededError):
-        epochs.admit(Claim("old", True))
+        epochs.admit(RouterStatus("old", True))
 
 
 def test_a_router_without_incarnation_supersedes_no_other_and_is_admitted() -> None:
@@ -70,7 +70,7 @@ def test_two_routers_that_fight_over_a_new_pipeline_settle_on_one() -> None:
     epochs, left = LeaderEpochs(), set[str]()
     for asking in ["old", "new", "old", "new", "old"]:
         try:
-            epochs.admit(Claim(asking, True))
+            epochs.admit(RouterStatus(asking, True))
             holder = asking
         except SupersededError:
             left.add(asking)
@@ -79,32 +79,32 @@ def test_two_routers_that_fight_over_a_new_pipeline_settle_on_one() -> None:
 
 def test_in_an_upgrade_the_new_router_leads_the_new_pipeline_though_the_old_one_asks_last() -> None:
     epochs = LeaderEpochs()
-    epochs.admit(Claim("new", False))
-    epochs.admit(Claim("old", True, True))  # may serve until the new one is ready
-    epochs.admit(Claim("new", True))
+    epochs.admit(RouterStatus("new", False))
+    epochs.admit(RouterStatus("old", True, True))  # may serve until the new one is ready
+    epochs.admit(RouterStatus("new", True))
     with pytest.raises(SupersededError):
-        epochs.admit(Claim("old", True, True))
-    epochs.admit(Claim("new", True, True))
+        epochs.admit(RouterStatus("old", True, True))
+    epochs.admit(RouterStatus("new", True, True))
 
 
 def test_the_owner_knows_the_router_that_serves() -> None:
-    epochs, first = LeaderEpochs(), Claim("first", is_ready=True)
-    epochs.admit(Claim("fails before it is ready"))
-    assert epochs.leader == UNKNOWN
+    epochs, first = LeaderEpochs(), RouterStatus("first", is_ready=True)
+    epochs.admit(RouterStatus("fails before it is ready"))
+    assert epochs.leader == NO_ROUTER
     epochs.admit(first)
-    epochs.admit(Claim("second"))
+    epochs.admit(RouterStatus("second"))
     assert epochs.leader == first
 
 
 def test_should_the_wrong_router_have_come_last_its_victims_successor_is_later_still() -> None:
     epochs = LeaderEpochs()
-    epochs.admit(Claim("serving", True))
-    epochs.admit(Claim("woken up", True))
+    epochs.admit(RouterStatus("serving", True))
+    epochs.admit(RouterStatus("woken up", True))
     with pytest.raises(SupersededError):
-        epochs.admit(Claim("serving", True))  # it leaves, and Serve starts another
-    epochs.admit(Claim("its successor", True))
+        epochs.admit(RouterStatus("serving", True))  # it leaves, and Serve starts another
+    epochs.admit(RouterStatus("its successor", True))
     with pytest.raises(SupersededError):
-        epochs.admit(Claim("woken up", True))
+        epochs.admit(RouterStatus("woken up", True))
 
 
 def test_every_process_is_another_router_and_leaves_at_once_when_told() -> None:

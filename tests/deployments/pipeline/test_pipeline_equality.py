@@ -22,7 +22,7 @@ from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
-from speculators.draft_model.speculator import DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.grammar import GrammarConfig
 from speculators.methods import AVAILABLE, TRAINED
 from speculators.peers.adapld import AdaPldConfig

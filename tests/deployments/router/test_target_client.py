@@ -16,7 +16,7 @@ import ray
 from grpc.aio import AioRpcError, Metadata
 
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.leadership import INCARNATION, Claim, LedError
+from deployments.pipeline.leadership import INCARNATION, PipelineInUseError, RouterStatus
 from deployments.pipeline.replacement_seconds import ReplacementSeconds
 from engine.errors import ConfigError, TargetLostError
 from engine.model.identity import ModelIdentity
@@ -111,13 +111,13 @@ async def test_a_router_that_serves_says_once_what_is_wrong_and_hopes_for_the_ne
     assert [record.getMessage() for record in caplog.records] == [f"Target cannot be used: {WRONG}"]
     assert target.trouble == ""
     has_led = (False, False, False, True, True)  # from the first answer on
-    assert handle.asked == [("n", Claim(INCARNATION, True, led)) for led in has_led]
+    assert handle.asked == [("n", RouterStatus(INCARNATION, True, led)) for led in has_led]
 
 
 async def test_a_router_that_starts_connects_to_no_pipeline_that_another_serves_on() -> None:
     costs = StepCosts({1: ((1, 2), (0.1, 0.2))})
-    handle = Handle(replace(at("up"), leader=Claim("another", is_ready=True, costs=costs)))
-    with pytest.raises(LedError) as led:
+    handle = Handle(replace(at("up"), leader=RouterStatus("another", is_ready=True, costs=costs)))
+    with pytest.raises(PipelineInUseError) as led:
         await target_of(handle).connect(INFO)
     assert led.value.costs == costs
 
@@ -129,7 +129,7 @@ async def test_the_router_that_serves_leaves_its_step_times_with_the_target(monk
     monkeypatch.setattr(target_client, "Pipeline", SimpleNamespace(connect=connect))
     costs, handle = StepCosts({1: ((1, 2), (0.1, 0.2))}), Handle(at("up"))
     await target_of(handle).client(INFO, costs).connect()
-    assert handle.asked == [("n", Claim(INCARNATION, is_ready=True, costs=costs))]
+    assert handle.asked == [("n", RouterStatus(INCARNATION, is_ready=True, costs=costs))]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ async def test_a_pipeline_stays_held_whatever_ends_a_call() -> None:
 async def test_a_router_that_starts_does_not_say_that_it_is_ready() -> None:
     handle = Handle(at("first"))
     await first_endpoints([target_of(handle)])
-    assert handle.asked == [("n", Claim(INCARNATION))]
+    assert handle.asked == [("n", RouterStatus(INCARNATION))]
 
 
 @pytest.mark.parametrize(

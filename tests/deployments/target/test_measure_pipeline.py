@@ -13,7 +13,7 @@ import pytest
 
 from deployments.options import RouterOptions
 from deployments.pipeline.connection import MEASURE_ATTEMPTS, Pipeline, measure_pipeline, step_costs
-from deployments.pipeline.leadership import LedError
+from deployments.pipeline.leadership import PipelineInUseError
 from deployments.router.draft_client import InlineDraftClient
 from deployments.router.router import Router
 from engine.errors import TargetLostError
@@ -167,7 +167,7 @@ async def test_nothing_is_measured_where_another_router_serves(tmp_path: Path, i
     known = StepCosts({1: ((1, 2), (0.1, 0.2))})
 
     async def connect() -> Pipeline:
-        raise LedError(known)
+        raise PipelineInUseError(known)
 
     assert await step_costs(connect, str(tmp_path / "costs.json"), info) == known
     assert list(tmp_path.iterdir()) == []

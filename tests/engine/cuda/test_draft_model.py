@@ -11,8 +11,9 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.info import TargetInfo
+from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.drafter import Drafter
-from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.draft_model.speculator import DraftModel
 from tests.engine.cuda.small_targets import BUCKETS, SPLIT, small_shards, small_target
 from tests.support.engines import complete_all, make_engine
 

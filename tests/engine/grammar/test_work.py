@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.grammar.forcing import MOST_FORCED, UNFORCED, bounded
+from engine.grammar.forcing import MOST_FORCED, UNFORCED, with_bounded_forcing
 from engine.grammar.grammar import Grammar, GrammarError
 from engine.grammar.multiples import check_multiples
 from engine.grammar.state import forbidden
@@ -98,14 +98,14 @@ FORCES = [
 
 
 def is_forced(grammar: Grammar) -> bool:
-    return bounded(grammar.source) == grammar.source
+    return with_bounded_forcing(grammar.source) == grammar.source
 
 
 @pytest.mark.parametrize("schema", FORCES)
 def test_a_schema_from_which_a_long_text_may_come_is_not_forced(schema: dict[str, Any]) -> None:
     grammars = [of_schema(schema), of_lark(f"start: %json {json.dumps({'items': schema})}")]
     for grammar in grammars:
-        assert bounded(grammar.source).startswith(UNFORCED)
+        assert with_bounded_forcing(grammar.source).startswith(UNFORCED)
         assert GRAMMARS.prepare(grammar).result()
 
 

@@ -1,4 +1,4 @@
-"""A queue that never empties: what it remembers stays small, and nobody is kept out for ever."""
+"""A queue that never empties: what it remembers stays small, and no tenant is kept out for ever."""
 
 from __future__ import annotations
 

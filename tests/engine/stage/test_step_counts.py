@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -61,6 +64,18 @@ def test_forwards_of_a_drafter_are_graphs(kind: str, fast: int, others: int, n_s
     assert found.by_name["graph"] == (2 if kind == "dflash" else n_forwards), "dflash: what is committed, and the block"
     assert found.ops - found.by_name["graph"] <= others * n_forwards
     assert found.uploads <= 2 * n_forwards + 2
+
+
+def test_what_is_loaded_behind_a_pretended_device_is_whole() -> None:
+    """Torch keeps the functions that a device is for, as they are at its first use."""
+    code = (
+        "import torch\n"
+        "from benchmarks.gpu.counting.pretended import pretended_cuda\n"
+        "with pretended_cuda(), torch.device('meta'):\n    torch.empty(1)\n"
+        "with torch.device('meta'):\n    print(torch.tensor(1.0).device)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "meta\n"
 
 
 def test_the_counter_sees_what_it_is_there_for() -> None:

@@ -21,8 +21,9 @@ from engine.sampling.randomness import Randomness
 from engine.target.info import TargetInfo
 from engine.tree import EMPTY_TREE, TokenTree
 from engine.verify.rules import decide_rejection
+from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.drafter import Drafter
-from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.draft_model.speculator import DraftModel
 from speculators.mixing.combined import Combined
 from speculators.successors.config import SuccessorConfig
 from speculators.successors.speculator import Successors

@@ -13,7 +13,7 @@ from engine.protocol import BatchSpeculator, Branch, Needs
 from engine.tree import ROOT
 from speculators.auto.config import AutoConfig
 from speculators.auto.speculator import Auto
-from speculators.draft_model.speculator import DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.ngrams.pld import PromptLookup
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget

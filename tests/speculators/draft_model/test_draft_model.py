@@ -17,7 +17,8 @@ from engine.sampling.noise import gumbel_row
 from engine.sampling.params import SamplingParams
 from engine.target.local import LocalTarget
 from engine.tree import ROOT
-from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.draft_model.config import DraftModelConfig
+from speculators.draft_model.speculator import DraftModel
 from speculators.pool import SpeculatorPool
 from tests.support.draft_models import (
     GREEDY,

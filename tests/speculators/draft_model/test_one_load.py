@@ -12,8 +12,9 @@ from engine.sampling.params import SamplingParams
 from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE
 from speculators import registry
+from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.drafter import Drafter
-from speculators.draft_model.speculator import DraftModel, DraftModelConfig
+from speculators.draft_model.speculator import DraftModel
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 
