@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test test-fast test-cluster test-clients check docs format help
+.PHONY: setup serve test test-cluster test-all check docs format help
 
 setup: $(STAMP)  ## .venv with the spectra command
 
@@ -20,23 +20,20 @@ serve: setup  ## start the server with the demo model on PORT (default 8000)
 	@echo "The first start also indexes texts, compiles and measures, for about a minute; later ones find that kept."
 	@exec $(BIN)/spectra serve --port $(PORT)
 
-test: setup  ## the tests but lengthy ones, in three processes, the first for those that start a Ray cluster
-	$(BIN)/python -m pytest -n 3 -m "not lengthy$(if $(CI),, and not clients)"
+test: setup  ## five minutes: everything that needs no cluster, and one server
+	$(BIN)/python -m pytest -n 2 -m "not cluster and not matrix"
 
-test-fast: setup  ## the tests that start no Ray cluster
-	$(BIN)/python -m pytest -n 2 -m "not cluster and not clients"
+test-cluster: setup  ## eight minutes: clusters, faults, Redis, a browser, GPU kernels under the interpreter
+	$(BIN)/python -m pytest -n 2 -m "cluster and not matrix"
 
-test-cluster: setup  ## as root: what takes long, and all tests on machines that are namespaces of this one
-	$(BIN)/python -m pytest -m "machines or lengthy"
+test-all: setup  ## hours: every topology, kernel and store, machines as namespaces (root), new random examples
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile thorough
 
 check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-test-clients: setup  ## public clients, installed from the package index, against a server; `make test` with CI=1 has them
-	$(BIN)/python -m pytest tests/newcomer/clients
 
 docs: setup  ## the documentation as a site, in site/html
 	$(BIN)/python -m tools.site

@@ -1,4 +1,4 @@
-"""The environment of all tests, and the tiny checkpoint of most."""
+"""The environment of all tests, their tiers, and the tiny checkpoint of most."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from deployments.observability.logs import OURS, SERVE
-from tests.support.machines.recovery_table import RecoveryTable
 
 # Before anything imports Ray: no token file, loopback only, no usage report, and no niceness for its workers.
 os.environ |= {
@@ -22,19 +21,19 @@ os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Tiny models gain nothing from threads, and on a busy machine threads wait for each other with all their might.
+    # Tiny models gain nothing from threads, and threads of a busy machine spin while they wait for each other.
     "OMP_NUM_THREADS": "1",
-    # Kernels of ``engine.cuda`` run on a CPU. Triton's own library obeys what it finds when it is imported, as it is
-    # with transformers, where it is installed.
+    # Kernels of ``engine.cuda`` run on a CPU. Triton reads this when it is imported, which transformers does.
     "TRITON_INTERPRET": "1",
-    # Step times measured beside other tests must not become the user's; compiled loops are kept between runs.
+    # Step times measured alongside other tests must not become the user's; compiled loops are kept between runs.
     "XDG_CACHE_HOME": os.path.join(tempfile.gettempdir(), f"spectra-tests-{os.getuid()}"),
 }
 
-# Every run draws other examples, so a few tens a run are enough; on a busy machine one may take any time. After a
-# change of what they are about: ``pytest --hypothesis-profile thorough``.
-settings.register_profile("tests", max_examples=25, deadline=None)
-settings.register_profile("thorough", max_examples=500, deadline=None)
+# The same examples in every run, except in ``make test-all``, which draws new ones and prints how to repeat a failure.
+# A slow machine is no error.
+SLOW = [HealthCheck.too_slow]
+settings.register_profile("tests", max_examples=25, deadline=None, derandomize=True, suppress_health_check=SLOW)
+settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True, suppress_health_check=SLOW)
 settings.load_profile("tests")
 
 
@@ -47,8 +46,8 @@ def tiny_checkpoint() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Handlers and levels of a test that configures logging, as a process of the application does, end with it."""
+def restored_logging() -> Iterator[None]:
+    """Restore the handlers and levels that a test changes when it configures logging."""
     loggers = [logging.getLogger(name) for name in ("", *OURS, SERVE)]
     before = [(logger.handlers[:], logger.level) for logger in loggers]
     yield
@@ -58,30 +57,20 @@ def logging_as_before() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Works with ``-p no:xdist`` as well."""
-    config.pluginmanager.register(RecoveryTable())
+    """Register the tiers, and the division of work where pytest-xdist is not switched off."""
+    from tests.support.tiers import TierGuard  # imports Triton, which reads the environment above
+
+    config.pluginmanager.register(TierGuard())
     if config.pluginmanager.hasplugin("xdist"):
-        config.pluginmanager.import_plugin("tests.support.cluster_process")
+        config.pluginmanager.import_plugin("tests.support.units_of_work")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported stays: looking for garbage in it would take a fifth of the collection's time."""
+    """Switch the garbage collector off while tests are imported, which takes a fifth of that time otherwise."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, and what mostly waits runs beside it."""
-
-    def place(item: pytest.Item) -> int:
-        if item.get_closest_marker("machines"):
-            return 1
-        return 0 if item.get_closest_marker("cluster") else 2
-
-    items.sort(key=place)

@@ -20,12 +20,23 @@ PORTS = range(30_000, 31_600)
 
 
 def free_port() -> int:
-    """A port of ``PORTS`` on which no process listens now."""
+    """Return a port of ``PORTS`` on which no process listens, claimed until this process ends.
+
+    The claim is an abstract socket of that name: two processes that look for a port at once get different ones.
+    """
     while True:
         port = random.SystemRandom().choice(PORTS)
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0spectra-serve-port-{port}")
+        except OSError:
+            claim.close()
+            continue
         with socket.socket() as probe:
             if probe.connect_ex((HOST, port)):
+                claim.detach()  # open, and so bound, until the process ends
                 return port
+        claim.close()
 
 
 class ServerProcess(Program):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.machines.recovery_table import PROPERTY
 
 from tests.support.machines.namespaces import lacking, require
 from tests.support.machines.net import Net
-from tests.support.machines.recovery_table import PROPERTY
 from tests.support.machines.redis_machine import RedisMachine, binary
 from tests.support.machines.spectra_machines import SpectraMachines
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -13,18 +12,17 @@ from tests.cluster.conftest import JOBS, N_NODES, N_TOKENS
 from tests.support.machines.spectra_machines import UP_S, SpectraMachines, job
 from tests.support.serve_application import is_running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 
 def test_a_machine_that_is_cut_off_for_good_is_given_up_and_comes_back_without_its_stages(
-    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
+    site: SpectraMachines, wanted: list[list[int]]
 ) -> None:
     streams = site.streams(JOBS, N_TOKENS, until=50)
     lost = site.machine_of("Target")
     lost.cut()
     assert [stream.all_ids() for stream in streams] == wanted
     assert site.machine_of("Target") != lost
-    recovered("machine with Target and a stage cut off for good", max(stream.longest_pause for stream in streams))
     site.application.until(is_running, UP_S)
     served = site.application.replicas("Target", "Router", "Ingress")
     lost.heal()
@@ -43,9 +41,7 @@ def answer(site: SpectraMachines, number: int) -> list[int]:
     return ids
 
 
-def test_clients_of_a_lost_edge_repeat_and_get_the_same_text(
-    site: SpectraMachines, wanted: list[list[int]], recovered: Callable[[str, float], None]
-) -> None:
+def test_clients_of_a_lost_edge_repeat_and_get_the_same_text(site: SpectraMachines, wanted: list[list[int]]) -> None:
     stages = site.application.replicas("Target")
     with ThreadPoolExecutor(len(JOBS)) as pool:
         asked = [pool.submit(answer, site, number) for number in JOBS]
@@ -58,6 +54,5 @@ def test_clients_of_a_lost_edge_repeat_and_get_the_same_text(
     while not (ids := answer(site, 0)):
         assert time.monotonic() < lost + UP_S, site.said()
         time.sleep(0.2)
-    recovered("the one edge killed, until another one answers", time.monotonic() - lost)
     assert [ids, *(answer(site, number) for number in JOBS[1:])] == wanted
     assert site.application.replicas("Target") == stages

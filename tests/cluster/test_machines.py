@@ -21,7 +21,7 @@ from tests.support.machines.net import BRIDGE, Net
 from tests.support.machines.redis_machine import RedisMachine, binary
 from tests.support.redis_server import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.machines]
+pytestmark = pytest.mark.matrix
 
 INSTALLED = {path.parts[2] for path in (ROOT, Path(sys.prefix)) if path.parts[1] == "tmp"}  # a checkout may be there
 

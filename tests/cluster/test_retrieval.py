@@ -20,7 +20,7 @@ from tests.support.machines.spectra_machines import UP_S, SpectraMachines, serve
 from tests.support.retrieval_service import build, eventually
 from tests.support.serve_application import is_running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 CACHE = "/tmp/home/.cache/spectra-serve/served-snapshots"
 AUTHORITY = "/tmp/ca.pem"

@@ -18,7 +18,7 @@ from tests.support.machines.spectra_machines import SpectraMachines, job
 from tests.support.machines.switching_proxy import SwitchingProxy
 from tests.support.server_process import Stream
 
-pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 JOBS, N_TOKENS = range(32), 300
 MODEL = "/tmp/models/new"  # on each machine of the new cluster

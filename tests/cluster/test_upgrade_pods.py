@@ -18,7 +18,7 @@ from tests.support.machines.spectra_machines import PLACED, UP_S, SpectraMachine
 from tests.support.serve_application import is_running, replicas_of
 from tests.support.server_process import JOIN_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.machines, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 EDGES, STAGES = ("edge", "edge-2"), ("stage-1", "stage-2", "spare")
 JOBS, N_TOKENS = range(8), 300

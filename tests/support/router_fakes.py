@@ -1,9 +1,10 @@
-"""Stand-ins for sequences, schedulers and lanes, for tests of the router's parts alone."""
+"""Stand-ins for sequences, schedulers and lanes, for tests of single parts of the router."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from engine.request import Request
@@ -13,8 +14,6 @@ from engine.scheduling.sequence import State
 
 @dataclass(eq=False)
 class FakeSequence:
-    """What the router's parts read of a sequence."""
-
     seq: int
     priority: int = 0
     n_cached: int = 0
@@ -22,6 +21,7 @@ class FakeSequence:
     cancelled: bool = False
     state: State = State.WAITING
     n_output: int = 0
+    n_prompt: int = 7
     work: float = 1.0  # tokens
 
     @property
@@ -31,8 +31,6 @@ class FakeSequence:
 
 @dataclass
 class FakeScheduler:
-    """Sequences by whether the scheduler knows them."""
-
     sequences: list[Any]
 
     def withdraw(self, sequence: Any) -> None:
@@ -43,32 +41,25 @@ class FakeScheduler:
         self.sequences.append(sequence)
 
 
-@dataclass
-class FakePoison:
-    """Which sequences of a lane are suspected, and what it has adopted."""
-
-    lane: FakeLane
-    suspected: list[Any] = field(default_factory=list)
-    adopted: list[tuple[Any, Any]] = field(default_factory=list)
-
-    def is_suspected(self, sequence: Any) -> bool:
-        return sequence in self.suspected
-
-    def adopt(self, sequence: Any, losses: Any) -> None:
-        self.adopted.append((sequence, losses))
-        self.lane.sequences.append(sequence)
-
-
+@dataclass(eq=False)
 class FakeLane:
-    """A lane whose load is the work of its sequences."""
+    """A lane whose load is the work of its sequences; it is its own ``poison_requests``."""
 
-    def __init__(self, name: str = "lane", sequences: Sequence[FakeSequence] = (), is_up: bool = True) -> None:
-        self.target = FakeTarget(name)
-        self.sequences = list(sequences)
-        self.is_up = is_up
-        self.is_wanted = True
-        self.n_dispatched = 0
-        self.poison_requests = FakePoison(self)
+    name: str = "lane"
+    sequences: list[FakeSequence] = field(default_factory=list)
+    is_up: bool = True
+    is_wanted: bool = True
+    n_dispatched: int = 0
+    suspected: Sequence[FakeSequence] = ()
+    losses: list[Any] = field(default_factory=list)  # of the sequences that were adopted
+
+    @property
+    def poison_requests(self) -> FakeLane:
+        return self
+
+    @property
+    def target(self) -> Any:
+        return SimpleNamespace(name=self.name)
 
     @property
     def takes(self) -> bool:
@@ -81,14 +72,16 @@ class FakeLane:
     def work_of(self, sequence: FakeSequence) -> float:
         return sequence.work
 
+    def is_suspected(self, sequence: FakeSequence) -> bool:
+        return sequence in self.suspected
+
+    def adopt(self, sequence: FakeSequence, losses: Any) -> None:
+        self.losses.append(losses)
+        self.sequences.append(sequence)
+
     def withdraw(self, sequence: FakeSequence) -> str:
         self.sequences.remove(sequence)
         return f"losses of {sequence.seq}"
 
     def dispatch(self) -> None:
         self.n_dispatched += 1
-
-
-@dataclass
-class FakeTarget:
-    name: str

@@ -1,16 +1,51 @@
-"""A stage that takes its time, so that something can happen meanwhile."""
+"""Stages that a test holds in a forward pass, so that something can happen in the middle of a request."""
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
+from tests.support.waiting import LIMIT_S
+
+
+class Gate:
+    """Lets forward passes through while it is open."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._left = math.inf
+
+    def open(self) -> None:
+        self.close(after=math.inf)
+
+    def close(self, after: float = 0) -> None:
+        """Let ``after`` more forward passes through, and hold the next one until the gate is open."""
+        with self._changed:
+            self._left = after
+            self._changed.notify_all()
+
+    def enter(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._left > 0, LIMIT_S)
+            self._left -= 1
+
+
+class Gated(Stage):
+    """Computes only while the gate is open."""
+
+    gate = Gate()  # of all these stages
+
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        self.gate.enter()
+        return super().forward(step, incoming)
 
 
 class Slow(Stage):
-    """Every forward takes at least ``pause_s`` seconds."""
+    """Every forward pass takes at least ``pause_s`` seconds."""
 
     pause_s = 0.02
 

@@ -20,7 +20,7 @@ import pytest
 from app.cli import main
 from tests.support.server_process import FLAGS, Server, running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 NAMESPACE = """
 set -e

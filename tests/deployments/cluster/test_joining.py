@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.server_process import Server, running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 FIELDS = {"prompt": "Snow falls", "max_tokens": 30, "temperature": 0.8, "seed": 3, "return_token_ids": True}
 

@@ -9,12 +9,13 @@ import pytest
 
 from tests.support.ray_scripts import run_script, same
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 SCRIPT = """
 import json, sys
 import psutil
-from tests.support.ray_nodes import Nodes, wait
+from tests.support.ray_nodes import Nodes
+from tests.support.waiting import wait_until
 
 nodes = Nodes(sys.argv[2])
 nodes.deploy_spread(sys.argv[1])
@@ -26,14 +27,14 @@ third = nodes.add()
 moved = lambda: nodes.state()["replacements"] == 1
 said["drained"] = nodes.disturbed(lambda: nodes.drain(second), moved)
 pid = said["before"]["stages"][1]["pid"]
-wait("the end of the old stage", lambda: not psutil.pid_exists(pid))
+wait_until(lambda: not psutil.pid_exists(pid), "the old stage still runs")
 said["its_node_lives"] = nodes.is_alive(second)  # it holds the replica's own bundle
 
 nodes.cluster.remove_node(second)  # as its deadline does
 fourth = nodes.add()  # takes the replica's own bundle
 moved = lambda: nodes.state()["replacements"] == 2
 said["back"] = nodes.disturbed(lambda: nodes.drain(third), moved)
-wait("the end of a node that holds nothing any more", lambda: not nodes.is_alive(third))
+wait_until(lambda: not nodes.is_alive(third), "the empty node is still alive")
 said["nodes"] = [node.node_id for node in (second, third, fourth)]
 nodes.close()
 print(json.dumps(said))
@@ -54,7 +55,6 @@ def test_a_stage_leaves_a_draining_node_while_it_works_and_texts_stay(said: dict
     last = drained["state"]["last_replacement"]
     assert last["planned"]
     assert last["reasons"] == {"1": "its node drains"}
-    assert last["seconds"] < last["phases"]["process"]  # streams paused for the switch alone
     assert said["its_node_lives"]
 
 

@@ -24,7 +24,7 @@ from engine.model.loader import layer_files
 from engine.model.ranges import LayerRange, split_layers
 from tests.support.model_hub import ModelHub, model_hub
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 NAME = "acme/tiny"
 DRIVER = """

@@ -15,7 +15,7 @@ from tests.support.serve_application import is_running
 from tests.support.serve_site import Site
 from tests.support.server_process import Stream
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 STREAMS = 32
 METHODS = ("autoregressive", "pld", "spectra-core", "auto")

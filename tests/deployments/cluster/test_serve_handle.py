@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from app.cli import main
-from app.config.serve import ServeConfig
 from benchmarks.support.server_process import free_port
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.matrix
 
 DRIVER = """
 import json, sys, time
@@ -103,72 +101,3 @@ def test_speculators_in_actors_learn_without_any_store(said: dict[str, Any]) -> 
     """Under Serve's plain settings, which a driver of one's own has."""
     assert len({str(text) for text in said["learnt_texts"]}) == 1
     assert said["learnt_accepted"] >= 40
-
-
-def test_both_import_paths_give_an_application_also_by_rays_own_function() -> None:
-    """In a process of its own: importing Serve is slow, and warns. Ray hands ``build_app`` the plain keys of a file."""
-    code = """
-from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as build
-from app.builder import build_app
-from app.main import app
-print(type(app).__name__, type(build(build_app, {"model": "demo", "stages": "2"})).__name__)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert done.stdout.split() == ["Application", "Application"], done.stderr
-
-
-@pytest.mark.parametrize(
-    ("wrong", "names"),
-    [
-        ({"modle": "demo"}, "modle"),
-        ({"stages": 0}, "stages"),
-        ({"stages": "two"}, "stages"),
-        ({"kv_gib": -1}, "kv_gib"),
-        ({"dtype": "int8"}, "dtype"),
-        ({"device": "tpu"}, "device"),
-        ({"device": "cuda"}, "stage_gpus"),
-        ({"max_waiting": 0}, "max_waiting"),
-        ({"pld": {"ngrams": 3}}, "ngrams"),
-        ({"pld": {"ngram_max": "three"}}, "pld"),
-        ({"spectra_core": []}, "spectra_core"),
-    ],
-    ids=str,
-)
-def test_a_wrong_configuration_is_an_error_that_names_the_key(wrong: dict[str, Any], names: str) -> None:
-    with pytest.raises(ValidationError, match=names):
-        ServeConfig.model_validate(wrong)
-
-
-def test_values_may_come_as_strings_as_serve_run_hands_them_over() -> None:
-    config = ServeConfig.model_validate({"stages": "2", "kv_gib": "0.25", "max_nodes": "8"})
-    assert (config.stages, config.kv_gib, config.max_nodes) == (2, 0.25, 8)
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--stages", "0"], "--stages is 0; it must be at least 1"),
-        (["--dtype", "int8"], "--dtype is int8; it must be float32, bfloat16 or float16"),
-        (["--kv-gib", "much"], "--kv-gib"),
-        (["--pld", "{"], "--pld is '{': not a JSON object"),
-        (["--pld", "[1]"], "--pld"),
-        (["--pld", '{"ngrams": 3}'], "pld has no setting 'ngrams'"),
-        (["--pld", '{"ngram_max": 0}'], "ngram_min"),
-    ],
-    ids=str,
-)
-def test_a_wrong_flag_of_spectra_serve_is_one_line_that_names_it(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", *flags]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("spectra: ")
-    assert says in lines[0]
-
-
-def test_an_unknown_flag_of_spectra_serve_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["serve", "--frobnicate", "1"])
-    assert exit_.value.code == 2
-    assert "--frobnicate" in capsys.readouterr().err

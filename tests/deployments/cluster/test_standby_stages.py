@@ -9,12 +9,13 @@ import pytest
 
 from tests.support.ray_scripts import run_script, same
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lengthy]
+pytestmark = pytest.mark.matrix
 
 SCRIPT = """
 import json, os, signal, sys
 import psutil
-from tests.support.ray_nodes import Nodes, named, wait
+from tests.support.ray_nodes import Nodes, named
+from tests.support.waiting import wait_until
 
 nodes = Nodes(sys.argv[2])
 nodes.deploy_spread(sys.argv[1], standby_stages=1)
@@ -25,7 +26,7 @@ ids = {"second": second.node_id, "third": third.node_id}
 
 
 def standby(other_than=0):
-    return wait("a standby", lambda: [
+    return wait_until(lambda: [
         one["pid"] for one in nodes.state()["standbys"] if one["ready"] and one["pid"] != other_than
     ])[0]
 
@@ -52,7 +53,7 @@ def kill_both():
     waiting = standby()
     os.kill(waiting, signal.SIGSTOP)
     os.kill(stage(), signal.SIGKILL)
-    wait("the standby to be taken", lambda: waiting not in [one["pid"] for one in nodes.state()["standbys"]])
+    wait_until(lambda: waiting not in [one["pid"] for one in nodes.state()["standbys"]], "no standby is taken")
     os.kill(waiting, signal.SIGKILL)
     said["taken"] = waiting
 
@@ -62,17 +63,16 @@ said["both_killed"] = after(kill_both, 2)
 nodes.add()  # for what the lost node leaves behind
 state = nodes.state()
 victim = second if state["stages"][1]["node"] == second.node_id else third
-wait("the standby to be on the other node", lambda: nodes.state()["standbys"][0]["node"] != victim.node_id)
+wait_until(lambda: nodes.state()["standbys"][0]["node"] != victim.node_id, "the standby is not on the other node")
 said["elsewhere"] = nodes.state()["standbys"][0]["pid"]
 said["node_lost"] = after(lambda: victim.kill_raylet(check_alive=False), 3)
 
-said["seconds"] = nodes.state()["last_replacement"]
 (target,) = named("ray::ServeReplica:spectra:Target")
 left = [stage["pid"] for stage in nodes.state()["stages"]] + [standby()]
 target.kill()
-wait("the end of all that it had", lambda: not any(psutil.pid_exists(pid) for pid in left))
-wait("another pipeline", lambda: nodes.handle.generate.remote({"prompt": "x", "max_tokens": 1}).result())
-wait("its standby", lambda: standby())
+wait_until(lambda: not any(psutil.pid_exists(pid) for pid in left), "some processes still run")
+wait_until(lambda: nodes.handle.generate.remote({"prompt": "x", "max_tokens": 1}).result(), "no new pipeline")
+wait_until(lambda: standby())
 known = [one["pid"] for one in nodes.state()["stages"] + nodes.state()["standbys"]]
 said["orphans"] = [one.pid for one in named("ray::StageActor") if one.pid not in known]
 nodes.close()
@@ -85,39 +85,30 @@ def said(tiny_checkpoint: Path) -> dict[str, Any]:
     return run_script(SCRIPT, tiny_checkpoint)
 
 
-def test_a_standby_has_a_node_of_its_own_where_stages_do(said: dict[str, Any]) -> None:
-    taken = {stage["node"] for stage in said["before"]["stages"]}
-    assert said["before"]["standbys"][0]["node"] not in taken
-
-
-def test_a_standby_becomes_the_stage_that_was_killed_and_another_waits(said: dict[str, Any]) -> None:
-    killed = said["killed"]
+def test_a_standby_on_its_own_node_becomes_the_killed_stage_and_another_waits(said: dict[str, Any]) -> None:
+    before, killed = said["before"], said["killed"]
+    assert before["standbys"][0]["node"] not in {stage["node"] for stage in before["stages"]}
     assert same(killed["answers"], said["quiet"])
     assert killed["state"]["stages"][1]["pid"] == said["standby"]
-    assert killed["state"]["stages"][0] == said["before"]["stages"][0]
+    assert killed["state"]["stages"][0] == before["stages"][0]
     last = killed["state"]["last_replacement"]
     assert (last["standbys"], last["planned"], last["error"]) == (1, False, "")
-    assert killed["standby"] not in (said["standby"], said["before"]["stages"][1]["pid"])
+    assert killed["standby"] not in (said["standby"], before["stages"][1]["pid"])
 
 
-def test_a_standby_that_dies_is_replaced_and_the_pipeline_goes_on(said: dict[str, Any]) -> None:
-    found = said["standby_killed"]
-    assert found["same"]
-    assert found["is"] != found["was"]
-
-
-def test_a_standby_that_dies_while_it_takes_over_is_followed_by_another_process(said: dict[str, Any]) -> None:
-    both = said["both_killed"]
+def test_a_standby_that_dies_waiting_or_taking_over_is_replaced(said: dict[str, Any]) -> None:
+    alone, both = said["standby_killed"], said["both_killed"]
+    assert alone["same"]
+    assert alone["is"] != alone["was"]
     assert same(both["answers"], said["quiet"])
     assert both["state"]["stages"][1]["pid"] != said["taken"]
 
 
-def test_a_lost_node_costs_a_stage_that_a_standby_elsewhere_becomes(said: dict[str, Any]) -> None:
+def test_a_standby_elsewhere_replaces_the_stage_of_a_lost_node_and_none_outlives_its_pipeline(
+    said: dict[str, Any],
+) -> None:
     lost = said["node_lost"]
     assert same(lost["answers"], said["quiet"])
     assert lost["state"]["stages"][1]["pid"] == said["elsewhere"]
     assert lost["standby"] != said["elsewhere"]
-
-
-def test_standbys_end_with_their_pipeline(said: dict[str, Any]) -> None:
     assert said["orphans"] == []

@@ -1,0 +1,33 @@
+"""How the server of this folder refuses a second one on its port, and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.support.server_process import Server, Stream, check_stopped, spectra
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_second_server_on_the_port_is_one_clear_line_and_starts_no_ray(server: Server) -> None:
+    before = sorted(server.folder.rglob("session_*"))
+    command = [spectra(), "serve", "--model", str(server.checkpoint), "--port", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": str(server.folder)})
+    assert (done.returncode, done.stdout) == (2, "")
+    taken = f"spectra: port {server.port} on 127.0.0.1 is taken; choose another with --port"
+    assert done.stderr.splitlines()[-1] == taken
+    assert sorted(server.folder.rglob("session_*")) == before
+
+
+def test_sigterm_lets_the_running_stream_end_and_leaves_no_process(server: Server) -> None:
+    stream = Stream(server, max_tokens=300, ignore_eos=True, temperature=0.8, seed=4)
+    stream.until(5)
+    processes = server.processes()
+    assert len(processes) > 8
+    os.kill(server.process.pid, signal.SIGTERM)
+    assert len(stream.all_ids()) == 300
+    check_stopped(server, processes)
