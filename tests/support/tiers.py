@@ -1,8 +1,8 @@
 """The three tiers of tests, and the guard that keeps each test in the cheapest tier that its work allows.
 
-``make test`` runs tests without a marker, ``make test-cluster`` those marked ``cluster``, and ``make test-all``
-all, also those marked ``matrix``. A test without a marker starts no process and runs no GPU kernel, except in the one file marked
-``server``. A test of ``cluster`` needs no root.
+``make test`` runs tests without a marker, ``make test-cluster`` those marked ``cluster``, and ``make test-all`` all tests,
+those marked ``matrix`` included. A test without a marker starts no process and runs no GPU kernel, except in the one
+file marked ``server``. A test of ``cluster`` needs no root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server of two stages and two ingresses, with a trained drafter, for all files of this folder; the last one stops it."""
+"""A server of two stages, two ingresses and a trained drafter for all files of this folder; the last one stops it."""
 
 from __future__ import annotations
 
