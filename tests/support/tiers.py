@@ -1,6 +1,6 @@
 """The three tiers of tests, and the guard that keeps each test in the cheapest tier that its work allows.
 
-``make test`` runs tests without a marker, ``make test-cluster`` those marked ``cluster``, and ``make test-all`` all tests,
+``make test`` runs tests without a marker, ``make test-cluster`` those marked ``cluster``, ``make test-all`` all tests,
 those marked ``matrix`` included. A test without a marker starts no process and runs no GPU kernel, except in the one
 file marked ``server``. A test of ``cluster`` needs no root.
 """

@@ -1,4 +1,4 @@
-"""Processes of a real server are killed in the middle of streams: texts stay the same and only the dead are replaced."""
+"""Processes of a real server are killed in the middle of streams: texts stay the same, only the dead are replaced."""
 
 from __future__ import annotations
 
