@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.machines.recovery_table import PROPERTY
 
 from tests.support.machines.namespaces import lacking, require
 from tests.support.machines.net import Net
@@ -54,9 +53,3 @@ def site(net: Net, logs: Path, redis: RedisMachine) -> Iterator[SpectraMachines]
 def wanted(site: SpectraMachines) -> list[list[int]]:
     """Undisturbed answers to the jobs."""
     return site.texts(JOBS, N_TOKENS)
-
-
-@pytest.fixture
-def recovered(record_property: Callable[[str, object], None]) -> Callable[[str, float], None]:
-    """``recovered(fault, seconds)`` puts a line into the table at the end of pytest's report."""
-    return lambda fault, seconds: record_property(PROPERTY, (fault, seconds))

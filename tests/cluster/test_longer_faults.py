@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from tests.cluster.conftest import JOBS, N_NODES, N_TOKENS
-from tests.support.machines.spectra_machines import UP_S, SpectraMachines, job
+from tests.support.machines.spectra_machines import SpectraMachines, job
 from tests.support.serve_application import is_running
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
 
@@ -23,7 +23,7 @@ def test_a_machine_that_is_cut_off_for_good_is_given_up_and_comes_back_without_i
     lost.cut()
     assert [stream.all_ids() for stream in streams] == wanted
     assert site.machine_of("Target") != lost
-    site.application.until(is_running, UP_S)
+    site.application.until(is_running)
     served = site.application.replicas("Target", "Router", "Ingress")
     lost.heal()
     site.until_nodes(N_NODES)
@@ -48,11 +48,8 @@ def test_clients_of_a_lost_edge_repeat_and_get_the_same_text(site: SpectraMachin
         watched = site.streams(range(4, 5), 50, until=50)  # so all are under way
         site.machine_of("Ingress").kill()
         assert [one.result() for one in asked] == [[]] * len(JOBS)
-    lost = time.monotonic()
     watched[0].join()
     site.start_worker("edge")
-    while not (ids := answer(site, 0)):
-        assert time.monotonic() < lost + UP_S, site.said()
-        time.sleep(0.2)
+    ids = wait_until(lambda: answer(site, 0), site.said)
     assert [ids, *(answer(site, number) for number in JOBS[1:])] == wanted
     assert site.application.replicas("Target") == stages

@@ -16,7 +16,7 @@ from engine.model.loader import load_spec
 from retrieval_store.service.compaction import Target
 from tests.support.machines.net import CLIENT, Net
 from tests.support.machines.redis_machine import RedisMachine
-from tests.support.machines.spectra_machines import UP_S, SpectraMachines, serve_config
+from tests.support.machines.spectra_machines import SpectraMachines, serve_config
 from tests.support.retrieval_service import build, eventually
 from tests.support.serve_application import is_running
 
@@ -39,7 +39,7 @@ def site(net: Net, logs: Path, redis: RedisMachine) -> Iterator[SpectraMachines]
         apart = {"num_cpus": 0.1, "resources": {"retrieval": 0.01}}
         config["applications"][0]["deployments"] = [{"name": "Retrieval", "ray_actor_options": apart}]
         site.application.put(config)
-        site.application.until(is_running, UP_S)
+        site.application.until(is_running)
         yield site
 
 

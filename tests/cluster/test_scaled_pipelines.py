@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.machines.net import Net
-from tests.support.machines.spectra_machines import UP_S, SpectraMachines
+from tests.support.machines.spectra_machines import SpectraMachines
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
 
@@ -37,19 +37,18 @@ def test_pipelines_follow_the_load_from_one_machine_to_three_and_back(site: Spec
     first, router = site.application.replicas("Target"), health(site)["router_pid"]
     rounds = [site.streams(JOBS, N_TOKENS)]
     places = set[str]()
-    deadline = time.monotonic() + UP_S
-    while health(site).get("lanes_up") != len(STAGES):
-        assert time.monotonic() < deadline, health(site)
+
+    def all_up_under_load() -> bool:
         if not any(stream.is_running for stream in rounds[-1]):
             rounds.append(site.streams(JOBS, N_TOKENS))
-        time.sleep(0.1)
+        return bool(health(site).get("lanes_up") == len(STAGES))
+
+    wait_until(all_up_under_load, lambda: health(site))
     names = ("Target", "Target-2", "Target-3")
     places |= {site.machine_of(name).name for name in names}
     assert places == set(STAGES)
     texts = [[stream.all_ids() for stream in streams] for streams in rounds]
-    while health(site).get("lanes_up") != 1 or site.application.replicas(*names) != first:
-        assert time.monotonic() < deadline + UP_S, (health(site), site.application.replicas(*names))
-        time.sleep(0.1)
+    wait_until(lambda: health(site).get("lanes_up") == 1 and site.application.replicas(*names) == first)
     assert health(site)["router_pid"] == router
     alone = site.texts(JOBS, N_TOKENS)
     assert texts == [alone] * len(rounds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.machines.net import Net
-from tests.support.machines.spectra_machines import UP_S, SpectraMachines
+from tests.support.machines.spectra_machines import SpectraMachines
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
 
@@ -35,10 +35,12 @@ def wanted(site: SpectraMachines) -> list[list[int]]:
 
 def until(site: SpectraMachines, condition: Callable[[dict[str, Any]], object]) -> None:
     """Wait until the edge's health, of a router that answers, is as the condition asks."""
-    deadline = time.monotonic() + UP_S
-    while "lanes_up" not in (found := site.http.get("/health").json()) or not condition(found):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+
+    def holds() -> bool:
+        found = site.http.get("/health").json()
+        return "lanes_up" in found and bool(condition(found))
+
+    wait_until(holds, site.said)
 
 
 def test_no_stream_of_32_fails_when_a_machine_of_one_of_two_pipelines_is_killed(

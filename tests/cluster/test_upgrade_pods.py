@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from tests.support.machines.net import Net
-from tests.support.machines.spectra_machines import PLACED, UP_S, SpectraMachines, job, serve_config
+from tests.support.machines.spectra_machines import PLACED, SpectraMachines, job, serve_config
 from tests.support.serve_application import is_running, replicas_of
-from tests.support.server_process import JOIN_S
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.matrix
 
@@ -63,7 +63,7 @@ class Clients:
         self._ended.set()
         self._pool.shutdown(wait=False)
         for running in self._running:
-            running.result(JOIN_S)
+            running.result(LIMIT_S)
 
     def _ask(self, number: int) -> None:
         turn = number
@@ -97,11 +97,11 @@ def token_ids(client: httpx.Client, number: int) -> list[int]:
 def replace(site: SpectraMachines, name: str) -> None:
     """What KubeRay and the kubelet do to a deleted pod and its successor, until the application runs on all again."""
     machine = site.net.machine(name)
-    site.drain(machine).wait(UP_S)
+    site.drain(machine).wait(LIMIT_S)
     machine.kill()
     site.start_worker(name)
     site.until_nodes(1 + len(EDGES) + len(STAGES))
-    site.application.until(is_running, UP_S)
+    site.application.until(is_running)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -136,6 +136,6 @@ def test_other_options_spread_http_processes_over_the_edges_again(
     before = site.application.replicas("Ingress")
     streams = site.streams(JOBS, N_TOKENS)
     site.application.put(config)
-    site.application.until(lambda found: is_running(found) and not before & replicas_of(found, "Ingress"), UP_S)
+    site.application.until(lambda found: is_running(found) and not before & replicas_of(found, "Ingress"))
     assert [stream.all_ids() for stream in streams] == wanted
     assert [token_ids(site.clients[edge], 1) for edge in EDGES] == [wanted[1]] * len(EDGES)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
 
-from tests.support.server_process import READY_S
+from tests.support.waiting import wait_until
 
 NAME = "spectra"
 APPLICATIONS = "/api/serve/applications/"
+POLL_S = 0.2  # a question is work for the dashboard, on which starting replicas wait
 
 
 class ServeApplication:
@@ -46,12 +46,9 @@ class ServeApplication:
         address: str = replica["node_ip"]
         return address
 
-    def until(self, condition: Callable[[dict[str, Any]], bool], within: float = READY_S) -> None:
-        """Wait until Serve says of the application what the condition asks for."""
-        deadline = time.monotonic() + within
-        while not ((found := self._known()) and condition(found)):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.2)  # a question is work for the dashboard, which starting replicas wait for
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until the condition holds for what Serve reports of the application."""
+        wait_until(lambda: (found := self._known()) and condition(found), self._known, POLL_S)
 
     def _known(self) -> dict[str, Any]:
         """Nothing while the dashboard does not answer, or Serve does not."""

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 PAUSE_S = 0.01
 
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], missing: Callable[[], object] | str = "") -> T:
-    """Return the first true value of ``condition``.
+def wait_until(condition: Callable[[], T], missing: Callable[[], object] | str = "", pause: float = PAUSE_S) -> T:
+    """Return the first true value of ``condition``, which is asked every ``pause`` seconds.
 
     Raises:
         AssertionError: after ``LIMIT_S`` seconds, with ``missing`` (or what it returns) as the reason.
@@ -22,7 +22,7 @@ def wait_until(condition: Callable[[], T], missing: Callable[[], object] | str =
     deadline = time.monotonic() + LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < deadline, missing() if callable(missing) else missing or condition
-        time.sleep(PAUSE_S)
+        time.sleep(pause)
     return value
 
 

@@ -19,7 +19,7 @@ import pytest
 pytestmark = pytest.mark.matrix
 
 DRIVER = """
-import json, os, subprocess, sys, threading, time
+import json, os, subprocess, sys, threading
 import ray
 from ray import serve
 from ray.autoscaler._private.fake_multi_node.node_provider import (
@@ -29,6 +29,7 @@ from app.builder import build_app
 from app.config.serve import ServeConfig
 from benchmarks.support.server_process import free_port
 from tests.support.ray_nodes import is_running
+from tests.support.waiting import wait_until
 
 model, folder = sys.argv[1:3]
 gcs = f"127.0.0.1:{free_port()}"
@@ -54,15 +55,6 @@ command = [os.path.join(os.path.dirname(sys.executable), "ray"), "start", "--hea
 head = subprocess.Popen(command, env=os.environ | fake, stdout=sys.stderr)
 
 
-def wait(what, true, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        if time.monotonic() > deadline or head.poll() is not None:
-            raise TimeoutError(what)
-        time.sleep(0.2)
-    return found
-
-
 def connected():
     try:
         ray.init(gcs, log_to_driver=False, configure_logging=False)
@@ -75,13 +67,13 @@ def nodes():
     return sum(node["Alive"] for node in ray.nodes())
 
 
-wait("Ray", connected)
+wait_until(connected, "no Ray")
 serve.start(proxy_location="Disabled")
 args = {"model": model, "name": "tiny", "stages": 2, "stage_cpus": 0.6, "kv_gib": 0.02, "max_sequences": 2, "grace": 1,
         "min_replicas": 1, "max_replicas": 2, "scale_up_delay": 1, "scale_down_delay": 3}
 app = build_app(ServeConfig.model_validate(args))
 run_many([RunTarget(app, "spectra")], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-wait("the application", is_running)
+wait_until(is_running, "the application does not run")
 handle = serve.get_app_handle("spectra")
 target = serve.get_deployment_handle("Target", "spectra")
 first = target.stage_pids.remote().result()
@@ -121,11 +113,11 @@ def grown():
     return nodes() > before and second.replica_states.get("RUNNING")
 
 
-wait("a node for the second pipeline", grown)
-wait("the streams", rounds[-1][1])
+wait_until(grown, "no node for the second pipeline")
+wait_until(rounds[-1][1], "streams still run")
 texts = {seed: {tuple(one.ids) for streams, _ in rounds for one in streams if one.seed == seed} for seed in range(4)}
 most = nodes()
-wait("the node to be taken", lambda: nodes() == before)
+wait_until(lambda: nodes() == before, "the node is not removed")
 print(json.dumps({
     "nodes": [before, most, nodes()],
     "texts": [len(found) for found in texts.values()],
@@ -144,7 +136,6 @@ def seen(tiny_checkpoint: Path) -> dict[str, Any]:
             [*alone, sys.executable, "-c", DRIVER, str(tiny_checkpoint), folder],
             capture_output=True,
             text=True,
-            timeout=540,
             env=os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"},
         )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -14,13 +13,13 @@ from benchmarks.support.ray_head import RayHead
 from tests.support.serve_application import is_running
 from tests.support.serve_site import Site
 from tests.support.server_process import Stream
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
 
 STREAMS = 32
 METHODS = ("autoregressive", "pld", "spectra-core", "auto")
 SCALED = {"min_replicas": 1, "max_replicas": 3, "scale_up_delay": 1, "scale_down_delay": 4}
-LIMIT_S = 300  # seconds; Serve keeps a pipeline for 75 s after the router has given it up
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +64,11 @@ def health(site: Site) -> dict[str, Any]:
     return found
 
 
-def until(condition: Callable[[], bool], told: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.1)
-
-
 def lanes(site: Site, wanted: int) -> None:
     """Wait until so many pipelines are wanted, and so many are connected."""
-    until(lambda: (health(site).get("lanes"), health(site).get("lanes_up")) == (wanted, wanted), lambda: health(site))
+    wait_until(
+        lambda: (health(site).get("lanes"), health(site).get("lanes_up")) == (wanted, wanted), lambda: health(site)
+    )
 
 
 def stages(site: Site) -> set[int]:
@@ -95,7 +89,7 @@ def test_a_config_changes_the_number_of_pipelines_in_place_under_streams(site: S
         site.until(is_running)
     assert site.replicas("Router", "Ingress", "Target") == before
     assert health(site)["router_pid"] == router
-    until(lambda: stages(site) == {first}, lambda: stages(site))
+    wait_until(lambda: stages(site) == {first}, lambda: stages(site))
     assert not site.application()["deployments"]["Target-2"]["replicas"]
 
 
@@ -112,14 +106,14 @@ def test_the_number_of_pipelines_follows_the_load_and_one_is_killed_meanwhile(
             rounds.append(streams(site))
         return bool(health(site).get("lanes_up") == n)
 
-    until(lambda: has(2) or has(3), lambda: health(site))
+    wait_until(lambda: has(2) or has(3), lambda: health(site))
     psutil.Process(next(iter(stages(site) - {first}))).kill()
-    until(lambda: has(3), lambda: health(site))
+    wait_until(lambda: has(3), lambda: health(site))
     assert 'spectra:pipelines_wanted{model_name="demo"} 3.0' in site.http.get("/metrics").text
     for running in rounds:
         assert [stream.all_ids() for stream in running] == wanted
     lanes(site, 1)
-    until(lambda: stages(site) == {first}, lambda: (stages(site), health(site)))
+    wait_until(lambda: stages(site) == {first}, lambda: (stages(site), health(site)))
     assert health(site)["router_pid"] == router
     assert Stream(site, **job(3)).all_ids() == wanted[3]
     assert is_running(site.application())

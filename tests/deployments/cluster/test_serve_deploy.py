@@ -17,7 +17,8 @@ from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
 from tests.support.serve_application import is_running, replicas_of
 from tests.support.serve_site import FILE, Site
-from tests.support.server_process import READY_S, Stream
+from tests.support.server_process import Stream
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.cluster
 
@@ -109,7 +110,7 @@ def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_ano
         try:
             site.head.deploy(site.config)
             for looks in seen:
-                assert (503, 200) in looks.result(READY_S)
+                assert (503, 200) in looks.result(LIMIT_S)
             statuses = [httpx.get(f"{site.head.url}/v1/models", timeout=240).status_code for _ in range(8)]
         finally:
             manager.resume()

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
@@ -26,7 +25,7 @@ from tests.support.machines.machine import Machine, plain
 from tests.support.machines.net import Net
 from tests.support.machines.redis_machine import USER, RedisMachine
 from tests.support.serve_application import ServeApplication
-from tests.support.server_process import READY_S
+from tests.support.waiting import wait_until
 
 GCS, DASHBOARD, HTTP = 6379, 8265, 8000
 PATIENCE_S = 600  # of clients, between two bytes
@@ -139,15 +138,18 @@ class RayMachines:
     def until_nodes(self, n: int) -> None:
         """Wait until so many nodes are alive, the head's among them. A worker whose ``ray start`` gave up, as it does
         after 30 s on a busy machine, begins anew, as the containers of a pod do."""
-        deadline = time.monotonic() + READY_S
-        while (found := self.nodes()) != n:
-            assert time.monotonic() < deadline, f"{found} nodes are alive, not {n}; {self.said()}"
+
+        def has_n() -> bool:
+            if self.nodes() == n:
+                return True
             for name, flags in self._flags.items():
                 machine = self.net.machine(name)
                 if machine.is_up and not self._started[name].is_running():
                     machine.kill()
                     self._start(machine, self._environment, *flags)
-            time.sleep(0.2)
+            return False
+
+        wait_until(has_n, lambda: f"{self.nodes()} nodes are alive, not {n}; {self.said()}")
 
     def said(self) -> str:
         """The end of what every ``ray start`` said."""

@@ -15,7 +15,6 @@ from tests.support.server_process import Stream
 PLACED = {"stages": 2, "stage_cpus": 2, "stage_placement": "strict_spread", "edge_resources": {"edge": 0.01}}
 EDGE_CPUS, STAGE_CPUS = 1, 3  # of machines: a stage has no room on an edge, and two have none on one machine
 METHODS = ("autoregressive", "pld", "spectra-core", "auto")
-UP_S = 600  # seconds for the application to be up, on a machine that does other things as well
 
 
 def serve_config(**args: Any) -> dict[str, Any]:
@@ -64,8 +63,8 @@ class SpectraMachines(RayMachines):
         """PUT the application, and wait until it runs and the proxies of edges know it: what they are asked before goes
         by way of the head, and so does what comes over the same connection afterwards."""
         self.application.put(serve_config(**args))
-        self.application.until(is_running, UP_S)
-        wait_until(lambda: all(map(self._knows_ingress, self._edges)), "proxies that know the ingress", UP_S)
+        self.application.until(is_running)
+        wait_until(lambda: all(map(self._knows_ingress, self._edges)), "a proxy does not know the ingress")
 
     def _knows_ingress(self, edge: str) -> bool:
         said = self.net.machine(edge).run("curl", "-s", "http://127.0.0.1:9101/metrics")  # HAProxy's own
