@@ -1,56 +1,66 @@
-"""What is committed is what the overlays make."""
+"""The committed manifests are what the overlays render to, and the schemas of Kubernetes and KubeRay accept them."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-import warnings
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from app.cli import main
-from tests.support.manifests import FOLDER, OVERLAYS, Document, ray_service, rendered
+from tests.support.lacking import lacking
+from tests.support.manifests import FOLDER, OVERLAYS, Document, documents, ray_service
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # importing Serve warns
-    import app.serving.kubernetes.render  # noqa: F401
-
-RENDER = "`spectra k8s render --overlay {0} --output k8s/rendered/{0}.yaml` makes it anew"
+OTHER_SCHEMAS = {"RayService", "Gateway", "HTTPRoute", "ScrapeConfig", "PodMonitor", "PrometheusRule"}
 
 
-def objects(file: Path) -> dict[tuple[str, str], Document]:
-    """What a file of manifests holds, by kind and name."""
-    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.load_all(file.read_text(), yaml.CSafeLoader)}
-
-
-def test_every_overlay_is_rendered() -> None:
+def test_every_overlay_is_rendered_with_its_serve_config_and_every_component_is_used() -> None:
     assert sorted(path.stem for path in (FOLDER / "rendered").iterdir()) == OVERLAYS
-    assert {"cpu-demo", "h100-4stage", "h100-2x4", "multi-tenant"} <= set(OVERLAYS)
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_rendered_files_deploy_the_serve_config_of_their_overlay(overlay: str) -> None:
-    config = (FOLDER / "overlays" / overlay / "serve-config.yaml").read_text()
-    assert ray_service(overlay)["spec"]["serveConfigV2"] == config, RENDER.format(overlay)
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_rendered_files_are_current(overlay: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "manifests.yaml"
-    status = main(["k8s", "render", "--folder", str(FOLDER), "--overlay", overlay, "--output", str(output)])
-    if shutil.which("kubectl") is None:  # the test above has compared what there is to compare
-        assert status == 2
-        assert "there is no kubectl" in capsys.readouterr().err
-        return
-    assert status == 0, capsys.readouterr().err
-    # Documents, not bytes: versions of kubectl write the same in another order.
-    assert objects(output) == objects(rendered(overlay)), RENDER.format(overlay)
-
-
-def test_every_component_is_in_an_overlay() -> None:
-    texts = [(FOLDER / "overlays" / overlay / "kustomization.yaml").read_text() for overlay in OVERLAYS]
-    texts += [path.read_text() for path in FOLDER.glob("components/*/kustomization.yaml")]
+    for overlay in OVERLAYS:
+        config = (FOLDER / "overlays" / overlay / "serve-config.yaml").read_text()
+        assert ray_service(overlay)["spec"]["serveConfigV2"] == config, f"run `spectra k8s render --overlay {overlay}`"
+    texts = [path.read_text() for path in FOLDER.glob("*/*/kustomization.yaml")]
     for component in (FOLDER / "components").iterdir():
         assert any(re.search(rf"/{component.name}\b", text) for text in texts), component.name
+
+
+def strict(schema: Any) -> Any:
+    """Return the schema with unknown fields forbidden: KubeRay drops them silently."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if made.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    if made.get("type") == "object" and "properties" in made:
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+@pytest.mark.cluster
+def test_overlays_render_to_the_committed_manifests_and_fit_the_schemas(tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        lacking("kubectl not found")
+    kuberay = Draft202012Validator(strict(json.loads((FOLDER / "crds" / "rayservice-v1.json").read_text())))
+    for overlay in OVERLAYS:
+        output = tmp_path / f"{overlay}.yaml"
+        assert main(["k8s", "render", "--folder", str(FOLDER), "--overlay", overlay, "--output", str(output)]) == 0
+        rendered: list[Document] = list(yaml.load_all(output.read_text(), yaml.CSafeLoader))
+        # Documents, not bytes: versions of kubectl write the same objects in another order.
+        assert by_name(rendered) == by_name(documents(overlay)), f"run `spectra k8s render --overlay {overlay}`"
+        for document in rendered:
+            if document["kind"] == "RayService":
+                assert [error.message for error in kuberay.iter_errors(document)] == []
+            elif document["kind"] not in OTHER_SCHEMAS:
+                kubernetes_validate.validate(document, "1.33", strict=True)
+
+
+def by_name(objects: list[Document]) -> dict[tuple[str, str], Document]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in objects}

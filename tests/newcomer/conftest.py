@@ -1,36 +1,42 @@
-"""An installed wheel and a server that it started, for all tests of this folder."""
+"""One server with the demo model and one browser, for all tests of this folder."""
 
 from __future__ import annotations
 
-import tempfile
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from app.demo.paths import DEMO
-from tests.support.installation import build_wheel, install
-from tests.support.server_process import Server
+from benchmarks.support.browser import PROGRAMS, Browser, browsing
+from tests.support.lacking import lacking
+from tests.support.server_process import Server, running
+
+FLAGS = ("--stages", "2", "--speculator-actors", "1", "--kv-gib", "0.1", "--max-sequences", "8", "--grace", "2")
+PICTURES = os.environ.get("PLAYGROUND_PICTURES")  # the folder to which tests write the pictures of docs/playground.md
 
 
 @pytest.fixture(scope="package")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def server() -> Iterator[Server]:
+    with running(Path("demo"), FLAGS) as server:
+        yield server
 
 
 @pytest.fixture(scope="package")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ``spectra`` of an environment with the wheel."""
-    return install(wheel, tmp_path_factory.mktemp("environment"))
+def window() -> Iterator[Browser]:
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        lacking(f"{' and '.join(missing)} not found: apt-get install chromium chromium-driver")
+    with browsing("") as browser:
+        browser.pictures = None if PICTURES is None else Path(PICTURES)
+        yield browser
 
 
-@pytest.fixture(scope="package")
-def server(installed: Path) -> Iterator[Server]:
-    """The demo model, served by the installed wheel, started outside of the checkout."""
-    with tempfile.TemporaryDirectory(prefix="fs-") as folder:
-        started = Server(Path(DEMO), Path(folder), (), program=installed)
-        try:
-            assert started.first_line.startswith("Ready: "), started.log.read_text()
-            yield started
-        finally:
-            started.close()
+@pytest.fixture
+def page(window: Browser, server: Server) -> Iterator[Browser]:
+    """The browser at the server's pages; a test fails on every error in its console."""
+    window.base = server.base
+    window.logged()
+    yield window
+    assert window.logged() == []

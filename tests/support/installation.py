@@ -1,4 +1,4 @@
-"""Environments beside this one: with the wheel of this checkout, or with packages of an index."""
+"""Environments with the wheel of this checkout, or with packages of an index."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DESCRIBED = ("pyproject.toml", "README.md", "LICENSE")  # what the build reads beside the packages
 
 
 def packages() -> list[Path]:
-    """Folders that the wheel is made of."""
+    """Return the folders of the wheel's packages."""
     return [path.parent for path in sorted(ROOT.glob("*/py.typed"))]
 
 
 def build_wheel(folder: Path) -> Path:
-    """A wheel of the checkout's packages, made as ``pip wheel`` makes it; nothing is downloaded.
-
-    The sources are copied first: setuptools would leave folders beside them, and take files from those of an earlier
-    build.
-    """
+    """Build a wheel of the checkout's packages without downloads, from a copy: setuptools writes into its sources."""
     source = folder / "source"
     for package in packages():
         shutil.copytree(package, source / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in DESCRIBED:
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     (wheel,) = folder.glob("*.whl")
@@ -35,7 +30,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> Path:
-    """A new environment that finds this process's packages behind its own; returns its Python."""
+    """Make an environment that falls back to this process's packages; return its Python."""
     venv.EnvBuilder(symlinks=True, clear=True).create(folder)
     library = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
     dependencies = [path for path in sys.path if Path(path).name == "site-packages"]
@@ -44,14 +39,13 @@ def environment(folder: Path) -> Path:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """A new environment with the wheel, whose dependencies are those of this process; returns its ``spectra``."""
+    """Install the wheel into a new environment; return its ``spectra``."""
     python = environment(folder)
     pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
     return python.with_name("spectra")
 
 
-def pip(*arguments: str, within: float = 900) -> None:
-    """Run pip, for so many seconds at most; fails with what it says."""
+def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=within)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

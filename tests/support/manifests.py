@@ -1,4 +1,4 @@
-"""The manifests of this checkout, as they are committed."""
+"""The committed manifests."""
 
 from __future__ import annotations
 
@@ -15,29 +15,22 @@ OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 Document = dict[str, Any]
 
 
-def rendered(overlay: str) -> Path:
-    """File of the manifests of an overlay."""
-    return FOLDER / "rendered" / f"{overlay}.yaml"
-
-
 def documents(overlay: str) -> list[Document]:
-    """All objects of an overlay."""
-    return list(yaml.load_all(rendered(overlay).read_text(), yaml.CSafeLoader))  # ten times as fast as in Python
+    """Return all objects of an overlay."""
+    return list(yaml.load_all((FOLDER / "rendered" / f"{overlay}.yaml").read_text(), yaml.CSafeLoader))
 
 
 def of_kind(overlay: str, kind: str) -> list[Document]:
-    """Those of one kind."""
     return [document for document in documents(overlay) if document["kind"] == kind]
 
 
 def ray_service(overlay: str) -> Document:
-    """The RayService of an overlay."""
     (service,) = of_kind(overlay, "RayService")
     return service
 
 
 def pods(document: Document) -> Iterator[tuple[str, Document]]:
-    """(where, spec) of every pod that an object makes."""
+    """Yield (name, spec) of every pod that an object makes."""
     if document["kind"] == "RayService":
         cluster = document["spec"]["rayClusterConfig"]
         yield "head", cluster["headGroupSpec"]["template"]["spec"]
@@ -50,17 +43,14 @@ def pods(document: Document) -> Iterator[tuple[str, Document]]:
 
 
 def containers(pod: Document) -> list[Document]:
-    """Of a pod, those that run before the others included."""
-    found: list[Document] = [*pod.get("initContainers", ()), *pod["containers"]]
-    return found
+    return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
 def redis_users(password: str) -> str:
-    """The file of Redis users of k8s/README.md, in which all have this password."""
+    """Return the file of Redis users of k8s/README.md, all with this password."""
     (users,) = re.findall(r"```\n(user default off\n.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
     return str(users).replace("#DIGEST", "#" + hashlib.sha256(password.encode()).hexdigest())
 
 
 def redis_config() -> str:
-    """What the pods of Redis read at /etc/redis/redis.conf."""
     return (FOLDER / "redis" / "redis.conf").read_text()

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them, and as docs/operations.md lists them."""
+"""Metrics as Prometheus parses them, and as docs/operations.md lists them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ NAME = re.compile(r"`((?:vllm|spectra):\w+)(?:\{\w+\})?`")
 
 
 def documented(page: Path = PAGE, kind: str = "") -> set[str]:
-    """Names in the first column of the page's tables; with ``kind``, of those whose unit says so."""
+    """Return the names in the first column of the page's tables; with ``kind``, those with that unit."""
     rows = [line.split("|")[1:] for line in page.read_text().splitlines() if line.startswith("| `")]
     return {name for row in rows if kind in row[2] for name in NAME.findall(row[0])}
 
 
 def documented_series() -> set[str]:
-    """Names by which series of all documented metrics are asked for, those of retrieval among them."""
+    """Return the names of the series of all documented metrics."""
     parts = {f"{name}_{part}" for name in documented(kind="histogram") for part in ("bucket", "sum", "count")}
     return documented() | documented(OF_RETRIEVAL) | parts
 
 
 def exposed(text: str) -> set[str]:
-    """Names of all families; those of counters with the ending that their series have."""
+    """Return the names of all families, counters with ``_total``."""
     families = text_string_to_metric_families(text)
     return {family.name + ("_total" if family.type == "counter" else "") for family in families}
 
 
 def values(text: str, name: str, **labels: str) -> list[float]:
-    """Of all series of that name with these labels."""
+    """Return the values of all series of that name with these labels."""
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]

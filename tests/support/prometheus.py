@@ -1,15 +1,14 @@
-"""PromQL of dashboards and rules, and a real Prometheus from Debian's packages ``prometheus``, ``..-redis-exporter``."""
+"""PromQL of dashboards and rules, and a real Prometheus and Redis exporter, as Debian packages them."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import promql_parser
@@ -55,33 +54,31 @@ def _nodes(expression: str, kind: type) -> list[Any]:
 
 
 class Prometheus:
-    """A server on 127.0.0.1 that scrapes every target once a second and keeps its data in ``folder``."""
+    """A server on 127.0.0.1 that scrapes every job once a second and keeps its data in ``folder``."""
 
-    def __init__(self, folder: Path, rules: Path) -> None:
-        self._folder = folder
-        self._rules = rules
-        self._config = folder / "prometheus.yml"
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{free_port()}", timeout=LIMIT_S)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def scrape(self, jobs: list[dict[str, Any]]) -> None:
-        """Scrape these jobs and no others from now on; start the server if needed."""
+    def __init__(self, folder: Path, rules: Path, jobs: list[dict[str, Any]]) -> None:
+        address = f"127.0.0.1:{free_port()}"
         every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config = {"global": every, "rule_files": [str(self._rules)], "scrape_configs": jobs}
-        self._config.write_text(json.dumps(config))  # JSON is YAML
-        if self._process is not None:
-            self._process.send_signal(signal.SIGHUP)
-            return
-        listen = self._http.base_url.netloc.decode()
-        command = [program("prometheus"), f"--config.file={self._config}", f"--web.listen-address={listen}"]
-        with (self._folder / "log").open("wb") as log:
-            stored = f"--storage.tsdb.path={self._folder}/data"
+        config = {"global": every, "rule_files": [str(rules)], "scrape_configs": jobs}
+        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        self._log = folder / "log"
+        self._http = httpx.Client(base_url=f"http://{address}", timeout=LIMIT_S)
+        command = [program("prometheus"), f"--config.file={folder}/prometheus.yml", f"--web.listen-address={address}"]
+        with self._log.open("wb") as log:
+            stored = f"--storage.tsdb.path={folder}/data"
             self._process = subprocess.Popen([*command, stored], stdout=log, stderr=log)
-        wait_until(self._is_ready, (self._folder / "log").read_text)
+
+    def __enter__(self) -> Self:
+        wait_until(self._is_ready, self._log.read_text)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+        self._process.kill()
+        self._process.wait()
 
     def _is_ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self._folder / "log").read_text()
+        assert self._process.poll() is None, self._log.read_text()
         try:
             return self._http.get("/-/ready").status_code == 200
         except httpx.TransportError:
@@ -102,12 +99,6 @@ class Prometheus:
         found = self.query(expression)
         assert len(found) < 2, found
         return found[0][1] if found else float("nan")
-
-    def close(self) -> None:
-        self._http.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the ingress serves to people: files with validators and a policy, settings, and the end of a process."""
+"""The playground's endpoints: files with validators and a policy, settings, and who may kill a process."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ HERE = "http://127.0.0.1:8000"
 VICTIMS = (Victim("router"), Victim("stage", 0), Victim("stage", 1))
 LINKED = re.compile(r'(?:href|src)="(/[^"]*)"')
 IMPORTED = re.compile(r'from "(\.[./\w]+\.js)"')
-ROOMS = ("data", "views", "pages")  # of modules; none imports from a later one
 
 
 class Recorder:
-    """Kills nothing, and remembers what it was told; stage 1 is not running."""
+    """Records what it should kill; stage 1 is not running."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.killed: list[tuple[str, int]] = []
 
     async def kill(self, part: str, place: int) -> int | None:
-        self.told.append((part, place))
+        self.killed.append((part, place))
         return None if place else 4711
 
 
@@ -63,72 +62,46 @@ def demo(recorder: Recorder | None = None) -> Playground:
     return Playground(PlaygroundOptions(True, VICTIMS), recorder or Recorder())
 
 
-def imports_of(name: str) -> list[str]:
-    """Of a module, named like itself by its path below ``js``."""
-    room, text = posixpath.dirname(name), (STATIC / "js" / name).read_text()
-    return [posixpath.normpath(f"{room}/{imported}") for imported in IMPORTED.findall(text)]
-
-
-async def test_every_file_that_a_page_names_is_there_typed_and_kept_with_a_validator(backend: Any) -> None:
+async def test_every_file_that_a_page_names_is_served_with_a_policy_and_a_validator(backend: Any) -> None:
+    named = set()
+    for script in STATIC.glob("js/*/*.js"):
+        for name in IMPORTED.findall(script.read_text()):
+            named.add("/playground/" + posixpath.normpath(f"js/{script.parent.name}/{name}"))
     async with edge(backend, demo()) as client:
-        pages = [await client.get(path) for path in ("/", "/operator")]
-        named = {link for page in pages for link in LINKED.findall(page.text)}
-        for script in STATIC.glob("js/*/*.js"):
-            named |= {f"/playground/js/{name}" for name in imports_of(f"{script.parent.name}/{script.name}")}
+        for page in ("/", "/operator"):
+            text = (await client.get(page)).text
+            assert re.findall(r"<script(?![^>]*src=)|\son\w+=|style=", text) == []  # the policy forbids inline code
+            named |= set(LINKED.findall(text))
         assert len(named) > 25
         for path in named:
             answer = await client.get(path)
             assert answer.status_code == 200, path
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+            assert not path.endswith(".js") or answer.headers["content-type"].startswith("text/javascript")
             again = await client.get(path, headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
             assert (again.status_code, again.content) == (304, b"")
             assert again.headers["etag"] == answer.headers["etag"]
-            if path.endswith(".js"):
-                assert answer.headers["content-type"].startswith("text/javascript")
 
 
-def test_pages_load_all_their_modules_at_once_and_no_script_is_inline() -> None:
-    for page, entry in (("index.html", "pages/main.js"), ("operator.html", "pages/operator.js")):
-        text = (STATIC / page).read_text()
-        loaded = set(re.findall(r'modulepreload" href="/playground/js/([^"]+)"', text)) | {entry}
-        imported, todo = set[str](), [entry]
-        while todo:
-            name = todo.pop()
-            if name not in imported:
-                imported.add(name)
-                todo += imports_of(name)
-        assert loaded == imported, page
-        assert re.findall(r"<script(?![^>]*src=)|\son\w+=|style=", text) == []
-
-
-def test_modules_import_from_earlier_rooms_alone() -> None:
-    for script in STATIC.glob("js/*/*.js"):
-        for name in imports_of(f"{script.parent.name}/{script.name}"):
-            assert ROOMS.index(name.partition("/")[0]) <= ROOMS.index(script.parent.name), (script, name)
-
-
-def test_no_script_reads_text_as_html_or_asks_another_server() -> None:
+def test_no_script_inserts_text_as_html_or_names_another_server() -> None:
     for file in STATIC.rglob("*.*"):
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", text), file
 
 
-async def test_what_is_no_file_of_the_pages_is_not_found(backend: Any) -> None:
+async def test_other_paths_and_an_edge_without_a_playground_answer_404(backend: Any) -> None:
     async with edge(backend, demo()) as client:
         for path in ("/playground/", "/playground/options.py", "/playground/../options.py", "/playground/js", "/play"):
             answer = await client.get(path)
             assert answer.status_code == 404, path
             assert answer.json()["error"]["code"] == "not_found"
-
-
-async def test_without_a_playground_there_is_nothing(backend: Any) -> None:
     async with edge(backend, None) as client:
         for path in ("/", "/operator", "/playground/settings", "/playground/js/pages/main.js"):
             assert (await client.get(path)).status_code == 404
 
 
-async def test_pages_need_no_key_and_what_they_ask_does(backend: Any, tmp_path: Any) -> None:
+async def test_pages_need_no_key_and_the_api_does(backend: Any, tmp_path: Any) -> None:
     file = tmp_path / "keys.jsonl"
     file.write_text("")
     access = AccessOptions(api_keys=str(file))
@@ -139,14 +112,7 @@ async def test_pages_need_no_key_and_what_they_ask_does(backend: Any, tmp_path: 
             assert (await client.get(path)).status_code == 401
 
 
-async def test_examples_are_those_of_the_model_that_is_served(backend: Any) -> None:
-    for is_demo, offered in ((True, DEMO), (False, GENERIC)):
-        async with edge(backend, Playground(PlaygroundOptions(is_demo))) as client:
-            settings = (await client.get("/playground/settings")).json()
-        assert settings == {"demo": is_demo, "examples": list(offered), "victims": [], "token": None}
-
-
-async def test_a_page_of_this_server_kills_what_it_names_and_nothing_else(backend: Any) -> None:
+async def test_a_page_of_this_server_kills_the_process_it_names(backend: Any) -> None:
     recorder = Recorder()
     async with edge(backend, demo(recorder)) as client:
         settings = (await client.get("/playground/settings")).json()
@@ -161,7 +127,7 @@ async def test_a_page_of_this_server_kills_what_it_names_and_nothing_else(backen
         )
         for name in ("stage-2", "ingress", "router/x", "1"):
             assert (await client.post(f"/playground/kill/{name}", headers=own)).status_code == 404
-    assert recorder.told == [("router", 0), ("stage", 1)]
+    assert recorder.killed == [("router", 0), ("stage", 1)]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +148,7 @@ async def test_a_page_of_this_server_kills_what_it_names_and_nothing_else(backen
         ({"Origin": "http://127.0.0.1.example"}, "127.0.0.1", "http://127.0.0.1.example"),
     ],
 )
-async def test_no_other_request_kills_or_learns_the_token(
+async def test_no_other_request_kills_or_gets_the_token(
     backend: Any, changed: dict[str, str | None], peer: str, base: str
 ) -> None:
     recorder = Recorder()
@@ -197,13 +163,16 @@ async def test_no_other_request_kills_or_learns_the_token(
         if not changed.keys() & {"X-Playground-Token", "Origin"} or base != HERE:
             headers.pop("Origin")
             assert (await client.get("/playground/settings", headers=headers)).json()["token"] is None
-    assert recorder.told == []
+    assert recorder.killed == []
 
 
-async def test_where_nothing_may_be_killed_there_is_no_such_path(backend: Any) -> None:
-    async with edge(backend, Playground(PlaygroundOptions(True))) as client:
-        answer = await client.post("/playground/kill/router", headers={"Origin": HERE})
-    assert answer.status_code == 405  # as for any file's path
+async def test_an_edge_without_victims_kills_nothing_and_offers_the_examples_of_its_model(backend: Any) -> None:
+    for is_demo, offered in ((True, DEMO), (False, GENERIC)):
+        async with edge(backend, Playground(PlaygroundOptions(is_demo))) as client:
+            settings = (await client.get("/playground/settings")).json()
+            assert settings == {"demo": is_demo, "examples": list(offered), "victims": [], "token": None}
+            answer = await client.post("/playground/kill/router", headers={"Origin": HERE})
+            assert answer.status_code == 405  # as for the path of any file
 
 
 @pytest.mark.parametrize(
@@ -219,7 +188,7 @@ async def test_where_nothing_may_be_killed_there_is_no_such_path(backend: Any) -
         ({"model": "other"}, True, []),
     ],
 )
-def test_processes_are_killed_only_on_a_demo_that_this_machine_alone_reaches(
+def test_only_a_demo_that_this_machine_alone_reaches_has_victims(
     fields: dict[str, Any], is_private: bool, names: list[str]
 ) -> None:
     options = playground_options(ServeConfig(**fields), is_private=is_private)
@@ -228,7 +197,7 @@ def test_processes_are_killed_only_on_a_demo_that_this_machine_alone_reaches(
     assert options.is_demo is ("model" not in fields)
 
 
-def test_the_flag_switches_it_off() -> None:
+def test_a_flag_switches_the_playground_off() -> None:
     for given in (["--no-playground"], ["--playground", "false"]):
         config = config_from(parser().parse_args(["serve", *given]))
         assert not config.playground

@@ -1,18 +1,17 @@
-"""Programs that put load on servers: every request succeeds, and tokens are counted as the server counts them."""
+"""Load generators: every request succeeds, and they count the server's tokens."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.demo.paths import DEMO_TARGET
-from tests.newcomer.clients.conftest import HERE, Run
+from tests.newcomer.clients.conftest import run
 from tests.support.server_process import Server
 
-pytestmark = [pytest.mark.cluster, pytest.mark.clients]
+pytestmark = pytest.mark.matrix
 
 QUESTIONS = ("What is 12 plus 7?", "Who are you?", "Sort 9, 3 and 5.", "Write a poem about the sea.")
 N, AT_ONCE, MOST = 12, 3, 24  # requests, clients, tokens
@@ -20,7 +19,7 @@ N, AT_ONCE, MOST = 12, 3, 24  # requests, clients, tokens
 
 @pytest.fixture(scope="module")
 def n_tokens(server: Server) -> int:
-    """Output tokens of all requests, by the server's own count."""
+    """Output tokens of all requests by the server's count."""
     counts = []
     for question in QUESTIONS:
         fields = {"temperature": 0, "max_tokens": MOST, "messages": [{"role": "user", "content": question}]}
@@ -30,24 +29,13 @@ def n_tokens(server: Server) -> int:
 
 
 def questions(folder: Path, field: str) -> Path:
-    """A file with the question of each request in a line's ``field``."""
+    """Write a file with one request a line; return its path."""
     path = folder / "questions.jsonl"
     path.write_text("".join(json.dumps({field: QUESTIONS[i % len(QUESTIONS)]}) + "\n" for i in range(N)))
     return path
 
 
-def test_locust(server: Server, run: Run) -> None:
-    file = HERE / "programs" / "locustfile.py"
-    told = run("libraries", "locust", "-f", file, "--headless", "-u", 3, "-r", 3, "-t", "8s", "--host", server.base,
-               "--json")  # fmt: skip
-    entries: list[dict[str, Any]] = json.loads(told)
-    assert {entry["name"] for entry in entries} == {"/v1/chat/completions", "stream"}
-    for entry in entries:
-        assert entry["num_requests"] > 0
-        assert entry["num_failures"] == 0
-
-
-def test_guidellm(server: Server, run: Run, tmp_path: Path, n_tokens: int) -> None:
+def test_guidellm_counts_every_token(server: Server, tmp_path: Path, n_tokens: int) -> None:
     sends = f"kind=openai_http,target={server.base},model=demo,request_format=/v1/chat/completions"
     extras = f",extras.body.temperature=0,extras.body.max_tokens={MOST}"
     run(
@@ -55,26 +43,26 @@ def test_guidellm(server: Server, run: Run, tmp_path: Path, n_tokens: int) -> No
         f"kind=huggingface_auto,model={DEMO_TARGET}",
         "--profile", f"kind=concurrent,streams={AT_ONCE}", "--constraint", f"kind=max_requests,count={N}",
         "--data", f"kind=json_file,path={questions(tmp_path, 'prompt')}",
-        "--output", f"kind=json,path={tmp_path}/told.json", "--disable-console",
+        "--output", f"kind=json,path={tmp_path}/results.json", "--disable-console",
     )  # fmt: skip
-    [benchmark] = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
+    [benchmark] = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"], totals["incomplete"]) == (N, 0, 0)
     assert benchmark["metrics"]["output_token_count"]["successful"]["total_sum"] == n_tokens
 
 
-def test_aiperf(server: Server, run: Run, tmp_path: Path, n_tokens: int) -> None:
+def test_aiperf_counts_every_token_and_reads_speculation(server: Server, tmp_path: Path, n_tokens: int) -> None:
     fields = {"temperature": 0, "max_tokens": MOST, "speculative": {"method": "pld+suffix"}}
     run(
         "aiperf", "aiperf", "profile", "-m", "demo", "--url", server.base, "--endpoint-type", "chat", "--streaming",
         "--tokenizer", DEMO_TARGET, "--input-file", questions(tmp_path, "text"), "--custom-dataset-type", "single_turn",
         "--concurrency", AT_ONCE, "--request-count", N, "--extra-inputs", json.dumps(fields),
-        "--use-server-token-count", "--output-artifact-dir", tmp_path / "told", "--ui", "none",
+        "--use-server-token-count", "--output-artifact-dir", tmp_path / "results", "--ui", "none",
     )  # fmt: skip
-    told = json.loads((tmp_path / "told" / "profile_export_aiperf.json").read_text())
-    assert told["request_count"]["avg"] == N
-    assert not told.get("error_summary")
-    assert told["total_output_tokens"]["avg"] == n_tokens
-    lines = (tmp_path / "told" / "profile_export.jsonl").read_text().splitlines()
+    results = json.loads((tmp_path / "results" / "profile_export_aiperf.json").read_text())
+    assert results["request_count"]["avg"] == N
+    assert not results.get("error_summary")
+    assert results["total_output_tokens"]["avg"] == n_tokens
+    lines = (tmp_path / "results" / "profile_export.jsonl").read_text().splitlines()
     steps = [json.loads(line)["metrics"]["spec_decode_steps"]["value"] for line in lines]
-    assert all(step >= 1 for step in steps)  # it reads what the answers say of speculation
+    assert all(step >= 1 for step in steps)

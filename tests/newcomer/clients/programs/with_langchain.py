@@ -1,4 +1,4 @@
-"""langchain-openai: texts, streams, bound tools and structured output. Prints what came back as JSON."""
+"""langchain-openai: texts, streams, bound tools and structured output. Prints the results as JSON."""
 
 import json
 import sys
@@ -28,26 +28,26 @@ def chat(**options: object) -> ChatOpenAI:
     return ChatOpenAI(model="demo", base_url=sys.argv[1], api_key="none", temperature=0, max_retries=0, **options)
 
 
-said: dict[str, object] = {}
+results: dict[str, object] = {}
 question = "What is 12 plus 7?"
-said["text"] = chat().invoke(question).content
-said["streamed"] = "".join(str(part.content) for part in chat(stream_usage=True).stream(question))
-said["usage"] = chat().invoke(question).usage_metadata
-said["speculative"] = chat(extra_body={"speculative": {"enabled": False}}).invoke(question).content
-said["responses"] = chat(use_responses_api=True).invoke(question).text
+results["text"] = chat().invoke(question).content
+results["streamed"] = "".join(str(part.content) for part in chat(stream_usage=True).stream(question))
+results["usage"] = chat().invoke(question).usage_metadata
+results["speculative"] = chat(extra_body={"speculative": {"enabled": False}}).invoke(question).content
+results["responses"] = chat(use_responses_api=True).invoke(question).text
 
 caller = chat().bind_tools([weather], tool_choice="weather", strict=True)
 asked = HumanMessage("Tell me the weather of Rome for 3 days.")
 call = caller.invoke([asked])
-said["calls"] = call.tool_calls
+results["calls"] = call.tool_calls
 streamed = None
 for part in caller.stream([asked]):
     streamed = part if streamed is None else streamed + part
-said["streamed_calls"] = streamed.tool_calls
+results["streamed_calls"] = streamed.tool_calls
 results = [ToolMessage(weather.invoke(one["args"]), tool_call_id=one["id"]) for one in call.tool_calls]
-said["after_the_tool"] = chat().invoke([asked, call, *results]).content
+results["after_the_tool"] = chat().invoke([asked, call, *results]).content
 
 for method in ("json_schema", "function_calling"):
     model = chat().with_structured_output(Person, method=method, strict=True)
-    said[method] = model.invoke("Anna is 31 years old and lives in Rome.").model_dump()
-print(json.dumps(said))
+    results[method] = model.invoke("Anna is 31 years old and lives in Rome.").model_dump()
+print(json.dumps(results))

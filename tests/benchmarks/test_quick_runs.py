@@ -1,0 +1,77 @@
+"""Every benchmark imports, and those with a cheap form run in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields, replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from app.cli import parser
+from app.demo.paths import DEMO_TARGET
+from app.training.losses import check_terms
+from app.training.running.architecture import Asked, check_asked, new_spec
+from app.training.running.train import loss_settings
+from benchmarks.contiguity.load import Load
+from benchmarks.drafters import ablations, latency
+from benchmarks.never_slower import __main__ as never_slower
+from benchmarks.never_slower.cells import CPU, NONE
+from engine.model.loader import load_spec
+from engine.target.loading import describe_target
+from engine.target.options import TargetOptions
+
+ROOT = Path(__file__).parents[2]
+MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "benchmarks").rglob("*.py")]
+
+
+def test_every_benchmark_imports() -> None:
+    for module in MODULES:
+        import_module(module)
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_blocks_stay_contiguous_in_a_cache_that_is_nearly_full(sharing: bool) -> None:
+    info = replace(describe_target(TargetOptions(str(DEMO_TARGET)), DEMO_TARGET), n_blocks=1024)
+    load = Load(info, 0.85, sharing)
+    load.warm_up(200)
+    for _ in load.steps(100):
+        load.scheduler.blocks.check_integrity()
+    figures = load.counts.figures()
+    assert figures["scattered"] is not None
+    assert figures["scattered"] < 0.3  # 0.9 without moves
+
+
+def test_every_drafter_of_the_latency_benchmark_drafts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["latency", "--repeats", "1", "--context", "20", "--batches", "2"])
+    assert latency.main() == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["method"] for row in rows] == list(latency.METHODS)
+
+
+def test_the_flags_of_every_training_ablation_are_valid(tiny_checkpoint: Path) -> None:
+    for flags in ablations.ROWS.values():
+        arguments = parser().parse_args(["train", "--out", "out", *flags])
+        asked = Asked(**{field.name: getattr(arguments, field.name) for field in fields(Asked)})
+        check_asked(arguments.method, asked)
+        spec = new_spec(arguments.method, asked, tiny_checkpoint, load_spec(tiny_checkpoint), ())
+        check_terms(spec, loss_settings(arguments, spec))
+
+
+@pytest.mark.matrix
+def test_never_slower_measures_every_cell_once_and_writes_identical_texts(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", str(tiny_checkpoint), "--kinds", "edits", "--temperatures", "0", "--texts", "2"]
+    flags += ["--concurrency", "1", "--only", CPU, "70b-h100x4", "--fixed", "pld", "--tokens", "8"]
+    never_slower.main([*flags, "--out", str(tmp_path)])
+    cells = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
+    assert [cell["identical"] for cell in cells] == [True, True]
+    assert all(cell["methods"][NONE]["tokens_per_forward"] == 1.0 for cell in cells)
+    records = (tmp_path / "records.jsonl").read_bytes()
+    never_slower.main([*flags, "--out", str(tmp_path)])
+    assert (tmp_path / "records.jsonl").read_bytes() == records
