@@ -1,4 +1,4 @@
-"""A long prompt is learnt in pieces: afterwards drafts are what they are when it is learnt at once."""
+"""A long prompt is learnt in pieces; afterwards drafts are those of a prompt that is learnt at once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import speculators.ngrams.lookahead as lookahead
 import speculators.spectra.core as core
 import speculators.successors.speculator as successors
 from engine.composer import compose
-from engine.protocol import Branch, Outcome, RequestView, Speculator
-from engine.request import Request
-from engine.sampling.params import SamplingParams
+from engine.protocol import Branch, Outcome
 from engine.tree import EMPTY_TREE
 from speculators.pieces import PIECE
-from speculators.registry import SpeculatorOptions, create
+from speculators.registry import create
 from speculators.testing import HashTarget
+from tests.support.drafts import view
 
 TARGET = HashTarget(200, 3)
 LENGTH = 5 * PIECE + 77
-METHODS = ("spectra-core", "spectra", "lookahead", "suffix")
 
 
 def prompt() -> list[int]:
@@ -28,52 +26,33 @@ def prompt() -> list[int]:
     return text
 
 
-def drafts(method: Speculator, n_chunks: int, n_steps: int = 12, n_read: int = 0) -> list[list[Branch]]:
-    """Of the steps behind a prompt that is observed in so many chunks, of ``n_read`` tokens each."""
-    view = RequestView.of(0, Request(prompt(), SamplingParams(seed=3)), TARGET.vocab_size)
-    method.begin(view)
+def drafts(name: str, n_chunks: int, n_read: int = 0) -> list[list[Branch]]:
+    """Drafts of twelve steps after a prompt that is observed in ``n_chunks`` chunks of ``n_read`` tokens each."""
+    method, request = create(name), view(prompt(), vocab_size=TARGET.vocab_size, seed=3)
+    method.begin(request)
     for _ in range(n_chunks - 1):
-        method.observe(view, Outcome((), EMPTY_TREE, n_read=n_read))
-    outcome = Outcome((TARGET.next_token(view.context.view.tolist()),), EMPTY_TREE, n_read=n_read)
+        method.observe(request, Outcome((), EMPTY_TREE, n_read=n_read))
+    outcome = Outcome((TARGET.next_token(request.context.view.tolist()),), EMPTY_TREE, n_read=n_read)
     made = []
-    for _ in range(n_steps):
-        view.context.extend(outcome.tokens)
-        method.observe(view, outcome)
-        made.append(method.propose(view, 64))
-        tree = compose(made[-1], 64)
-        outcome = TARGET.score(view.context.view[-2:].tolist(), tree)
+    for _ in range(12):
+        request.context.extend(outcome.tokens)
+        method.observe(request, outcome)
+        made.append(method.propose(request, 64))
+        outcome = TARGET.score(request.context.view[-2:].tolist(), compose(made[-1], 64))
     return made
 
 
-def at_once(name: str, monkeypatch: pytest.MonkeyPatch, n_steps: int = 12) -> list[list[Branch]]:
-    with monkeypatch.context() as patch:
-        for module in (core, lookahead, successors):
-            patch.setattr(module, "PIECE", LENGTH)
-        return drafts(create(name, SpeculatorOptions()), 1, n_steps)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_drafts_behind_chunks_are_those_of_a_prompt_learnt_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = at_once(name, monkeypatch)
-    assert any(wanted)
-    assert drafts(create(name, SpeculatorOptions()), 6) == wanted
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_drafts_behind_long_chunks_are_those_of_a_prompt_learnt_at_once(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = at_once(name, monkeypatch)
-    assert drafts(create(name, SpeculatorOptions()), 2, n_read=-(-LENGTH // 2)) == wanted
-
-
-def test_counted_successors_are_complete_before_the_first_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert drafts(create("suffix", SpeculatorOptions()), 1) == at_once("suffix", monkeypatch)
-
-
-@pytest.mark.parametrize("name", ["spectra-core", "lookahead"])
-def test_a_prompt_from_the_cache_is_learnt_step_by_step_and_nothing_probed_before(name: str) -> None:
-    method = create(name, SpeculatorOptions())
-    made = drafts(method, 1)
-    behind = [not any(branch.probe for branch in branches) for branches in made]
-    assert behind == [True] * 4 + [False] * (len(made) - 4)
+@pytest.mark.parametrize("name", ["spectra-core", "spectra", "lookahead", "suffix"])
+def test_drafts_after_chunks_are_those_of_a_prompt_learnt_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_pieces = [drafts(name, 6), drafts(name, 2, n_read=-(-LENGTH // 2))]
+    from_cache = drafts(name, 1)  # the prefix cache had the whole prompt: nothing was read in chunks
+    for module in (core, lookahead, successors):
+        monkeypatch.setattr(module, "PIECE", LENGTH)
+    at_once = drafts(name, 1)
+    assert any(at_once)
+    assert in_pieces == [at_once, at_once]
+    if name == "suffix":  # counts of successors are complete before the first draft
+        assert from_cache == at_once
+    elif name != "spectra":  # learnt step by step; nothing is probed before all of it is known
+        unprobed = [not any(branch.probe for branch in branches) for branches in from_cache]
+        assert unprobed == [True] * 4 + [False] * (len(from_cache) - 4)

@@ -1,115 +1,90 @@
+"""Every method can be made, refuses wrong settings and writes the text of plain decoding."""
+
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import speculators
-from engine.errors import UnknownMethodError
+from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import BatchSpeculator, Needs, Speculator
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
+from speculators.auto.config import AutoConfig
+from speculators.corpus.rest import RestConfig
+from speculators.draft_model.config import DraftModelConfig
 from speculators.methods import AVAILABLE, NEEDS_INPUT, STANDALONE, TRAINED
-from speculators.mixing.combined import Combined
+from speculators.mixing.combined import CombinationConfig, Combined
+from speculators.ngrams.anpd import AnpdConfig
+from speculators.ngrams.lookahead import LookaheadConfig
 from speculators.ngrams.pld import PldConfig
+from speculators.ngrams.suffix import SuffixConfig
 from speculators.peers.adapld import AdaPldConfig
+from speculators.peers.goose import GooseConfig
+from speculators.peers.stand import StandConfig
 from speculators.pld_plus.speculator import PldPlusConfig
+from speculators.prediction.config import PredictionConfig
 from speculators.registry import SpeculatorOptions, available, create
 from speculators.spectra.core import SpectraCoreConfig
-from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
+from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
+from speculators.spectra.speculator import SpectraConfig
+from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
+from speculators.successors.speculator import Successors
+from speculators.successors.token_recycling import TokenRecyclingConfig
+from speculators.testing import HashTarget
+from tests.support.drafts import count_steps, first_draft, tokens_of, view
 
 ROOT = Path(__file__).resolve().parents[2]
+NEEDS_CORPUS = r"'{}' needs a corpus: give --retrieval DIR"
 
 
-def test_the_speculators_package_is_ours():
-    assert speculators.__file__ is not None
-    assert Path(speculators.__file__).resolve() == ROOT / "speculators" / "__init__.py"
-
-
-def test_drafting_on_the_cpu_needs_no_torch():
+@pytest.mark.cluster
+def test_drafting_on_the_cpu_needs_no_torch() -> None:
     modules = "import speculators.pool, speculators.testing, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", modules], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", STANDALONE)
-def test_available_methods_follow_the_protocol_and_carry_their_name(name):
-    speculator = create(name)
-    assert isinstance(speculator, Speculator)
-    assert speculator.name == name
+def test_available_methods_follow_the_protocol_and_have_their_name() -> None:
+    for name in STANDALONE:
+        speculator = create(name)
+        assert isinstance(speculator, Speculator)
+        assert speculator.name == name
+    for name in TRAINED:
+        assert create(name, SpeculatorOptions(trained=name)).name == name
 
 
-@pytest.mark.parametrize("name", NEEDS_INPUT)
-def test_methods_without_their_input_say_so(name):
-    with pytest.raises(UnknownMethodError, match=f"{name}'? needs ") as caught:
-        create(name)
-    assert caught.value.param == "method"
-
-
-@pytest.mark.parametrize("method", ["mtp", "pld+mtp"])
-def test_a_method_that_no_served_model_has_is_refused_with_the_reason(method):
-    with pytest.raises(UnknownMethodError, match="'mtp' is not available: none of the model families") as caught:
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        *((name, f"{name}'? needs ") for name in NEEDS_INPUT),
+        *((name, "unknown method .*; available: autoregressive, .*") for name in ("", "pld+", "PLD", "always-right")),
+        *((name, "'mtp' is not available: none of the model families") for name in ("mtp", "pld+mtp")),
+        ("pld+pld", "twice"),
+        ("rest", NEEDS_CORPUS.format("rest")),
+        ("pld+rest", "--retrieval"),
+        ("spectra-retrieval", NEEDS_CORPUS.format("spectra-retrieval")),
+        ("pld-plus-h", r"pld_plus\.layer"),
+        ("pld+pld-plus-a", "--heads FILE"),
+        ("draft-model", "--draft-model DIR"),
+    ],
+)
+def test_a_method_that_cannot_be_made_is_refused_with_the_reason(method: str, said: str) -> None:
+    with pytest.raises(UnknownMethodError, match=said) as caught:
         create(method)
     assert caught.value.param == "method"
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_trained_drafters_method_is_that_of_the_drafter_given(name):
-    assert create(name, SpeculatorOptions(trained=name)).name == name
-    other = next(one for one in TRAINED if one != name)
-    with pytest.raises(UnknownMethodError, match=f"the drafter given is of method '{other}'"):
-        create(name, SpeculatorOptions(trained=other))
+def test_methods_that_do_not_fit_their_options_are_refused() -> None:
+    with pytest.raises(UnknownMethodError, match="the drafter given is of method 'eagle'"):
+        create("medusa", SpeculatorOptions(trained="eagle"))
+    with pytest.raises(UnknownMethodError, match="magic"):
+        create("auto", SpeculatorOptions(auto=AutoConfig(sources=("magic",))))
 
 
-@pytest.mark.parametrize("name", ["", "pld+", "magic", "PLD", "always-right"])
-def test_unknown_names_are_refused_with_the_available_ones(name):
-    with pytest.raises(UnknownMethodError, match=r"unknown method .*; available: ") as caught:
-        create(name)
-    assert set(AVAILABLE) <= set(str(caught.value).partition("available: ")[2].split(", "))
-
-
-def test_a_method_cannot_be_named_twice():
-    with pytest.raises(UnknownMethodError, match="twice"):
-        create("pld+pld")
-
-
-def test_a_combination_keeps_its_order_and_merges_needs():
-    speculator = create("pld + spectra-core")
-    assert isinstance(speculator, Combined)
-    assert isinstance(speculator, BatchSpeculator)
-    assert speculator.name == "pld+spectra-core"
-    assert speculator.needs == Needs(probe_top_k=32)
-
-
-def test_options_reach_their_method(new_request):
-    options = SpeculatorOptions(pld=PldConfig(draft_tokens=1), spectra_core=SpectraCoreConfig(probe_top_k=5))
-    assert create("spectra-core", options).needs.probe_top_k == 5
-    request = new_request([1, 2, 3, 1])
-    assert [list(branch.tokens) for branch in create("pld", options).propose(request, 64)] == [[2]]
-
-
-def test_speculators_for_tests_come_in_by_argument_only(decode):
-    target = HashTarget(40)
-    prompt = [1, 2, 3]
-    answer = target.generate(prompt, 101)
-    extra = {
-        "always-right": lambda options: AlwaysRight({tuple(prompt): answer}, depth=4),
-        "always-wrong": lambda options: AlwaysWrong({tuple(prompt): answer}, depth=4),
-    }
-    assert decode(create("always-right", extra=extra), target, prompt, 101) == (answer, 20)
-    assert decode(create("always-wrong", extra=extra), target, prompt, 101) == (answer, 100)
-
-
-@pytest.mark.parametrize("budget", [0, 1, 7, 64])
-@pytest.mark.parametrize("method", [*STANDALONE, "pld+spectra-core", "spectra-core+pld", "pld+autoregressive"])
-def test_every_method_gives_the_plain_text(decode, method, budget):
-    target = HashTarget(48, n_successors=2)
-    prompt = [3, 1, 4, 1, 5]
-    tokens, n_steps = decode(create(method), target, prompt, 120, budget)
-    assert tokens == target.generate(prompt, 120)
-    assert n_steps <= 119
-
-
-def is_made(name, options):
+def is_made(name: str, options: SpeculatorOptions) -> bool:
     try:
         create(name, options)
     except UnknownMethodError:
@@ -125,5 +100,148 @@ def is_made(name, options):
         SpeculatorOptions(adapld=AdaPldConfig(layer=1), pld_plus=PldPlusConfig(layer=1, heads=((0, 0),))),
     ],
 )
-def test_names_are_available_exactly_when_they_can_be_made(options):
+def test_names_are_available_exactly_when_they_can_be_made(options: SpeculatorOptions) -> None:
     assert available(options) == tuple(name for name in AVAILABLE if is_made(name, options))
+
+
+def drafted(method: str, options: SpeculatorOptions, prompt: list[int]) -> list[int]:
+    return tokens_of(b for b in first_draft(create(method, options), view(prompt)) if not b.probe)
+
+
+def test_options_reach_their_method() -> None:
+    library = FixedLibrary(MemoryIndex([[1, 2, 3]]))
+    options = SpeculatorOptions(
+        pld=PldConfig(draft_tokens=1),
+        spectra_core=SpectraCoreConfig(probe_top_k=5),
+        retrieval=lambda: library,
+        rest=RestConfig(fill=False),
+        pld_plus=PldPlusConfig(layer=3, dims=16, heads=((0, 1),)),
+    )
+    assert create("spectra-core", options).needs.probe_top_k == create("spectra", options).needs.probe_top_k == 5
+    joined = create("pld + spectra-core", options)
+    assert isinstance(joined, BatchSpeculator)
+    assert (joined.name, joined.needs) == ("pld+spectra-core", Needs(probe_top_k=5))
+    assert drafted("pld", options, [1, 2, 3, 1]) == [2]
+    for method in ("rest", "spectra", "spectra-retrieval"):
+        assert drafted(method, options, [1, 2]) == [3]
+    assert create("pld-plus-a+pld-plus-h", options).needs == Needs(hidden_layer=3, hidden_dims=16, heads=((0, 1),))
+
+
+def parts_of(method: str, **options: Any) -> list[str]:
+    speculator = create(method, SpeculatorOptions(retrieval=FixedLibrary, **options))
+    return [part.name for part in speculator._parts] if isinstance(speculator, Combined) else [speculator.name]
+
+
+def test_names_that_can_be_mixed_become_one_model_and_published_algorithms_do_not() -> None:
+    both, three = "token-recycling+suffix", "suffix+token-recycling+spectra-retrieval"
+    options = SpeculatorOptions(retrieval=FixedLibrary)
+    assert create(three, options).sources == (TEXT, TARGET, CORPUS)
+    assert isinstance(create("spectra-retrieval", options), SpectraRetrieval)
+    for name, one in (("suffix", SuffixConfig(mode="paper")), ("token_recycling", TokenRecyclingConfig(mode="paper"))):
+        method = name.replace("_", "-")
+        assert isinstance(create(method), Successors)
+        assert not isinstance(create(method, SpeculatorOptions(**{name: one})), Successors)
+        assert parts_of(both, **{name: one}) == both.split("+")
+    assert parts_of("pld+" + both) == ["pld", both]
+    apart = SpectraRetrievalConfig(mode="apart")
+    assert parts_of(three, spectra_retrieval=apart) == ["suffix+token-recycling", "spectra-retrieval"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sources"),
+    [
+        ({}, ["suffix+token-recycling", "pld", "prediction"]),
+        ({"auto": AutoConfig(sources=("pld", "spectra-core"))}, ["pld", "spectra-core", "prediction"]),
+        ({"retrieval": FixedLibrary}, ["suffix+token-recycling+spectra-retrieval", "pld", "prediction"]),
+        (
+            {
+                "retrieval": FixedLibrary,
+                "auto": AutoConfig(retrieval=False),
+                "draft_model": DraftModelConfig(path=None),
+            },
+            ["suffix+token-recycling", "pld", "prediction"],
+        ),
+    ],
+    ids=str,
+)
+def test_the_sources_of_auto_are_the_named_ones_or_those_that_have_their_input(
+    options: dict[str, Any], sources: list[str]
+) -> None:
+    auto = create("auto", SpeculatorOptions(**options))
+    assert isinstance(auto, BatchSpeculator)
+    assert [part.name for part in auto._sources.every] == sources
+
+
+TARGET_MODEL = HashTarget(48, n_successors=2)
+PROMPT = [3, 1, 4, 1, 5]
+LIBRARY = FixedLibrary(MemoryIndex([TARGET_MODEL.generate([i, i + 1], 60) for i in range(20)]))
+ALL = "suffix+token-recycling+spectra-core+lookahead+pld+anpd"
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in STANDALONE),
+    *((name, {}) for name in ("rest", "spectra-retrieval", "pld+spectra-core", "pld+autoregressive", ALL)),
+    (ALL, {"combination": CombinationConfig(mode="priority")}),
+    ("rest", {"rest": RestConfig.paper()}),
+    ("anpd", {"anpd": AnpdConfig.paper()}),
+    ("anpd", {"anpd": AnpdConfig(prompt_window=0)}),
+    ("pld", {"pld": PldConfig(max_branches=4)}),
+    ("lookahead", {"lookahead": LookaheadConfig.paper()}),
+    ("suffix", {"suffix": SuffixConfig(mode="paper")}),
+    *(("spectra", {"spectra": SpectraConfig(mode)}) for mode in ("priority", "paper")),
+    ("auto", {"auto": AutoConfig(sources=("pld", "spectra-core", "lookahead"))}),
+]
+UNAIDED = ("autoregressive", "prediction")  # without a prediction there is nothing to draft from
+
+
+@pytest.mark.parametrize(("method", "options"), VARIANTS, ids=str)
+def test_every_method_writes_the_text_of_plain_decoding_in_fewer_steps(method: str, options: dict[str, Any]) -> None:
+    def n_steps(budget: int) -> int:
+        speculator = create(method, SpeculatorOptions(retrieval=lambda: LIBRARY, **options))
+        return count_steps(speculator, TARGET_MODEL, PROMPT, 120, budget)
+
+    assert n_steps(0) == 119
+    assert all(n_steps(budget) <= 119 for budget in (1, 7))
+    assert (n_steps(64) < 100) == (method not in UNAIDED)
+
+
+NAN = float("nan")
+REFUSED: list[tuple[type, dict[str, list[Any]]]] = [
+    (AdaPldConfig, {"draft_tokens": [0], "branches": [-1], "least": [2.0], "top_k": [0], "dims": [-1]}),
+    (AdaPldConfig, {"ngram_min": [4]}),
+    (AnpdConfig, {"ngram": [1, 33], "draft_tokens": [0], "max_nodes": [0], "level_weight": [0.5, 1e7]}),
+    (AnpdConfig, {"escape": [-1.0], "min_path": [1.0], "near_path": [-0.1], "max_places": [0]}),
+    (AnpdConfig, {"near_places": [-1], "prompt_window": [-1]}),
+    (AutoConfig, {"longest_pause": [0], "margin": [-0.1, 1.0, NAN], "sources": [("pld", "auto")]}),
+    (CombinationConfig, {"mode": ["best"], "probe_share": [1.5], "weights": [{"a": -1.0}], "limits": [{"pld": -1}]}),
+    (DraftModelConfig, {"draft_tokens": [0], "tree_nodes": [-1], "tree_beam": [0], "prefill_chunk": [0]}),
+    (DraftModelConfig, {"block_size": [0], "kv_gib": [0.0, NAN]}),
+    (GooseConfig, {"nodes": [0], "top_k": [0], "least": [2.0], "ngrams": [(), (3, 4)], "ratios": [(0.1, 0.2, 1.5)]}),
+    (LookaheadConfig, {"level": [2], "window": [0], "guesses": [0], "window_share": [1.5], "prompt_window": [-1]}),
+    (LookaheadConfig, {"max_keys": [1]}),
+    (PldConfig, {"ngram_min": [0, 4], "draft_tokens": [0], "max_branches": [0], "tie_break": ["best"]}),
+    (PldPlusConfig, {"draft_tokens": [0], "max_branches": [0], "max_candidates": [0], "branch_tokens": [0]}),
+    (PldPlusConfig, {"layer": [-1], "dims": [-1], "heads": [((0, -1),), ((1, 1), (1, 1))]}),
+    (PredictionConfig, {"least": [0.0, 1.5], "places": [0, 65]}),
+    (
+        RestConfig,
+        {"suffix_min": [0, 17], "suffix_max": [0, 17], "draft_tokens": [0, 17], "samples": [0], "prior": [-1]},
+    ),
+    (SpectraConfig, {"mode": ["best"], "reserve": [-1]}),
+    (SpectraCoreConfig, {"ngram": [1], "pool_rows": [0], "max_guesses": [0], "per_key": [0], "explore": [1.5]}),
+    (SpectraCoreConfig, {"probe_share": [-0.1], "guess_order": ["forward"], "max_backward_keys": [3]}),
+    (StandConfig, {"nodes": [0], "depth": [0], "order": [0], "top_k": [0], "noise": ["none"]}),
+    (SuccessorConfig, {"top_k": [0], "text_width": [0], "target_rows": [3], "recent": [0, 257], "adapt": [-0.1]}),
+    (SuccessorConfig, {"recent_decay": [1.1], "least": [2.0], "target_orders": [(2, 1)], "prompt_window": [-1]}),
+    (SuccessorConfig, {"text_orders": [(0, 1), (1, 9)]}),
+    (SuffixConfig, {"mode": ["best"], "max_match": [0], "max_draft": [0], "max_occurrences": [0], "history": [-1]}),
+    (SuffixConfig, {"draft_factor": [-1.0], "min_probability": [0.0]}),
+    (TokenRecyclingConfig, {"mode": ["best"], "top_k": [0], "max_nodes": [0], "depth": [0], "max_tokens": [0]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [(config, field, value) for config, fields in REFUSED for field, values in fields.items() for value in values],
+)
+def test_a_setting_out_of_range_is_refused_by_name(config: type, field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=field):
+        config(**{field: value})

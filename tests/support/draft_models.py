@@ -1,7 +1,8 @@
-"""A tiny drafting model, and oracles of what it writes."""
+"""A tiny draft model, and oracles of its text."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
-from engine.protocol import Branch, RequestView
+from engine.protocol import RequestView
 from engine.request import Request
 from engine.sampling.history import History
 from engine.sampling.noise import gumbel_row
@@ -24,7 +25,7 @@ from speculators.draft_model.config import DraftModelConfig
 from speculators.draft_model.drafter import Drafter
 from speculators.draft_model.speculator import DraftModel
 
-VOCAB, EOS, LONGEST = 61, 2, 400
+VOCAB = 61
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, seed=11)
 SETTINGS = {
@@ -38,7 +39,8 @@ SETTINGS = {
 
 
 @lru_cache
-def tiny() -> Any:
+def reference_model() -> Any:
+    """The model of Hugging Face, untouched by the engine's attention."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -49,7 +51,7 @@ def tiny() -> Any:
         num_key_value_heads=1,
         max_position_embeddings=512,
         initializer_range=0.3,
-        eos_token_id=EOS,
+        eos_token_id=2,
         pad_token_id=0,
     )
     return LlamaForCausalLM(config).float().eval()
@@ -57,31 +59,24 @@ def tiny() -> Any:
 
 @lru_cache
 def shard() -> ModelShard:
-    spec = read_spec(tiny().config)
-    return ModelShard(tiny(), spec, split_layers(spec.n_layers, 1)[0], 600)
+    model = copy.deepcopy(reference_model())
+    spec = read_spec(model.config)
+    return ModelShard(model, spec, split_layers(spec.n_layers, 1)[0], 600)
 
 
-@lru_cache
-def reference_model() -> Any:
-    """The same weights, untouched by the engine's attention."""
-    torch.manual_seed(0)
-    made = LlamaForCausalLM(tiny().config.__class__(**tiny().config.to_dict())).float().eval()
-    made.load_state_dict(tiny().state_dict())
-    made.set_attn_implementation("eager")
-    return made
-
-
-def info(n_blocks: int = 200, block_size: int = 8, longest: int = LONGEST) -> TargetInfo:
+def info(n_blocks: int = 200, block_size: int = 8, longest: int = 400) -> TargetInfo:
     return TargetInfo(shard().spec, n_blocks, block_size, longest)
 
 
-def draft_model(n_blocks: int = 200, block_size: int = 8, longest: int = LONGEST, **changes: Any) -> DraftModel:
+def draft_model(n_blocks: int = 200, block_size: int = 8, longest: int = 400, **changes: Any) -> DraftModel:
     config = DraftModelConfig(**({"tree_nodes": 0} | changes))
     return DraftModel(config, Drafter(shard(), info(n_blocks, block_size, longest)))
 
 
-def view(tokens: Sequence[int], number: int = 0, params: SamplingParams = GREEDY) -> RequestView:
-    return RequestView.of(number, Request(tokens, params), VOCAB)
+def view(
+    tokens: Sequence[int], number: int = 0, params: SamplingParams = GREEDY, vocab_size: int = VOCAB, **fields: Any
+) -> RequestView:
+    return RequestView.of(number, Request(list(tokens), params, **fields), vocab_size)
 
 
 def text(n: int, seed: int = 0) -> list[int]:
@@ -91,11 +86,6 @@ def text(n: int, seed: int = 0) -> list[int]:
 def begun(model: DraftModel, request: RequestView) -> RequestView:
     model.begin(request)
     return request
-
-
-def tokens_of(branches: Sequence[Branch]) -> list[int]:
-    assert len(branches) <= 1
-    return list(branches[0].tokens) if branches else []
 
 
 def check_integrity(model: DraftModel, live: int) -> None:
@@ -108,13 +98,13 @@ def check_integrity(model: DraftModel, live: int) -> None:
 
 @lru_cache(maxsize=4096)
 def row(tokens: tuple[int, ...]) -> torch.Tensor:
-    """Hugging Face's logits behind ``tokens``."""
+    """Logits of Hugging Face after ``tokens``."""
     with torch.inference_mode():
         return reference_model()(torch.tensor([tokens])).logits[0, -1].float()  # type: ignore[no-any-return]
 
 
 def written(tokens: Sequence[int], params: SamplingParams, n: int, n_prompt: int | None = None) -> list[int]:
-    """Oracle: what the drafter's model writes behind ``tokens`` by itself, token by token."""
+    """Oracle: the text of the draft model alone after ``tokens``, token by token."""
     n_prompt = len(tokens) if n_prompt is None else n_prompt
     known = list(tokens)
     for _ in range(n):

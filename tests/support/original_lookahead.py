@@ -1,4 +1,6 @@
-"""Lookahead decoding as its authors run it: the oracle of ours."""
+"""Lookahead decoding as its authors implement it: the oracle of ours."""
+
+from __future__ import annotations
 
 from random import Random
 
@@ -53,7 +55,7 @@ class Original:
         return self.levels[-1] is not None
 
     def inputs(self):
-        """The window's inputs in the original's order: (token, level, index, position behind the root)."""
+        """The window's inputs in the original's order: (token, level, index, position after the root)."""
         rows = []
         for level in range(self.fill_level + 1):
             for i, token in enumerate(self.levels[level]):
@@ -61,7 +63,7 @@ class Original:
         return rows
 
     def mask(self):
-        """Who sees whom, row and column 0 the root: a causal first block, then one diagonal per level."""
+        """Which row sees which, row and column 0 the root: a causal first block, then one diagonal per level."""
         rows = self.inputs()
         place = {(level, i): n for n, (_, level, i, _) in enumerate(rows, 1)}
         mask = np.zeros((len(rows) + 1, len(rows) + 1), dtype=bool)
@@ -73,23 +75,19 @@ class Original:
                 mask[row, place[below, i]] = True
         return mask
 
-    def predictions(self, target, x):
-        """The argmax behind every token of the last level, from what its row of the mask shows."""
-        rows = self.inputs()
-        mask = self.mask()
-        last = [n for n, row in enumerate(rows, 1) if row[1] == self.fill_level]
-        seen = {n: sorted((rows[m - 1][3], rows[m - 1][0]) for m in np.flatnonzero(mask[n])[1:]) for n in last}
-        for n in last:  # a complete run of positions, so that the tokens in sight are a text
-            assert [position for position, _ in seen[n]] == list(range(1, len(seen[n]) + 1))
-        return [target.next_token(x + [token for _, token in seen[n]]) for n in last]
+    def seen(self):
+        """The texts that the rows of the last level see, by the mask."""
+        rows, mask, texts = self.inputs(), self.mask(), []
+        for n in [n for n, row in enumerate(rows, 1) if row[1] == self.fill_level]:
+            shown = sorted((rows[m - 1][3], rows[m - 1][0]) for m in np.flatnonzero(mask[n])[1:])
+            assert [position for position, _ in shown] == list(range(1, len(shown) + 1))  # a text without gaps
+            texts.append(tuple(token for _, token in shown))
+        return texts
 
     def paths(self):
-        """What the last level's rows see of the window, as the texts a tree has to hold."""
-        levels, last = self.levels, self.fill_level
-        if last == 0:
-            return [tuple(levels[0][: i + 1]) for i in range(len(levels[0]))]
-        columns = range(0 if self.is_full else 1, len(levels[last]))
-        return [(*levels[0][:i], *(levels[n][i] for n in range(1, last + 1))) for i in columns]
+        """The texts that a tree has to hold: while the window fills, nobody needs the first column's prediction."""
+        texts = self.seen()
+        return texts if self.is_full or self.fill_level == 0 else texts[1:]
 
     def guesses(self, x):
         if not (self.is_full or self.config.guess_while_filling):
@@ -97,7 +95,7 @@ class Original:
         return [list(guess) for guess in self.pool.get(x[-1], [])[::-1]]
 
     def observe(self, x, target, tokens):
-        new = self.predictions(target, x)
+        new = [target.next_token(x + list(text)) for text in self.seen()]
         levels, last = self.levels, self.fill_level
         if last == 0:
             levels[0], levels[1] = levels[0][1:], new
@@ -113,7 +111,7 @@ class Original:
             for i in range(self.config.window):
                 key = x[-1] if i == 0 else levels[0][i - 1]
                 self.add(key, (*(level[i] for level in levels[1:]), new[i]))
-            self.levels = [levels[1][1:], *levels[2:], new]  # slides by one, whatever was accepted
+            self.levels = [levels[1][1:], *levels[2:], new]  # slides by one, however many tokens were accepted
         if self.config.learn_from_output:
             self.learn(x + list(tokens))
 

@@ -1,10 +1,18 @@
-"""Requests that decode with the mixed model."""
+"""Requests that decode with the mixed model, and tables and tails to compare it with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 from engine.composer import compose
-from engine.protocol import RequestView
-from engine.request import Request
-from engine.sampling.params import SamplingParams
+from engine.protocol import Branch, Outcome, RequestView
 from speculators.successors.config import TARGET, TEXT, SuccessorConfig
+from speculators.successors.speculator import Successors
+from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail
+from speculators.testing import HashTarget
+from tests.support import drafts
 
 BOTH = (TEXT, TARGET)
 HALVES = [(TEXT,), (TARGET,), BOTH]
@@ -12,35 +20,38 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SMALL = SuccessorConfig(target_rows=512, text_rows=512)
 
 
-def view(prompt, request_id=0, vocab_size=48, scope="", **params):
-    return RequestView.of(request_id, Request(prompt, SamplingParams(**params), scope=scope), vocab_size)
+def view(prompt: list[int], request_id: int = 0, vocab_size: int = 48, **settings: Any) -> RequestView:
+    return drafts.view(prompt, request_id, vocab_size, **settings)
 
 
 class Decoding:
     """One request, a step at a time."""
 
-    def __init__(self, speculator, target, request, budget=24):
+    def __init__(self, speculator: Successors, target: HashTarget, request: RequestView, budget: int = 24) -> None:
         self.speculator, self.target, self.request, self.budget = speculator, target, request, budget
         speculator.begin(request)
-        self.drafts = []
+        self.drafts: list[list[Branch]] = []
         self._commit(target.read_prompt(request.context.view.tolist()))
 
-    def step(self):
+    def step(self) -> None:
         branches = self.speculator.propose(self.request, self.budget)
         self.drafts.append(branches)
-        context = self.request.context.view.tolist()
-        self._commit(self.target.score(context, compose(branches, self.budget)))
+        self._commit(self.target.score(self.request.context.view.tolist(), compose(branches, self.budget)))
 
-    def _commit(self, outcome):
+    def _commit(self, outcome: Outcome) -> None:
         self.request.context.extend(outcome.tokens)
         self.speculator.observe(self.request, outcome)
 
     @property
-    def output(self):
-        return self.request.context.view[self.request.n_prompt :].tolist()
+    def output(self) -> list[int]:
+        output = self.request.context.view[self.request.n_prompt :].tolist()
+        assert output == self.target.generate(self.request.context.view[: self.request.n_prompt].tolist(), len(output))
+        return output
 
 
-def decode(speculator, target, request, n_steps=10, budget=24):
+def decode(
+    speculator: Successors, target: HashTarget, request: RequestView, n_steps: int = 10, budget: int = 24
+) -> Decoding:
     run = Decoding(speculator, target, request, budget)
     for _ in range(n_steps):
         run.step()
@@ -48,5 +59,23 @@ def decode(speculator, target, request, n_steps=10, budget=24):
     return run
 
 
-def nodes(branches):
-    return [token for branch in branches for token in branch.tokens]
+def array(tokens: Any) -> Any:
+    return np.array(tokens, np.int32)
+
+
+def tail_of(tokens: Any) -> Any:
+    tail = np.empty(TAIL, np.int32)
+    fill_tail(tail, array(tokens), len(tokens))
+    return tail
+
+
+def row_of(table: Any, gram: Any) -> dict[int, float] | None:
+    """The successors of a gram in a table: token -> weight, or None."""
+    key = np.uint64(hash_tail(tail_of(gram), len(gram))) if gram else 0
+    row = find(table, key) if key else NONE
+    if row == NONE:
+        return None
+    n = int((np.append(table.ids[row], NONE) == NONE).argmax())
+    ids = table.ids[row, :n].tolist()
+    assert len(set(ids)) == n
+    return dict(zip(ids, table.weights[row, :n].tolist(), strict=True))

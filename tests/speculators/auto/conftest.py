@@ -1,4 +1,4 @@
-"""What tests of ``auto`` share."""
+"""Time of ``auto`` passes only where a test says so: no decision depends on how busy the machine is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ import pytest
 from speculators.auto.sources import Clock
 
 
+class FakeTime:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    for module in ("tiers", "speculator", "hindsight"):
+        monkeypatch.setattr(f"speculators.auto.{module}.time", fake)
+    return fake
+
+
 @pytest.fixture
 def steady_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting takes what is assumed of it at first: no decision depends on how busy the machine is."""
+    """Drafting takes the time that is assumed at first."""
     monkeypatch.setattr(Clock, "add", lambda *_: None)

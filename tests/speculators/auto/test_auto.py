@@ -1,35 +1,31 @@
-"""``auto``: the nodes that pay, and none where none do."""
+"""``auto`` drafts the nodes that pay, and none where none do."""
+
+from __future__ import annotations
 
 import math
-from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.composer import compose
-from engine.errors import ConfigError, UnknownMethodError
-from engine.protocol import BatchSpeculator, Branch, Needs
+from engine.protocol import Branch, Needs
 from engine.tree import ROOT
-from speculators.auto.config import AutoConfig
+from speculators.auto.calibration import DEPTHS, DepthCalibration
+from speculators.auto.ranking import rank
 from speculators.auto.speculator import Auto
-from speculators.draft_model.config import DraftModelConfig
-from speculators.ngrams.pld import PromptLookup
-from speculators.registry import SpeculatorOptions, create
-from speculators.testing import HashTarget
 from tests.support.auto_sources import (
     FREE,
-    TARGET,
+    VOCAB,
     Decoding,
-    Fixed,
+    Reading,
     Source,
-    first_draft,
     line,
     make_request,
+    run_step,
     shared_out,
 )
-
-# -- drafts ----------------------------------------------------------------------------------------------------------
+from tests.support.drafts import paths_of, tokens_of
 
 
 @st.composite
@@ -49,42 +45,33 @@ def reach_by_path(branches):
     """Path -> path probability; a node of several sources has the highest estimate."""
     scores = {}
     for branch in branches:
-        paths = []
-        for token, parent, score in zip(branch.tokens, branch.parents, branch.scores, strict=True):
-            paths.append((*(() if parent == ROOT else paths[parent]), token))
-            scores[paths[-1]] = max(scores.get(paths[-1], 0.0), score)
+        for path, score in zip(paths_of([branch]), branch.scores, strict=True):
+            scores[path] = max(scores.get(path, 0.0), score)
     return {path: math.prod(scores[path[:end]] for end in range(1, len(path) + 1)) for path in scores}
 
 
-def paths_of(branches):
-    tree = compose(branches, 10**6)
-    return [tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
-
-
 @given(proposals("a"), proposals("b"), st.integers(0, 12), st.sampled_from([None, FREE, line(0.1), line(0.4)]))
-def test_a_draft_is_the_best_part_of_what_was_proposed(one, other, budget, costs):
-    given_branches = [branch for branch in (one, other) if branch is not None]
-    auto = Auto([Fixed([branch] if branch else []) for branch in (one, other)], costs)
+def test_a_draft_is_the_best_part_of_all_proposals(one, other, budget, costs):
+    proposed = [branch for branch in (one, other) if branch is not None]
+    auto = Auto([Source(branches=[branch] if branch else []) for branch in (one, other)], costs)
     request = make_request()
     auto.begin(request)
     drafts = auto.propose(request, budget)
-    taken = paths_of(drafts)
-    assert sum(len(branch.tokens) for branch in drafts) == len(taken) <= budget
-    reach = reach_by_path(given_branches)
+    taken, reach = paths_of(drafts), reach_by_path(proposed)
+    assert len(set(taken)) == len(taken) <= budget
     assert set(taken) <= set(reach)
-    assert all(len(path) == 1 or path[:-1] in taken[:i] for i, path in enumerate(taken))
     best = sorted(reach.values(), reverse=True)[:budget]
     assert sorted((reach[path] for path in taken), reverse=True) == pytest.approx(best[: len(taken)])
     assert len(taken) == (len(best) if costs is None else shared_out(costs, [best], 1)[0])
     for branch in drafts:
-        assert [len(values) for values in (branch.parents, branch.scores)] == [len(branch.tokens)] * 2
+        assert len(branch.scores) == len(branch.tokens)
         if branch.proposers is not None:
             assert [set(names) for names in branch.proposers] == [
-                {b.source for b in given_branches if path in reach_by_path([b])} for path in taken
+                {b.source for b in proposed if path in paths_of([b])} for path in taken
             ]
 
 
-def test_budgets_of_nothing_draft_nothing_and_ask_no_part():
+def test_a_budget_of_zero_drafts_nothing_and_asks_no_source():
     source = Source()
     auto = Auto([source], FREE)
     decoding = Decoding(auto, 2)
@@ -92,38 +79,19 @@ def test_budgets_of_nothing_draft_nothing_and_ask_no_part():
     assert source.asked == []
     assert auto.propose_batch((), ()) == []
     drafts = auto.propose_batch(decoding.requests, [0, 3])
-    assert [sum(len(branch.tokens) for branch in draft) for draft in drafts] == [0, 3]
+    assert [len(paths_of(draft)) for draft in drafts] == [0, 3]
     assert decoding.step() == [8, 8]  # no pause came of it
 
 
-def test_a_source_without_estimates_is_believed_a_little():
-    unsaid = Source(claim=None)
-    assert 0 < first_draft(line(0.05), unsaid) < first_draft(line(0.05), Source(claim=0.9))
-    assert first_draft(line(0.5), unsaid) == 0
-    assert first_draft(None, unsaid) == 8
-
-
-def test_every_source_has_its_nodes_counted_as_its_own():
-    auto = Auto([Source(name="a", depth=3), Source(name="b", accuracy=0.0, depth=2)], FREE)
-    request = make_request()
-    auto.begin(request)
-    (branch,) = auto.propose(request, 32)
-    assert sorted(branch.proposers) == [("a",)] * 3 + [("b",)] * 2
-    tree = compose([branch], 32)
-    assert {tree.source_names[source] for source in tree.sources} == {"a", "b"}
-
-
-# -- state and failures ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fails_in", ["begin", "propose", "observe", "end"])
-def test_a_part_that_fails_hurts_no_other_and_its_state_goes_as_well(fails_in):
-    broken, sound = Source(name="broken", accuracy=0.0, fails_in={fails_in}), Source(name="sound", depth=3)
+def test_a_part_that_fails_harms_no_other_and_its_state_is_dropped(fails_in):
+    broken, sound = Source(name="broken", accuracy=0.0, fails_in=fails_in), Source(name="sound", depth=3)
     auto = Auto([broken, sound], line(0.1))
     decoding = Decoding(auto, 3)
     for _ in range(5):
         assert min(decoding.step()) >= 3
     decoding.end()
+    decoding.end()  # a second time is harmless
     assert broken.live == sound.live == set()
     assert auto._requests == {}
     assert all(part._failed == set() for part in auto._sources.every)
@@ -132,109 +100,100 @@ def test_a_part_that_fails_hurts_no_other_and_its_state_goes_as_well(fails_in):
 @pytest.mark.parametrize("catches_up", [True, False])
 @pytest.mark.usefixtures("steady_clocks")
 def test_a_request_rests_in_the_steps_whose_outcome_its_sources_skip(catches_up):
-    heard = []
-
-    class Told(Source):
-        needs = Needs(node_top_k=4)
-
-        def observe(self, view, outcome):
-            heard.append(outcome)
-
-    Told.catches_up = catches_up
-    auto = Auto([Told(claim=0.3, accuracy=0.0)], line(0.5))  # never pays: pauses grow
-    request, rested = make_request(), 0
+    source, n_rests = Reading(claim=0.3, accuracy=0.0), 0
+    source.catches_up = catches_up
+    auto, request = Auto([source], line(0.5)), make_request()  # never pays: pauses grow
     auto.begin(request)
-    for _ in range(40):
-        draft = auto.propose(request, 32)
-        tree = compose(draft, 32)
-        rests, before = draft.decision is not None and not draft.decision.reads_back, len(heard)
-        assert not (rests and len(tree))
-        outcome = TARGET.score(request.context.view.tolist(), tree)
-        request.context.extend(outcome.tokens)
-        auto.observe(request, outcome)
-        assert len(heard) == before + (not rests)
-        rested += rests
-    assert (rested > 10) == catches_up
+    for _ in range(100):
+        before = source.n_observed
+        draft = run_step(auto, request)
+        rests = draft.decision is not None and not draft.decision.reads_back
+        assert not (rests and draft)
+        assert source.n_observed == before + (not rests)
+        n_rests += rests
+    assert (n_rests > 50) == catches_up
 
 
-def test_requests_begin_anew_after_their_end():
-    source = Source(claim=0.3, accuracy=0.0)
-    auto = Auto([source], line(0.5))
+@pytest.mark.parametrize("claim", [math.nan, math.inf])
+def test_a_scope_recovers_from_claims_that_are_not_finite(claim):
+    source = Source(claim=claim)
+    auto = Auto([source], line(0.1))
     first = Decoding(auto)
-    first.steps(50)
+    assert not any(first.steps(30))
     first.end()
-    source.asked.clear()
-    again = Decoding(auto)
-    again.steps(1)
-    assert source.asked == [0]  # no pause is left over
-    again.end()
-    again.end()  # a second time is harmless
-    assert auto._requests == {}
+    source.claim = 0.9
+    assert sum(Decoding(auto, first=1).steps(30)) > 60, "a source that is right about all eight tokens of a draft"
 
 
-def test_all_parts_hear_everything_and_needs_are_merged():
-    class Wanting(Source):
-        needs = Needs(node_top_k=4)
+@pytest.mark.parametrize("parents", [None, [-1, 0, 1]])
+def test_a_claim_that_is_not_finite_counts_zero_and_teaches_nothing(parents):
+    branch = Branch([1, 2, 3], "source", parents, scores=[0.9, math.nan, 0.9])
+    assert rank("auto", [branch], [1.0] * DEPTHS, 8).reach == [0.9, 0.0, 0.0]
+    calibration = DepthCalibration()
+    calibration.add([1.0, math.nan, *[1.0] * (DEPTHS - 2)], [1.0] * DEPTHS)
+    assert calibration.claimed == calibration.hits == [1.0, 0.0, *[1.0] * (DEPTHS - 2)]
 
-    auto = Auto([Wanting(), PromptLookup()])
-    assert auto.needs == Needs(node_top_k=4)
-    assert isinstance(auto, BatchSpeculator)
-    assert auto.name == "auto"
+
+def drawn(tokens, name="drawn"):
+    return Branch(tokens, name, q=np.full((len(tokens), VOCAB), 1 / VOCAB, np.float32))
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("costs", [None, FREE], ids=["no costs", "free"])
+@pytest.mark.parametrize("special", [drawn([1, 2]), Branch([1, 2], "probing", probe=True)], ids=["drawn", "probe"])
+def test_drawn_branches_and_probes_pass_untouched_where_nodes_are_free(costs, special):
+    ranked = Branch([3, 4], "rest", scores=[0.9, 0.9])
+    auto, request = Auto([Source(branches=[special]), Source(branches=[ranked])], costs), make_request()
+    auto.begin(request)
+    for _ in range(5):
+        drafts = run_step(auto, request)
+        assert any(branch is special for branch in drafts)
+        assert len(tokens_of(drafts)) == 4
+
+
+@pytest.mark.parametrize("per_row", [0.05, 0.3, 1.0])
+def test_the_number_of_draws_that_are_kept_does_not_depend_on_the_tokens(per_row):
+    """Or the acceptance test against ``q`` would not hold."""
+    sizes = set()
+    for tokens in ([1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [3, 3, 3, 3, 3, 3]):
+        auto, request = Auto([Source(branches=[drawn(tokens)])], line(per_row)), make_request()
+        auto.begin(request)
+        drafts = auto.propose(request, 32)
+        sizes.add(len(tokens_of(drafts)))
+        for branch in drafts:
+            assert branch.tokens == tokens[: len(branch.tokens)]
+            assert branch.q.shape == (len(branch.tokens), VOCAB)
+            assert branch.scores is None
+    assert len(sizes) == 1
+    assert (sizes == {0}) == (per_row == 1.0)
+    assert sizes != {6}
+
+
+def test_drawn_branches_of_one_request_leave_the_others_to_their_estimates():
+    class Mixed(Source):
+        def propose(self, request, budget):
+            return super().propose(request, budget) if request.request_id % 2 else [drawn([1, 2])]
+
+    for claim, sizes in ((0.9, [1, 5, 1, 5]), (0.05, [1, 0, 1, 0])):
+        assert Decoding(Auto([Mixed(claim, depth=5)], line(0.1)), 4).step() == sizes
+
+
+class Probing(Source):
+    """Guesses nothing; probes eight branches of four nodes."""
+
+    needs = Needs(probe_top_k=4)
+
+    def __init__(self) -> None:
+        super().__init__(branches=[Branch([row, 1, 2, 3], "source", probe=True) for row in range(8)])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"longest_pause": 0}, "longest_pause must be at least 1, got 0"),
-        ({"margin": -0.1}, r"margin must lie in \[0, 1\), got -0.1"),
-        ({"margin": 1.0}, "margin"),
-        ({"margin": float("nan")}, "margin"),
-        ({"sources": ("pld", "auto")}, "sources cannot contain auto"),
-    ],
-    ids=str,
+    ("per_row", "least", "most"), [(0.0, 32, 32), (0.002, 1, 32), (0.04, 4, 8), (0.2, 0, 0), (100.0, 0, 0)]
 )
-def test_settings_out_of_range_are_refused(wrong, says):
-    with pytest.raises(ConfigError, match=f"auto: .*{says}"):
-        AutoConfig(**wrong)
-
-
-def test_sources_are_the_named_ones_and_what_a_request_predicts():
-    options = SpeculatorOptions(auto=AutoConfig(sources=("pld", "spectra-core")))
-    auto = create("auto", options)
-    assert [part.name for part in auto._sources.every] == ["pld", "spectra-core", "prediction"]
-    assert auto.needs == Needs(probe_top_k=32)
-    assert [part.name for part in create("auto")._sources.every] == ["suffix+token-recycling", "pld", "prediction"]
-    with pytest.raises(UnknownMethodError, match="magic"):
-        create("auto", SpeculatorOptions(auto=AutoConfig(sources=("magic",))))
-
-
-def test_what_was_given_its_input_becomes_a_source():
-    class Empty:
-        pass
-
-    options = SpeculatorOptions(draft_model=DraftModelConfig(path=None), retrieval=lambda: Empty())
-    assert [part.name for part in create("auto", options)._sources.every] == [
-        "suffix+token-recycling+spectra-retrieval",
-        "pld",
-        "prediction",
-    ]
-    without = replace(options, auto=AutoConfig(retrieval=False))
-    assert [part.name for part in create("auto", without)._sources.every] == [
-        "suffix+token-recycling",
-        "pld",
-        "prediction",
-    ]
-
-
-@pytest.mark.parametrize("per_row", [None, 0.0, 0.1, 0.4])
-@pytest.mark.parametrize("sources", [(), ("pld",), ("pld", "spectra-core", "lookahead")], ids=str)
-def test_the_text_is_the_plain_one(decode, per_row, sources):
-    costs = None if per_row is None else line(per_row)
-    options = SpeculatorOptions(step_costs=costs, auto=AutoConfig(sources=sources))
-    target = HashTarget(48, n_successors=2)
-    tokens, n_steps = decode(create("auto", options), target, [3, 1, 4, 1, 5], 120)
-    assert tokens == target.generate([3, 1, 4, 1, 5], 120)
-    assert n_steps <= 119
+def test_probes_are_kept_whole_as_far_as_they_pay_and_given_up_when_they_bring_nothing(per_row, least, most):
+    decoding = Decoding(Auto([Probing()], line(per_row)))
+    sizes = decoding.steps(1000 if 0.0 < per_row < 0.2 else 1)
+    assert least <= sizes[0] <= most
+    assert sizes[0] % 4 == 0
+    if len(sizes) > 1:
+        assert sum(sizes[200:]) * per_row < 0.02 * 800  # seconds, of steps that take one
+        assert any(sizes[200:]) == (per_row < 0.04), "tried again some day"

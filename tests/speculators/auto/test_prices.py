@@ -1,12 +1,22 @@
-"""Prices of steps: what is measured at the start, and what running steps add to it."""
+"""Prices of steps, and how nodes are shared out: for the most tokens per second of all requests together."""
+
+from __future__ import annotations
+
+import itertools
+import math
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from engine.protocol import StepTime
 from engine.step_cost import StepCosts
+from speculators.auto.config import AutoConfig
 from speculators.auto.prices import MOST, Prices
 from speculators.auto.sharing import share_out
+from speculators.auto.sources import FIRST_DRAFTING
+from tests.support.auto_sources import FREE, line, shared_out
 
 PRICED = StepCosts(
     {1: ((1, 65), (1.0, 2.0)), 16: ((16, 80), (3.0, 5.0))}, {0: ((1,), (0.5,)), 2048: ((1,), (0.9,))}, {16: 2.5}
@@ -21,7 +31,7 @@ def drafted(seconds, n_nodes=8, n_read=0):
     return StepTime(seconds, 16, 16 + n_nodes, 100.0, n_read)
 
 
-def test_prices_know_large_batches_and_long_texts():
+def test_prices_grow_with_batches_texts_and_nodes():
     prices = Prices(PRICED)
     assert prices.of(64, 0, 8).plain > prices.of(16, 0, 8).plain * 1.5
     assert prices.of(16, 4000, 8).plain > prices.of(16, 0, 8).plain * 1.5
@@ -30,7 +40,7 @@ def test_prices_know_large_batches_and_long_texts():
 
 
 @pytest.mark.parametrize(("slower", "factor"), [(1.0, 1.0), (1.7, 1.7), (0.5, 0.5), (50.0, MOST), (0.001, 1 / MOST)])
-def test_a_correction_follows_the_clock_within_bounds(slower, factor):
+def test_a_correction_follows_measured_steps_within_bounds(slower, factor):
     prices = Prices(PRICED)
     for _ in range(300):
         prices.observe(plain(2.5 * slower))
@@ -39,18 +49,8 @@ def test_a_correction_follows_the_clock_within_bounds(slower, factor):
     assert prices.of(1, 100.0, 4).factor == prices.of(16, 3000.0, 4).factor == 1.0  # others
 
 
-def test_one_strange_step_moves_a_correction_little():
-    prices = Prices(PRICED)
-    prices.observe(plain(1e6))
-    prices.observe(drafted(1e6))
-    price = prices.of(16, 100.0, 4)
-    assert price.factor <= 1.11
-    assert price.extra <= 0.1 * price.plain
-
-
-@pytest.mark.parametrize("slower", [1.0, 1.6])
-@pytest.mark.parametrize("more", [0.0, 0.4, 1.0])
-def test_what_steps_with_drafts_take_more_than_their_curve_is_learnt_beside_the_clock(more, slower):
+@pytest.mark.parametrize(("more", "slower"), [(0.0, 1.6), (0.4, 1.0), (1.0, 1.6)])
+def test_the_extra_time_of_steps_with_drafts_is_learnt_apart_from_the_correction(more, slower):
     prices = Prices(PRICED)
     expected = prices.of(16, 100.0, 8)
     costs = {n: float(expected.wider[n]) + expected.reading + expected.read_row * 16 + more for n in (0, 8)}
@@ -64,48 +64,100 @@ def test_what_steps_with_drafts_take_more_than_their_curve_is_learnt_beside_the_
     assert price.extra == pytest.approx(more, abs=0.1)
 
 
-def test_what_is_never_drafted_becomes_cheap_again_and_never_cheaper_than_measured():
+def test_extra_time_of_drafts_is_forgotten_without_drafts_and_never_negative():
     prices = Prices(PRICED)
     for _ in range(200):
         prices.observe(drafted(2.0 * 3.0))
         prices.observe(plain(2.5))
-    dear = prices.of(16, 100.0, 8).extra
-    assert 1.0 < dear <= 2.5  # a plain step at most
+    high = prices.of(16, 100.0, 8).extra
+    assert 1.0 < high <= 2.5  # a plain step at most
     for _ in range(20000):
         prices.observe(plain(2.5))
-    assert 0.0 <= prices.of(16, 100.0, 8).extra < 0.01 * dear
+    assert 0.0 <= prices.of(16, 100.0, 8).extra < 0.01 * high
     for _ in range(200):
         prices.observe(drafted(0.5))
     assert prices.of(16, 100.0, 8).extra == 0.0
 
 
-def test_a_draft_must_gain_what_such_steps_take_more():
-    prices = Prices(PRICED)
-    price = prices.of(16, 100.0, 8)
-    lists, heard = [[0.5] * 4] * 2, [False] * 2
-    assert sum(share_out(lists, heard, price, 0.0, 0.0)) == 8
-    price.extra = 2.0
-    assert sum(share_out(lists, heard, price, 0.0, 0.0)) == 0
+@st.composite
+def step_costs(draw):
+    made = {}
+    for batch in draw(st.sets(st.integers(1, 6), min_size=1, max_size=3)):
+        rows = sorted(draw(st.sets(st.integers(batch, 20), min_size=1, max_size=5)))
+        steps = draw(st.lists(st.floats(0.0, 2e-3), min_size=len(rows), max_size=len(rows)))
+        made[batch] = (tuple(rows), tuple((1e-3 + np.cumsum(steps)).tolist()))
+    return StepCosts(made)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_shares_are_those_of_sorting_all_nodes(seed):
+PROBABILITIES = st.lists(st.floats(1e-3, 1.0), max_size=4).map(lambda values: sorted(values, reverse=True))
+REACHES = st.lists(PROBABILITIES, max_size=3)
+
+
+@given(REACHES, st.integers(0, 4), step_costs(), st.sampled_from([0.0, 0.01, 0.2]))
+def test_no_other_way_to_share_out_gives_more_tokens_per_second(reaches, n_others, costs, margin):
+    batch = max(len(reaches) + n_others, 1)
+
+    def rate(counts):
+        seconds = float(costs.seconds(batch, [batch + sum(counts)])[0])
+        seconds += FIRST_DRAFTING * len(reaches) if sum(counts) else 0.0
+        return (batch + sum(sum(reach[:n]) for reach, n in zip(reaches, counts, strict=True))) / seconds
+
+    counts = shared_out(costs, reaches, batch, margin)
+    best = max(map(rate, itertools.product(*(range(len(reach) + 1) for reach in reaches))))
+    needed = rate([0] * len(reaches)) * (1.0 + margin)
+    if sum(counts):
+        assert math.isclose(rate(counts), best, rel_tol=1e-9)
+        assert best >= needed * (1.0 - 1e-9)
+    else:
+        assert best <= needed * (1.0 + 1e-9)
+    taken = [p for reach, n in zip(reaches, counts, strict=True) for p in reach[:n]]
+    left = [p for reach, n in zip(reaches, counts, strict=True) for p in reach[n:]]
+    assert min(taken, default=1.0) >= max(left, default=0.0)
+
+
+@given(REACHES)
+@example([[0.0234375]])  # 2.3 per cent more tokens are less than the margin
+def test_free_nodes_are_all_taken_if_they_gain_the_margin_and_expensive_ones_never(reaches):
+    batch = max(len(reaches), 1)
+    assert shared_out(line(1.01), reaches, 1) == [0] * len(reaches)
+    gain = (batch + sum(map(sum, reaches))) / batch / (1.0 + FIRST_DRAFTING * len(reaches))  # of a step of a second
+    margin = 1.0 + AutoConfig().margin
+    if not math.isclose(gain, margin, rel_tol=1e-9):
+        assert shared_out(FREE, reaches, batch) == [len(reach) if gain > margin else 0 for reach in reaches]
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.09, 0.092, 0.5])
+def test_the_margin_is_the_least_gain_of_a_draft(margin):
+    """One node of 0.2 gives 1.2 tokens in 1.1002 s: 9.07 per cent more than none."""
+    assert shared_out(line(0.1), [[0.2]], 1, margin) == [1 if margin < 0.0907 else 0]
+
+
+def test_requests_without_a_draft_and_extra_time_make_drafts_worth_less():
+    costs = StepCosts({1: ((1, 9), (1.0, 1.8)), 8: ((8, 16), (1.0, 1.8))})  # 0.1 s a node, on top of 1 s
+    assert shared_out(costs, [[0.3, 0.2]], 1) == [2]
+    assert shared_out(costs, [[0.3, 0.2]], 8) == [0]  # 8.3 tokens in 1.1 s, instead of 8 in 1 s
+    price = Prices(PRICED).of(16, 100.0, 8)
+    for extra, n_nodes in ((0.0, 8), (2.0, 0)):
+        price.extra = extra
+        assert sum(share_out([[0.5] * 4] * 2, [False] * 2, price, 0.0, 0.0)) == n_nodes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shares_with_read_back_rows_are_those_of_sorting_all_nodes(seed):
     """The slow way: every number of best nodes, one after another."""
     rng = np.random.default_rng(seed)
     lists = [sorted(rng.choice([0.9, 0.5, 0.3, 0.1, 0.02], rng.integers(0, 9)), reverse=True) for _ in range(5)]
     heard = (rng.random(5) < 0.5).tolist()
-    prices = Prices(PRICED)
-    price = prices.of(16, 100.0, sum(map(len, lists)))
+    price = Prices(PRICED).of(16, 100.0, sum(map(len, lists)))
     price.factor, price.extra = 1.3, float(rng.random())
     drafting = float(0.2 * rng.random())
-    nodes = sorted(((-p, place, i) for i, one in enumerate(lists) for place, p in enumerate(one)), key=lambda x: x[0])
-    nodes.sort(key=lambda node: (node[0], node[2], node[1]))
-    best, wanted = 16 / price.now, [0] * 5
+    nodes = sorted((-p, i, place) for i, one in enumerate(lists) for place, p in enumerate(one))
+    best, expected = 16 / price.now, [0] * 5
     for n in range(1, len(nodes) + 1):
         taken = nodes[:n]
-        n_read = sum(heard) + sum(heard[i] for _, _, i in taken)
+        n_read = sum(heard) + sum(heard[i] for _, i, _ in taken)
         seconds = float(price.wider[n]) + price.extra + (price.reading + price.read_row * n_read if any(heard) else 0.0)
         rate = (16 + sum(-p for p, _, _ in taken)) / (1.3 * seconds + drafting)
         if rate > best * (1 + 1e-12):
-            best, wanted = rate, [sum(i == owner for _, _, owner in taken) for i in range(5)]
-    assert share_out(lists, heard, price, drafting, 0.0) == wanted
+            best, expected = rate, [sum(i == owner for _, owner, _ in taken) for i in range(5)]
+    assert share_out(lists, heard, price, drafting, 0.0) == expected

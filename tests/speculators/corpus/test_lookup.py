@@ -1,21 +1,25 @@
-"""Drafting from whatever a library hands out: tenants, replaced indexes, several indexes at once, none at all."""
+"""Drafting from whatever a library returns: tenants, replaced indexes, several indexes at once, none at all."""
+
+from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import RequestView
-from engine.request import Request
-from engine.sampling.params import SamplingParams
+from engine.protocol import Branch, Speculator
 from retrieval_store.index.index import FixedLibrary, Limits
 from retrieval_store.index.memory import MemoryIndex
 from speculators.corpus.lookup import UnigramCache
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
+from tests.support.drafts import first_draft, paths_of, tokens_of, view
 
+Make = Callable[[Any], Speculator]
 METHODS = {
     "rest": Rest,
     "rest, published": lambda library: Rest(library, RestConfig.paper()),
@@ -28,36 +32,32 @@ TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 class Shelves:
     """A library whose indexes may be replaced."""
 
-    def __init__(self, **shelves):
+    def __init__(self, **shelves: tuple[MemoryIndex, ...]) -> None:
         self.shelves = shelves
 
-    def of(self, namespace):
+    def of(self, namespace: str) -> tuple[MemoryIndex, ...]:
         return self.shelves.get(namespace, ())
 
 
-def draft(method, context, namespace="", budget=64):
-    request = RequestView.of(0, Request(context, SamplingParams(), namespace=namespace), 1000)
-    method.begin(request)
-    branches = method.propose(request, budget)
-    method.end(request)
-    return branches
+def draft(method: Speculator, context, namespace: str = "", budget: int = 64) -> list[Branch]:
+    return first_draft(method, view(context, vocab_size=1000, namespace=namespace), budget)
 
 
-def drafted(method, context, namespace="", budget=64):
-    return [int(token) for branch in draft(method, context, namespace, budget) for token in branch.tokens]
+def drafted(method: Speculator, context, namespace: str = "", budget: int = 64) -> list[int]:
+    return tokens_of(draft(method, context, namespace, budget))
 
 
 @pytest.fixture(params=METHODS)
-def make(request):
+def make(request) -> Make:
     return METHODS[request.param]
 
 
-def test_the_text_of_one_namespace_is_never_drafted_for_another(make):
+def test_the_text_of_one_namespace_is_never_drafted_for_another(make: Make) -> None:
     shared = MemoryIndex([[1, 2, 3]])
     library = Shelves(a=(MemoryIndex([[1, 2, 70]]), shared), b=(MemoryIndex([[1, 2, 80]]), shared))
     library.shelves[""] = (shared,)
     method = make(library)
-    for _ in range(2):  # the second time from what is remembered
+    for _ in range(2):  # the second time from the cache
         assert set(drafted(method, [1, 2], "a")) == {70, 3}
         assert set(drafted(method, [1, 2], "b")) == {80, 3}
         assert drafted(method, [1, 2]) == [3]
@@ -81,119 +81,82 @@ def test_tenants_stay_apart_through_any_row_of_drafts_and_replacements(steps, sh
             assert set(drafted(method, context, namespace)) <= allowed
 
 
-def test_a_replaced_index_is_used_from_the_next_draft_on_and_let_go(make):
+def test_a_replaced_index_is_used_from_the_next_draft_on_and_released(make: Make) -> None:
     library = Shelves()
     method = make(library)
     assert drafted(method, [1, 2]) == []
     first = MemoryIndex([[1, 2, 3], [9, 2, 4]])
     library.shelves[""] = (first,)
     assert 3 in drafted(method, [1, 2])
-    gone = weakref.ref(first)
+    old = weakref.ref(first)
     library.shelves[""] = (MemoryIndex([[1, 2, 5], [9, 2, 6]]),)
     assert set(drafted(method, [1, 2])) <= {5, 6}
     assert drafted(method, [1, 2])[0] == 5
     del first
     gc.collect()
-    assert gone() is None
+    assert old() is None
     library.shelves.clear()
     assert drafted(method, [1, 2]) == []
 
 
-def test_a_library_without_indexes_or_with_empty_ones_drafts_nothing(make):
-    assert draft(make(FixedLibrary()), [1, 2]) == []
-    assert draft(make(FixedLibrary(MemoryIndex([]))), [1, 2]) == []
-    assert draft(make(FixedLibrary(MemoryIndex([]), MemoryIndex([[1, 2, 3]]))), [1, 2], budget=0) == []
-    assert drafted(make(FixedLibrary(MemoryIndex([]), MemoryIndex([[1, 2, 3]]))), [1, 2]) == [3]
+@pytest.mark.parametrize(
+    ("corpora", "context", "budget", "tokens"),
+    [
+        ([], [1, 2], 64, []),
+        ([[]], [1, 2], 64, []),
+        ([[], [[1, 2, 3]]], [1, 2], 0, []),
+        ([[], [[1, 2, 3]]], [1, 2], 64, [3]),
+        ([[[1, 2, 50]], [[1, 2, 60]]], [1, 2], 64, [50, 60]),  # of equal matches the first index is more specific
+        ([[[1, 2, 60]], [[1, 2, 50]]], [1, 2], 1, [60]),
+    ],
+)
+def test_indexes_are_drafted_from_in_order(make: Make, corpora, context, budget: int, tokens: list[int]) -> None:
+    assert drafted(make(FixedLibrary(*map(MemoryIndex, corpora))), context, budget=budget) == tokens
 
 
-def test_the_longest_match_comes_first_whichever_index_has_it(make):
-    short, long = MemoryIndex([[2, 3, 50]]), MemoryIndex([[1, 2, 3, 60]])
-    for indexes in ((short, long), (long, short)):
-        assert drafted(make(FixedLibrary(*indexes)), [1, 2, 3])[0] == 60
-
-
-def test_among_equal_matches_the_more_specific_index_comes_first(make):
-    one, other = MemoryIndex([[1, 2, 50]]), MemoryIndex([[1, 2, 60]])
-    assert drafted(make(FixedLibrary(one, other)), [1, 2]) == [50, 60]
-    assert drafted(make(FixedLibrary(other, one)), [1, 2]) == [60, 50]
-    assert drafted(make(FixedLibrary(other, one)), [1, 2], budget=1) == [60]
-
-
-def test_shorter_matches_of_other_indexes_fill_what_the_longest_leaves():
+def test_shorter_matches_of_other_indexes_fill_what_the_longest_leaves() -> None:
     library = FixedLibrary(MemoryIndex([[2, 3, 50]]), MemoryIndex([[1, 2, 3, 60]]), MemoryIndex([[3, 70]]))
     assert drafted(SpectraRetrieval(library), [1, 2, 3]) == [60, 50, 70]
     assert drafted(SpectraRetrieval(library), [1, 2, 3], budget=2) == [60, 50]
-    alone = SpectraRetrieval(library, SpectraRetrievalConfig(fill=False))
-    assert drafted(alone, [1, 2, 3]) == [60]
+    assert drafted(SpectraRetrieval(library, SpectraRetrievalConfig(fill=False)), [1, 2, 3]) == [60]
 
 
 @given(st.lists(st.lists(TOKENS, max_size=4), max_size=3), TOKENS, st.integers(0, 70))
 def test_drafts_of_several_indexes_are_one_tree_of_distinct_paths_within_the_budget(corpora, context, budget):
     for branch in draft(SpectraRetrieval(FixedLibrary(*map(MemoryIndex, corpora))), context, budget=budget):
-        paths = []
-        children = {}
-        for token, parent, score in zip(branch.tokens, branch.parents, branch.scores, strict=True):
-            above = paths[parent] if parent >= 0 else ()
-            paths.append((*above, token))
-            children.setdefault(above, []).append(score)
+        paths, children = paths_of([branch]), {}
+        for path, score in zip(paths, branch.scores, strict=True):
+            children.setdefault(path[:-1], []).append(score)
         assert len(set(paths)) == len(paths) <= budget
         assert all(0 < score < 1 for score in branch.scores)
         assert all(sum(scores) < 1 + 1e-3 for scores in children.values())
 
 
-def test_spectra_retrieval_matches_eight_tokens_and_rest_sixteen(new_request):
+def test_spectra_retrieval_matches_eight_tokens_and_rest_sixteen() -> None:
     documents = [[*range(30, 37), 90, *range(12), 50], [*range(4, 12), 60], [*range(4, 12), 60]]
     library = FixedLibrary(MemoryIndex(documents))
     context = list(range(12))
-    assert drafted(SpectraRetrieval(library), context)[0] == 60  # behind eight tokens: twice this, once the other
-    assert drafted(Rest(library), context)[0] == 50  # behind twelve: only this
+    assert drafted(SpectraRetrieval(library), context)[0] == 60  # after eight tokens: twice this, once the other
+    assert drafted(Rest(library), context)[0] == 50  # after twelve: only this
 
 
-class Counted(MemoryIndex):
-    """Counts what it is asked."""
-
-    n_queries = 0
-
-    def query(self, context, limits):
-        self.n_queries += 1
-        return super().query(context, limits)
-
-
-def test_what_follows_a_token_is_looked_up_once_per_index():
-    index = Counted([[1, 2, 3], [4, 2, 5]])
-    method = SpectraRetrieval(FixedLibrary(index))
-    for _ in range(3):
-        assert drafted(method, [1, 2]) == [3, 5]
-    assert index.n_queries == 3 + 1
-
-
-def test_what_a_full_draft_has_no_room_for_is_not_looked_up():
-    index = Counted([[1, 2, 3], [4, 2, 5]])
-    assert drafted(SpectraRetrieval(FixedLibrary(index)), [1, 2], budget=1) == [3]
-    assert index.n_queries == 1
-
-
-def test_remembered_answers_do_not_pile_up(monkeypatch):
+def test_the_cache_of_last_tokens_is_bounded_and_releases_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculators.corpus.lookup.MAX_KEPT", 10)
     indexes = [MemoryIndex([[i, i + n] for i in range(60)]) for n in (1, 2, 3)]
-    after = UnigramCache(Limits(1, 1, 200, 10, 64))
+    cache = UnigramCache(Limits(1, 1, 200, 10, 64))
     for _ in range(2):
         for token in range(60):
             for n, index in enumerate(indexes, start=1):
-                found = after.ask(index, token)
-                assert found.tokens == [token + n]
-            assert len(after) <= 10
-    assert len(after) == 10
+                assert cache.ask(index, token).tokens == [token + n]
+            assert len(cache) <= 10
+    assert len(cache) == 10
     del index, indexes
     gc.collect()
-    assert len(after) == 0
+    assert len(cache) == 0
 
 
-def test_tokens_that_the_target_does_not_have_are_not_drafted():
+@pytest.mark.parametrize(("vocab_size", "tokens"), [(1000, {7, 900, 901, 8, 9}), (100, {7, 8})])
+def test_tokens_that_the_target_does_not_have_are_not_drafted(vocab_size: int, tokens: set[int]) -> None:
     library = FixedLibrary(MemoryIndex([[5, 6, 7, 900, 8], [5, 6, 901, 9], [6, 7, 8]]))
-    drafter = Rest(library)
-    for vocab_size, drafted in ((1000, {7, 900, 901, 8, 9}), (100, {7, 8})):
-        request = RequestView.of(0, Request([5, 6], SamplingParams()), vocab_size)
-        (branch,) = drafter.propose(request, 64)
-        assert set(branch.tokens) == drafted
-        assert all(parent < node for node, parent in enumerate(branch.parents))
+    [branch] = Rest(library).propose(view([5, 6], vocab_size=vocab_size), 64)
+    assert set(branch.tokens) == tokens

@@ -1,4 +1,6 @@
-"""What parts claim is calibrated by what came true."""
+"""Claims of parts are calibrated by accepted nodes, and nodes are counted as the composer merges them."""
+
+from __future__ import annotations
 
 import pytest
 from hypothesis import given
@@ -9,8 +11,7 @@ from engine.protocol import Branch, Outcome
 from engine.tree import ROOT, TokenTree
 from speculators.mixing.candidates import Candidates
 from speculators.mixing.estimates import FIRST_CLAIM, Estimates, tried_nodes
-
-# Estimates.
+from speculators.node_counter import NodeCounter
 
 
 def tried(estimates, source, claim, hits, depth=1, request_id=0):
@@ -53,16 +54,13 @@ def test_a_source_that_claims_nothing_is_worth_its_rate():
     assert estimates.probability(0, "half", 50, None) == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_requests_own_showing_outweighs_the_others():
+def test_a_requests_own_record_outweighs_the_others():
     estimates = Estimates()
     estimates.begin(0)
     estimates.begin(1)
     tried(estimates, "x", 0.5, [False] * 60, request_id=0)
     tried(estimates, "x", 0.5, [True] * 30, request_id=1)
     assert estimates.probability(0, "x", 1, 0.5) < 0.3 < 0.7 < estimates.probability(1, "x", 1, 0.5)
-    estimates.end(0)
-    estimates.end(0)
-    assert set(estimates._own) == {1}
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.booleans()), max_size=80), st.floats(0.0, 1.0))
@@ -90,3 +88,35 @@ def test_claims_are_found_again_in_the_composed_tree():
     tree = compose([Branch([3], "c"), Branch([1, 3, 4], "c"), Branch([1, 2], "c")], 9)
     assert tree.tokens == [3, 1, 3, 4, 2]
     assert candidates.claims_of(tree) == [{}, {"a": 0.5, "b": None}, {"b": None}, {}, {"a": 0.6}]
+
+
+CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=6)
+
+
+@given(CHAINS, st.integers(0, 12))
+def test_cut_chains_fill_the_limit_as_the_composer_fills_its_budget(chains: list[list[int]], limit: int) -> None:
+    counter, whole = NodeCounter(), NodeCounter()
+    fits = [counter.add(chain, limit) for chain in chains]
+    tree = compose([Branch(chain, "x") for chain in chains], limit)
+    assert counter.n_nodes == len(tree)
+    for chain, n in zip(chains, fits, strict=True):
+        assert n == 0 or tree.find(chain[:n]) is not None
+        assert n == len(chain) or tree.find(chain[: n + 1]) is None
+        whole.add_branch(Branch(chain, "x"))
+    assert whole.n_nodes == len(compose([Branch(chain, "x") for chain in chains], 100))
+
+
+@given(CHAINS, st.integers(0, 12))
+def test_whole_chains_are_taken_as_the_composer_takes_probes(chains: list[list[int]], limit: int) -> None:
+    counter = NodeCounter()
+    taken = [counter.add_whole(chain, limit) for chain in chains]
+    tree = compose([Branch(chain, "x", probe=True) for chain in chains], limit)
+    assert counter.n_nodes == len(tree)
+    assert [tree.find(chain) is not None for chain in chains] == taken
+
+
+def test_a_tree_branch_counts_its_nodes_once() -> None:
+    counter = NodeCounter()
+    counter.add_branch(Branch([1, 2, 3, 2], "x", parents=[-1, 0, 0, 0]))
+    counter.add_branch(Branch([1, 3, 9], "x"))
+    assert counter.n_nodes == 4

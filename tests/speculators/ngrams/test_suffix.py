@@ -1,5 +1,7 @@
 """Suffix decoding as published, against a suffix trie that is really built."""
 
+from __future__ import annotations
+
 import heapq
 from itertools import count
 
@@ -8,24 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
-from engine.protocol import Needs, Outcome, RequestView
-from engine.request import Request
-from engine.sampling.params import SamplingParams
-from engine.tree import EMPTY_TREE, ROOT
 from speculators.ngrams.occurrences import Occurrences
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
-from speculators.testing import HashTarget
+from tests.support.drafts import first_draft, paths_of, view
 
 EVERY = 10**6
 FAITHFUL = SuffixConfig(mode="paper", max_occurrences=EVERY)
 TEXTS = st.integers(2, 4).flatmap(lambda n: st.lists(st.integers(0, n), max_size=40))
-
-
-def view(tokens, n_prompt=None, scope="", request_id=0):
-    n = len(tokens) if n_prompt is None else n_prompt
-    request = Request(tokens[:n], SamplingParams(), scope=scope, emitted=tokens[n:])
-    return RequestView.of(request_id, request, 64)
 
 
 class Node:
@@ -88,15 +79,12 @@ def literal_best(context, texts, budget, config=FAITHFUL):
 
 
 def expected(branches):
-    """Sum of path probabilities by the branch's own scores, and its paths."""
-    reach, paths = {ROOT: 1.0}, {ROOT: ()}
-    for branch in branches:
-        for node, (token, parent, score) in enumerate(zip(branch.tokens, branch.parents, branch.scores, strict=True)):
-            reach[node], paths[node] = reach[parent] * score, (*paths[parent], token)
-    reach.pop(ROOT)
-    paths.pop(ROOT)
-    assert len(set(paths.values())) == len(paths)
-    return sum(reach.values()), list(paths.values()), list(reach.values())
+    """Sum of path probabilities by the branch's own scores, its paths and their probabilities."""
+    paths, reach = paths_of(branches), {(): 1.0}
+    for path, score in zip(paths, (score for branch in branches for score in branch.scores), strict=True):
+        reach[path] = reach[path[:-1]] * score
+    assert len(reach) == len(paths) + 1
+    return sum(reach.values()) - 1.0, paths, [reach[path] for path in paths]
 
 
 def check(branches, context, texts, budget, config=FAITHFUL):
@@ -105,7 +93,7 @@ def check(branches, context, texts, budget, config=FAITHFUL):
     assert len(paths) <= min(budget, config.max_draft)
     assert all(value >= config.min_probability - 1e-9 for value in reach)
     roots = [trie(documents) for documents in texts]
-    for path in paths:  # each was written before, behind the last token
+    for path in paths:  # each was written before, after the last token
         assert any(descend(root, [context[-1], *path]) is not None for root in roots)
 
 
@@ -133,56 +121,26 @@ def test_every_setting_means_what_it_says(text, max_match, base, factor, least):
 
 @given(st.lists(TEXTS, max_size=4), TEXTS.filter(bool))
 def test_earlier_outputs_count_as_documents_of_their_own(outputs, context):
-    """No match and no draft goes from one into the next."""
+    """No match and no draft crosses from one into the next, nor into another scope; prompts do not count."""
     shared = SuffixDecoding(SuffixConfig(mode="paper", max_occurrences=EVERY, shared=True))
-    for i, output in enumerate(outputs):
-        request = view([9, *output], 1, "a", i)
-        shared.begin(request)
-        shared.end(request)
+    for output in outputs:
+        first_draft(shared, view([0, 1, 2, 9], scope="a", emitted=output))
     check(shared.propose(view(context, scope="a"), 30), context, [[context], outputs], 30)
     check(shared.propose(view(context, scope="b"), 30), context, [[context]], 30)
-
-
-@given(st.lists(st.tuples(st.booleans(), TEXTS), max_size=8))
-def test_what_one_scope_wrote_is_never_drafted_in_another(requests):
-    speculator = SuffixDecoding(SuffixConfig(mode="paper", shared=True))
-    for i, (first, output) in enumerate(requests):
-        home = 0 if first else 100
-        request = view([home + 50, *(home + token for token in output)], 1, "a" if first else "b", i)
-        for branch in speculator.propose(request, 30):
-            assert all(home <= token < home + 100 for token in branch.tokens)
-        speculator.end(request)
-
-
-def test_by_default_nothing_outlives_its_request():
-    speculator = SuffixDecoding()
-    request = view([1, 2, 3, 1, 2, 3], 2)
-    speculator.begin(request)
-    speculator.end(request)
-    assert speculator._earlier == {}
-    assert speculator.propose(view([1, 2]), 8) == []
 
 
 @pytest.mark.parametrize("history", [0, 1, 10, 100])
 def test_the_history_is_bounded_and_keeps_the_latest(history):
     speculator = SuffixDecoding(SuffixConfig(mode="paper", shared=True, history=history))
     for i in range(20):
-        speculator.end(view([7, *range(10 * i, 10 * i + 8)], 1, "a", i))
+        speculator.end(view([7], i, scope="a", emitted=[*range(10 * i, 10 * i + 8)]))
     kept = speculator._earlier["a"].view.tolist() if history else []
     assert len(kept) <= history
     assert history == 0 or kept == [t for i in range(20) for t in (*range(10 * i, 10 * i + 8), -1)][-history:]
     assert (speculator.propose(view([193, 194], scope="a"), 8) != []) == (history >= 10)
-    assert (history == 0) == (speculator._earlier == {})
 
 
-def test_only_outputs_are_kept():
-    speculator = SuffixDecoding(SuffixConfig(mode="paper", shared=True))
-    speculator.end(view([1, 2, 3, 4], 4, "a"))
-    speculator.end(view([1, 2, 3, 4, 5, 6], 4, "a"))
-    assert speculator._earlier["a"].view.tolist() == [5, 6, -1]
-
-
-def test_a_long_match_is_found_behind_any_number_of_short_ones():
+def test_a_long_match_is_found_before_any_number_of_short_ones():
     text = [1, 2, 3, 4, 5, 6, 7, *[3, 9] * 2000, 1, 2, 3]
     (branch,) = SuffixDecoding().propose(view(text), 4)
     assert list(branch.tokens) == [4, 5, 6, 7]
@@ -193,12 +151,6 @@ def test_a_fresh_loop_is_followed_round_and_round():
     (branch,) = SuffixDecoding().propose(view(text), 60)
     assert len(branch.tokens) >= 10
     assert list(branch.tokens) == [1, 2] * (len(branch.tokens) // 2)
-
-
-def test_the_most_recent_occurrences_are_followed():
-    text = [1, 2] * 3 + [1, 3] * 2 + [1]
-    (branch,) = SuffixDecoding(SuffixConfig(mode="paper", max_occurrences=2)).propose(view(text), 1)
-    assert (list(branch.tokens), branch.scores) == ([3], [1.0])
 
 
 @given(TEXTS, TEXTS.filter(bool), st.integers(1, 8), st.integers(1, 50))
@@ -217,35 +169,7 @@ def test_matches_are_those_of_a_plain_search(text, context, longest, piece):
     assert list(zip(lengths.tolist(), starts.tolist(), strict=True)) == found
 
 
-def test_it_needs_the_text_alone_and_drafts_nothing_from_nothing():
+def test_nothing_is_drafted_from_nothing():
     speculator = SuffixDecoding()
-    assert speculator.needs == Needs()
-    assert speculator.propose(view([]), 8) == []
-    assert speculator.propose(view([1]), 8) == []
-    assert speculator.propose(view([1, 1, 1]), 0) == []
-    speculator.observe(view([1]), Outcome([1], EMPTY_TREE))
-
-
-def test_the_text_is_the_plain_one(decode):
-    target = HashTarget(48, n_successors=2)
-    prompt = [3, 1, 4, 1, 5]
-    tokens, n_steps = decode(SuffixDecoding(), target, prompt, 200)
-    assert tokens == target.generate(prompt, 200)
-    assert n_steps < 120
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"mode": "best"}, "mode must be mixed or paper"),
-        ({"max_match": 0}, "max_match must be at least 1"),
-        ({"max_draft": 0}, "max_draft must be at least 1"),
-        ({"max_occurrences": 0}, "max_occurrences must be at least 1"),
-        ({"history": -1}, "history"),
-        ({"draft_factor": -1.0}, "draft_factor"),
-        ({"min_probability": 0.0}, "min_probability must lie in"),
-    ],
-)
-def test_wrong_settings_are_named(bad, message):
-    with pytest.raises(ConfigError, match=message):
-        SuffixConfig(**bad)
+    for prompt, budget in (([], 8), ([1], 8), ([1, 1, 1], 0)):
+        assert speculator.propose(view(prompt), budget) == []

@@ -1,5 +1,7 @@
 """GOOSE against its Algorithm 1 written down once more, with scans instead of indexes."""
 
+from __future__ import annotations
+
 from math import ceil
 
 import numpy as np
@@ -7,20 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.composer import compose
-from engine.errors import ConfigError
-from engine.protocol import Needs, Outcome, RequestView
-from engine.request import Request
-from engine.sampling.params import SamplingParams
-from engine.tree import EMPTY_TREE, ROOT, TokenTree
+from engine.protocol import Needs
 from speculators.peers.goose import Goose, GooseConfig
 from speculators.testing import HashTarget
+from tests.support.drafts import follow, observe_prompt, tokens_of, view
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9]
-
-
-def view(prompt, request_id=0, scope=""):
-    return RequestView.of(request_id, Request(prompt, SamplingParams(), scope=scope), 48)
 
 
 class Literal:
@@ -29,9 +23,9 @@ class Literal:
     def __init__(self, config):
         self.config = config
         self.rows = {}
-        self.ema = 0.5
+        self.ema, self.n_spines = 0.5, 0
 
-    def said(self, context, ids):
+    def learn(self, context, ids):
         ids = ids[: self.config.top_k]
         p = np.array([0.5 ** (i + 1) for i in range(len(ids))])
         row = list(zip(ids, (p / p.sum()).tolist(), strict=True))
@@ -57,7 +51,7 @@ class Literal:
         return chain, agree * min(1.0, len(chain) / self.config.long_spine)
 
     def draft(self, text, budget):
-        """Paths of the tree's nodes, and the spine."""
+        """Paths of the tree's nodes."""
         config = self.config
         chain, sure = self.match(text, text)
         if sure > 0.6:
@@ -97,120 +91,50 @@ class Literal:
         while waiting and left > 0:
             path, p = waiting.pop(0)
             hang(path, None, min(max(1, config.top_k // len(path)), ceil(left * p)))
-        return paths, spine
+        self.spine = spine
+        return paths
 
-
-def paths_of(tree):
-    return [tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
-
-
-SETTINGS = [
-    (GooseConfig(), 64),
-    (GooseConfig(), 16),
-    (GooseConfig(ngrams=(3, 2, 1), spine=5, long_spine=4, nodes=20, most_nodes=30), 64),
-    (GooseConfig(long_spine=1000, top_k=3, depth=3, least=0.2, spine_branches=1.0), 40),
-]
-
-
-@pytest.mark.parametrize(("config", "budget"), SETTINGS)
-@pytest.mark.parametrize("n_successors", [1, 2, 3])
-def test_drafts_are_the_algorithms_step_by_step(config, budget, n_successors):
-    target = HashTarget(48, n_successors)
-    goose, literal, request = Goose(config), Literal(config), view(PROMPT)
-    goose.begin(request)
-    outcome = target.read_prompt(PROMPT)
-    for end, ids in enumerate(outcome.prompt_top_ids.tolist(), 1):
-        literal.said(PROMPT[:end], ids)
-    n_spines = 0
-    for _ in range(40):
-        request.context.extend(outcome.tokens)
-        goose.observe(request, outcome)
-        text = request.context.view.tolist()
-        wanted, spine = literal.draft(text, budget)
-        branches = goose.propose(request, budget)
-        assert [path for branch in branches for path in paths_of(TokenTree(branch.tokens, branch.parents))] == wanted
-        assert len(wanted) <= budget
-        tree = compose(branches, budget)
-        outcome = target.score(text, tree)
-        literal.said(text, outcome.top_ids[ROOT])
-        for node, path in enumerate(paths_of(tree)):
-            literal.said([*text, *path], outcome.top_ids[node])
-        if spine:
-            n_spines += 1
+    def commit(self, tokens):
+        if self.spine:
             right = 0
-            while right < min(len(spine), len(outcome.tokens)) and spine[right] == outcome.tokens[right]:
+            while right < min(len(self.spine), len(tokens)) and self.spine[right] == tokens[right]:
                 right += 1
-            literal.ema += config.smoothing * (right / len(spine) - literal.ema)
-    output = request.context.view[len(PROMPT) :].tolist()
-    assert output == target.generate(PROMPT, len(output))
-    assert n_spines > 5
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 64))
-def test_no_budget_is_exceeded_and_no_text_breaks_it(prompt, budget):
-    target, goose, request = HashTarget(40), Goose(), view(prompt)
-    goose.begin(request)
-    outcome = target.read_prompt(prompt)
-    request.context.extend(outcome.tokens)
-    goose.observe(request, outcome)
-    assert sum(len(branch.tokens) for branch in goose.propose(request, budget)) <= budget
-    goose.end(request)
-    assert goose._states == {}
-
-
-def test_prompts_in_chunks_leave_the_same_state():
-    target = HashTarget(48)
-    prompt = [*PROMPT, *target.generate(PROMPT, 20)]
-    whole, found = target.read_prompt(prompt), []
-    for cuts in ([len(prompt)], [1, 8, 9, 20, len(prompt)]):
-        goose, request, start = Goose(), view(prompt), 0
-        goose.begin(request)
-        for end in cuts:
-            tokens = whole.tokens if end == len(prompt) else []
-            request.context.extend(tokens)
-            chunk = slice(start, end)
-            goose.observe(
-                request,
-                Outcome(
-                    tokens,
-                    EMPTY_TREE,
-                    prompt_top_ids=whole.prompt_top_ids[chunk],
-                    prompt_top_logprobs=whole.prompt_top_logprobs[chunk],
-                    prompt_start=start,
-                    n_read=end - start,
-                ),
-            )
-            start = end
-        found.append([*goose._states[0].rows.items()])
-    assert found[0] == found[1]
-
-
-def test_a_scope_shares_its_table_and_no_other():
-    target, goose = HashTarget(48), Goose(GooseConfig(shared=True, use_prompt=False))
-    request = view(PROMPT, 0, "a")
-    goose.begin(request)
-    request.context.extend([7])
-    goose.observe(request, target.read_prompt(PROMPT))
-    goose.end(request)
-    for scope, knows in (("a", True), ("b", False)):
-        later = view([9], 1, scope)
-        goose.begin(later)
-        assert (goose.propose(later, 8) != []) == knows
-        goose.end(later)
-
-
-def test_rows_are_bounded_and_needs_are_ids_with_probabilities():
-    target, goose, request = HashTarget(48), Goose(GooseConfig(max_rows=5)), view(PROMPT)
-    goose.begin(request)
-    goose.observe(request, target.read_prompt(PROMPT))
-    assert len(goose._states[0].rows) == 5
-    assert goose.needs == Needs(node_top_k=10, prompt_top_k=10, top_logprobs=True)
-    assert Goose(GooseConfig(top_k=4, use_prompt=False)).needs == Needs(node_top_k=4, top_logprobs=True)
+            self.ema += self.config.smoothing * (right / len(self.spine) - self.ema)
+            self.n_spines += 1
 
 
 @pytest.mark.parametrize(
-    "bad", [{"nodes": 0}, {"top_k": 0}, {"least": 2.0}, {"ngrams": ()}, {"ngrams": (3, 4)}, {"ratios": (0.1, 0.2, 1.5)}]
+    ("config", "budget", "n_successors"),
+    [
+        (GooseConfig(), 64, 1),
+        (GooseConfig(), 16, 2),
+        (GooseConfig(ngrams=(3, 2, 1), spine=5, long_spine=4, nodes=20, most_nodes=30), 64, 3),
+        (GooseConfig(ngrams=(3, 2, 1), spine=5, long_spine=4, nodes=20, most_nodes=30), 64, 1),
+        (GooseConfig(long_spine=1000, top_k=3, depth=3, least=0.2, spine_branches=1.0), 40, 2),
+    ],
 )
-def test_wrong_settings_are_named(bad):
-    with pytest.raises(ConfigError, match=f"goose: {next(iter(bad))} must "):
-        GooseConfig(**bad)
+def test_drafts_are_the_algorithms_step_by_step(config, budget, n_successors):
+    literal = Literal(config)
+    follow(Goose(config), literal, HashTarget(48, n_successors), PROMPT, 40, budget)
+    assert literal.n_spines > 5
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.lists(st.integers(1, 60)), st.integers(1, 64))
+def test_prompts_in_chunks_teach_the_same_and_budgets_are_kept(prompt, ends, budget):
+    target, found = HashTarget(40), []
+    for cuts in ((), sorted(ends)):
+        goose, request = Goose(), view(prompt)
+        goose.begin(request)
+        observe_prompt(goose, request, target, cuts)
+        found.append((goose.propose(request, budget), [*goose._states[0].rows.items()]))
+    assert found[0] == found[1]
+    assert len(tokens_of(found[0][0])) <= budget
+
+
+def test_rows_are_bounded_and_needs_are_ids_with_probabilities():
+    goose, request = Goose(GooseConfig(max_rows=5)), view(PROMPT)
+    goose.begin(request)
+    observe_prompt(goose, request, HashTarget(48))
+    assert len(goose._states[0].rows) == 5
+    assert goose.needs == Needs(node_top_k=10, prompt_top_k=10, top_logprobs=True)
+    assert Goose(GooseConfig(top_k=4, use_prompt=False)).needs == Needs(node_top_k=4, top_logprobs=True)

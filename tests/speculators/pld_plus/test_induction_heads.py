@@ -1,4 +1,6 @@
-"""Counting induction heads, and the file that keeps them."""
+"""Counting induction heads, and the file that stores them."""
+
+from __future__ import annotations
 
 import json
 
@@ -9,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.protocol import Artefacts, Needs, Outcome, RequestView
-from engine.request import Request
-from engine.sampling.params import SamplingParams
+from engine.protocol import Artefacts, Needs, Outcome
 from engine.tree import EMPTY_TREE
 from speculators.pld_plus.induction_heads import (
     HeadCounter,
@@ -22,6 +22,7 @@ from speculators.pld_plus.induction_heads import (
     read_heads,
     write_heads,
 )
+from tests.support.drafts import view
 
 FOUND = HeadsFile(
     model="abc",
@@ -34,7 +35,7 @@ FOUND = HeadsFile(
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
-def test_a_token_was_copied_from_behind_the_longest_matching_suffix(x):
+def test_a_token_is_copied_from_the_place_after_the_longest_matching_suffix(x):
     best, longest = None, 0
     for j in range(len(x) - 1):
         n = 0
@@ -46,12 +47,11 @@ def test_a_token_was_copied_from_behind_the_longest_matching_suffix(x):
 
 
 def test_the_head_that_looks_where_the_token_came_from_is_counted():
-    """Head (1, 0) is a perfect induction head, (0, 1) one that errs every second time, the rest look at the first
-    token, as heads with nothing to do."""
+    """Head (1, 0) is a perfect induction head, (0, 1) errs every second time, the rest look at the first token."""
     text = [1, 5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 9, 9]
     counter = HeadCounter(2, 2)
     assert counter.needs == Needs(heads=((0, 0), (0, 1), (1, 0), (1, 1)))
-    request = RequestView.of(0, Request(text[:3], SamplingParams()), 10)
+    request = view(text[:3], vocab_size=10)
     counter.begin(request)
     counter.observe(request, Outcome([], EMPTY_TREE))  # a chunk that is not the last
     n_counted = 0
@@ -73,7 +73,7 @@ def test_the_head_that_looks_where_the_token_came_from_is_counted():
     assert best_heads(counter, 50) == [HeadScore(1, 0, 1.0), HeadScore(0, 1, 0.571429)]
 
 
-def test_no_more_heads_are_kept_than_wanted_and_none_that_never_hit():
+def test_the_heads_with_most_hits_are_kept_and_those_that_looked_there_most_if_none_hit():
     counter = HeadCounter(2, 3)
     counter.n_tokens = 10
     counter.hits[:] = [[3, 0, 9], [3, 1, 0]]
@@ -86,15 +86,6 @@ def test_no_more_heads_are_kept_than_wanted_and_none_that_never_hit():
     assert places(50) == [(0, 2), (1, 0), (0, 0), (1, 1)]
     counter.hits[:] = 0  # then those that looked there most
     assert places(2) == [(0, 1), (1, 2)]
-
-
-def test_a_file_comes_back_as_it_was_written(tmp_path):
-    path = tmp_path / "new" / "heads.json"
-    write_heads(path, FOUND)
-    assert read_heads(path, "abc", 2, 3) == FOUND
-    assert FOUND.pairs == ((1, 2), (0, 1))
-    assert [file.name for file in path.parent.iterdir()] == ["heads.json"]
-    assert json.loads(path.read_text())["heads"][0] == {"layer": 1, "head": 2, "rate": 0.7}
 
 
 @pytest.mark.parametrize(
@@ -117,14 +108,17 @@ def test_a_file_that_does_not_fit_is_refused_by_name(changes, said, tmp_path):
         read_heads(path, "abc", 2, 3)
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"\xff\xfe", b"[]", b"{}", b'{"heads": 3}', msgspec.json.encode(FOUND)[:-5], b"null"]
-)
-def test_what_is_no_heads_file_is_refused_by_name(raw, tmp_path):
-    path = tmp_path / "heads.json"
-    path.write_bytes(raw)
-    with pytest.raises(ConfigError, match=r"heads\.json is not a heads file"):
-        read_heads(path, "abc", 2, 3)
+def test_a_file_is_read_as_it_was_written_and_anything_else_is_refused(tmp_path):
+    path = tmp_path / "new" / "heads.json"
+    write_heads(path, FOUND)
+    assert read_heads(path, "abc", 2, 3) == FOUND
+    assert FOUND.pairs == ((1, 2), (0, 1))
+    assert [file.name for file in path.parent.iterdir()] == ["heads.json"]
+    assert json.loads(path.read_text())["heads"][0] == {"layer": 1, "head": 2, "rate": 0.7}
+    for raw in (b"", b"\xff\xfe", b"[]", b"{}", b'{"heads": 3}', msgspec.json.encode(FOUND)[:-5], b"null"):
+        path.write_bytes(raw)
+        with pytest.raises(ConfigError, match=r"heads\.json is not a heads file"):
+            read_heads(path, "abc", 2, 3)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_heads(tmp_path / "missing", "abc", 2, 3)
     with pytest.raises(ConfigError, match="cannot be written"):

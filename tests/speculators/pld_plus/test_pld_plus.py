@@ -1,4 +1,6 @@
-"""PLD+ on made-up artefacts: the paper's equations read literally, and what happens when some are missing."""
+"""PLD+ on made-up artefacts: the paper's equations read literally, also where some artefacts are missing."""
+
+from __future__ import annotations
 
 import itertools
 from dataclasses import replace
@@ -8,14 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError, UnknownMethodError
-from engine.protocol import Artefacts, Needs, Outcome, RequestView
-from engine.request import Request
-from engine.sampling.params import SamplingParams
+from engine.protocol import Artefacts, Outcome
 from engine.tree import EMPTY_TREE, TokenTree
-from speculators.pld_plus.hidden_states import HiddenStates
-from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden, paper_layer
-from speculators.registry import SpeculatorOptions, create
+from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
+from tests.support.drafts import view
 
 HEADS = ((0, 1), (2, 0), (3, 3))
 D = 6
@@ -23,7 +21,7 @@ D = 6
 
 def request_of(tokens, request_id=0, n_prompt=None):
     n_prompt = len(tokens) if n_prompt is None else n_prompt
-    return RequestView.of(request_id, Request(tokens[:n_prompt], SamplingParams(), emitted=tokens[n_prompt:]), 50)
+    return view(tokens[:n_prompt], request_id, 50, emitted=tokens[n_prompt:])
 
 
 def cosine(a, b):
@@ -37,7 +35,7 @@ def occurrences(x):
 
 
 def span(x, best, k):
-    """Section 4.3: what followed the best occurrence."""
+    """Section 4.3: the tokens after the best occurrence."""
     return [] if best is None else x[best + 1 : best + 1 + k]
 
 
@@ -71,7 +69,7 @@ def drafts(branches):
 
 @st.composite
 def runs(draw):
-    """A text over few tokens, where its prompt ends, how the prompt is cut in chunks and the output in steps."""
+    """A text over few tokens, where its prompt ends, how the prompt is cut into chunks and the output in steps."""
     text = draw(st.lists(st.integers(0, 4), min_size=6, max_size=40))
     n_prompt = draw(st.integers(1, len(text) - 2))
     cuts = sorted(draw(st.sets(st.integers(1, n_prompt - 1), max_size=3))) if n_prompt > 1 else []
@@ -112,66 +110,40 @@ def test_every_draft_is_the_one_the_equations_give(run):
         speculator.end(request)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 2**32 - 1))
-def test_rows_grow_without_changing(sizes, capacity, seed):
-    rng = np.random.default_rng(seed)
-    rows, states = HiddenStates(capacity), np.zeros((0, 5), np.float32)
-    for size in sizes:
-        new = rng.standard_normal((size, 5)).astype(np.float32)
-        rows.put(len(states), new)
-        states = np.concatenate((states, new))
-        unit = states / np.linalg.norm(states, axis=1, keepdims=True)
-        assert (rows.first, rows.end) == (0, len(states))
-        assert np.allclose(rows.cosines(np.arange(len(states))), unit @ unit[-1], atol=1e-5)
-
-
-def test_a_state_of_zeros_is_like_nothing():
-    rows = HiddenStates(1)
-    rows.put(0, np.array([[0, 0], [3, 4]], np.float32))
-    assert rows.cosines(np.array([0, 1])).tolist() == pytest.approx([0, 1])
-
-
-@pytest.fixture
-def told():
-    """Both variants, told everything about ``1 2 3 1 2 4 1 2`` but for the last token: states and attention favour
-    the earlier occurrence of 2, at position 1."""
-    context = [1, 2, 3, 1, 2, 4, 1, 2]
+def observed(**changes):
+    """Both variants after ``1 2 3 1 2 4 1 2``: states and attention favour the earlier occurrence of 2, at 1."""
     hidden = np.eye(8, dtype=np.float32)[[0, 1, 2, 3, 4, 5, 0]]
     attention = np.array([[0, 0.1, 0, 0, 0.3, 0, 0], [0, 0.6, 0, 0, 0, 0, 0]], np.float32)
-
-    def make(**changes):
-        config = PldPlusConfig(**{"layer": 1, "heads": HEADS[:2]} | changes)
-        made = (PldPlusHidden(config), PldPlusAttention(config))
-        request = request_of(context, n_prompt=7)
-        for speculator in made:
-            speculator.begin(request)
-            speculator.observe(request, outcome([2], 0, hidden, attention))
-        return request, made
-
-    return make
+    config = PldPlusConfig(**{"layer": 1, "heads": HEADS[:2]} | changes)
+    made = (PldPlusHidden(config), PldPlusAttention(config))
+    request = request_of([1, 2, 3, 1, 2, 4, 1, 2], n_prompt=7)
+    for speculator in made:
+        speculator.begin(request)
+        speculator.observe(request, outcome([2], 0, hidden, attention))
+    return request, made
 
 
-def test_the_best_of_several_heads_decides_and_not_the_latest_occurrence(told):
-    request, made = told()
-    assert [drafts(one.propose(request, 64)) for one in made] == [[[3, 1, 2, 4, 1, 2], [4, 1, 2]]] * 2
+@pytest.mark.parametrize(
+    ("changes", "budget", "drafted"),
+    [
+        ({}, 64, [[3, 1, 2, 4, 1, 2], [4, 1, 2]]),  # the best of several heads decides, not the latest occurrence
+        ({"max_candidates": 1}, 64, [[4, 1, 2]]),  # only the latest is ranked
+        ({"branch_tokens": 2}, 64, [[3, 1, 2, 4, 1, 2], [4, 1]]),
+        ({"branch_tokens": 2}, 8, [[3, 1, 2, 4, 1, 2], [4, 1]]),
+        ({"branch_tokens": 2}, 5, [[3, 1, 2], [4, 1]]),
+        ({"branch_tokens": 2}, 4, [[3, 1], [4, 1]]),
+        ({"branch_tokens": 2}, 3, [[3, 1], [4]]),
+        ({"branch_tokens": 2}, 2, [[3], [4]]),
+        ({"branch_tokens": 2}, 1, [[3]]),
+    ],
+)
+def test_the_best_occurrence_is_drafted_first_and_others_follow_as_branches(changes, budget, drafted):
+    request, made = observed(**changes)
+    assert [drafts(one.propose(request, budget)) for one in made] == [drafted] * 2
 
 
-def test_further_occurrences_follow_as_branches(told):
-    request, made = told(branch_tokens=2)
-    for budget, wanted in {
-        64: [[3, 1, 2, 4, 1, 2], [4, 1]],
-        8: [[3, 1, 2, 4, 1, 2], [4, 1]],
-        5: [[3, 1, 2], [4, 1]],
-        4: [[3, 1], [4, 1]],
-        3: [[3, 1], [4]],
-        2: [[3], [4]],
-        1: [[3]],
-    }.items():
-        assert [drafts(one.propose(request, budget)) for one in made] == [wanted] * 2
-
-
-def test_scores_are_chances_that_grow_along_a_span_and_shrink_from_branch_to_branch(told):
-    request, made = told()
+def test_scores_are_chances_that_grow_along_a_span_and_shrink_from_branch_to_branch():
+    request, made = observed()
     for speculator in made:
         best, further = speculator.propose(request, 64)
         for branch in (best, further):
@@ -181,34 +153,26 @@ def test_scores_are_chances_that_grow_along_a_span_and_shrink_from_branch_to_bra
         assert best.scores[0] + further.scores[0] < 1
 
 
-def test_occurrences_with_the_same_continuation_count_once():
+@pytest.mark.parametrize(("max_branches", "drafted"), [(2, [[3, 2]]), (4, [[3, 2], [4]])])
+def test_occurrences_with_the_same_continuation_count_once(max_branches, drafted):
     text = [0, *[2, 3] * 8, 2, 4, 0, 2]
-    speculator = PldPlusAttention(PldPlusConfig(heads=HEADS, max_branches=2, draft_tokens=2, branch_tokens=1))
-    request = request_of(text)
+    config = PldPlusConfig(heads=HEADS, max_branches=max_branches, draft_tokens=2, branch_tokens=1)
+    speculator, request = PldPlusAttention(config), request_of(text)
     speculator.begin(request)
     speculator.observe(request, outcome([2], attention=np.arange(len(text) - 1)[None, ::-1].astype(np.float32)))
-    assert drafts(speculator.propose(request, 64)) == [[3, 2]]  # all that are tried, the latest is not
-    few = PldPlusAttention(PldPlusConfig(heads=HEADS, max_branches=4, draft_tokens=2, branch_tokens=1))
-    few.begin(request)
-    few.observe(request, outcome([2], attention=np.arange(len(text) - 1)[None, ::-1].astype(np.float32)))
-    assert drafts(few.propose(request, 64)) == [[3, 2], [4]]
+    assert drafts(speculator.propose(request, 64)) == drafted
 
 
-def test_only_the_latest_candidates_are_ranked(told):
-    request, made = told(max_candidates=1)
-    assert [drafts(one.propose(request, 64)) for one in made] == [[[4, 1, 2]]] * 2
-
-
-def test_without_artefacts_nothing_is_drafted(told):
-    request, made = told()
+def test_without_artefacts_nothing_is_drafted():
+    request, made = observed()
     request.context.extend([4, 1])
     plain = Outcome([4, 1], TokenTree([4], [-1]), [0])
     for speculator in made:
         speculator.observe(request, plain)
-        assert speculator.propose(request, 64) == []  # what was told is outdated
+        assert speculator.propose(request, 64) == []  # the artefacts are outdated
 
 
-def test_a_restarted_speculator_uses_what_it_is_told_from_then_on():
+def test_a_restarted_speculator_uses_the_states_that_arrive_from_then_on():
     context = [7, 5, 6, 7, 5, 9, 7]
     request = request_of(context, n_prompt=3)
     speculator = PldPlusHidden(PldPlusConfig(layer=0))
@@ -221,56 +185,15 @@ def test_a_restarted_speculator_uses_what_it_is_told_from_then_on():
 
 
 @pytest.mark.parametrize("variant", [PldPlusHidden, PldPlusAttention])
-def test_requests_do_not_mix_and_leave_nothing(variant, told):
+def test_requests_do_not_mix(variant):
     speculator = variant(PldPlusConfig(layer=1, heads=HEADS))
     requests = [request_of([1, 2, 3, 1, 2], i) for i in range(3)]
     for shift, request in enumerate(requests):
         speculator.begin(request)
         hidden = np.roll(np.eye(4, dtype=np.float32), shift, axis=0)
-        attention = np.array([[0, shift, 0, 0]], np.float32)
-        speculator.observe(request, outcome([2], 0, hidden, attention))
+        speculator.observe(request, outcome([2], 0, hidden, np.array([[0, shift, 0, 0]], np.float32)))
     assert [drafts(speculator.propose(request, 64)) for request in requests] == [[[3, 1, 2]]] * 3
     for request in requests:
         speculator.end(request)
     assert not vars(speculator).get("_states", {})
     assert not vars(speculator).get("_rows", {})
-
-
-def test_needs_and_names():
-    options = SpeculatorOptions(pld_plus=PldPlusConfig(layer=3, dims=16, heads=HEADS))
-    assert create("pld-plus-h", options).needs == Needs(hidden_layer=3, hidden_dims=16)
-    assert create("pld-plus-a", options).needs == Needs(heads=HEADS)
-    assert create("pld-plus-a+pld-plus-h", options).needs == Needs(hidden_layer=3, hidden_dims=16, heads=HEADS)
-
-
-def test_a_method_without_its_input_says_what_it_lacks():
-    with pytest.raises(UnknownMethodError, match=r"pld_plus\.layer"):
-        create("pld-plus-h")
-    with pytest.raises(UnknownMethodError, match="--heads FILE") as caught:
-        create("pld+pld-plus-a")
-    assert caught.value.param == "method"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"draft_tokens": 0}, "draft_tokens"),
-        ({"max_branches": 0}, "max_branches"),
-        ({"max_candidates": 0}, "max_candidates"),
-        ({"branch_tokens": 0}, "branch_tokens"),
-        ({"layer": -1}, "layer -1"),
-        ({"dims": -1}, "dims -1"),
-        ({"heads": ((0, -1),)}, r"\(0, -1\)"),
-        ({"heads": ((1, 1), (1, 1))}, "different"),
-    ],
-)
-def test_wrong_settings_are_named(wrong, named):
-    with pytest.raises(ConfigError, match=named):
-        PldPlusConfig(**wrong)
-
-
-def test_the_published_depth():
-    assert paper_layer(32) == 9
-    assert [paper_layer(n) for n in (1, 2, 4, 8, 40, 80)] == [0, 0, 1, 2, 11, 22]
-    paper = PldPlusConfig.paper(9)
-    assert (paper.draft_tokens, paper.max_branches, paper.dims, paper.layer) == (70, 1, 0, 9)

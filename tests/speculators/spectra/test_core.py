@@ -1,5 +1,7 @@
 """SPECTRA-CORE against a literal transcription of its published algorithm (Le et al., 2025, Algorithm 1)."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from random import Random
 
@@ -8,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.composer import compose
-from engine.errors import ConfigError
 from engine.protocol import Branch, Outcome
 from engine.tree import EMPTY_TREE
 from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.testing import HashTarget
+from tests.support.drafts import count_steps, steps, view
 
 PUBLISHED = replace(SpectraCoreConfig.paper(), guess_order="backward-first")
 ROOMY = 1000  # nodes: everything fits
@@ -150,15 +152,16 @@ class Oracle:
 
 
 def split(branches):
+    assert all(type(token) is int for branch in branches for token in branch.tokens)
     guesses = [list(branch.tokens) for branch in branches if not branch.probe]
     return guesses, [list(branch.tokens) for branch in branches if branch.probe]
 
 
-def check_against_oracle(decode_steps, new_request, config, prompt, budget, n_successors, seed, n_tokens=60):
+def check_against_oracle(config, prompt, budget, n_successors, seed, n_tokens):
     target = HashTarget(40, n_successors)
-    request = new_request(prompt, seed=seed, vocab_size=40)
+    request = view(prompt, seed=seed, vocab_size=40)
     oracle = Oracle(config, prompt, seed)
-    for step in decode_steps(SpectraCore(config), target, request, n_tokens, budget):
+    for step in steps(SpectraCore(config), target, request, n_tokens, budget):
         x = request.context.view.tolist()
         if len(x) == len(prompt) + 1:
             oracle.observe(x, Outcome(x[-1:], EMPTY_TREE))
@@ -168,10 +171,9 @@ def check_against_oracle(decode_steps, new_request, config, prompt, budget, n_su
     assert request.context.view[len(prompt) :].tolist()[:n_tokens] == target.generate(prompt, n_tokens)
 
 
-@pytest.mark.parametrize("budget", [5, 64, ROOMY])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_step_equals_the_literal_method(decode_steps, new_request, name, budget):
-    check_against_oracle(decode_steps, new_request, CONFIGS[name], [1, 2, 3, 1, 2, 5, 6], budget, 3, seed=3)
+@pytest.mark.parametrize(("name", "budget"), [*zip(CONFIGS, [64, ROOMY, 5] * 9, strict=False)])
+def test_every_step_equals_the_literal_method(name, budget):
+    check_against_oracle(CONFIGS[name], [1, 2, 3, 1, 2, 5, 6], budget, 3, seed=3, n_tokens=60)
 
 
 @given(
@@ -181,62 +183,23 @@ def test_every_step_equals_the_literal_method(decode_steps, new_request, name, b
     seed=st.integers(0, 2**64 - 1),
     name=st.sampled_from(sorted(CONFIGS)),
 )
-def test_any_prompt_and_budget_equal_the_literal_method(
-    decode_steps, new_request, prompt, budget, n_successors, seed, name
-):
-    check_against_oracle(decode_steps, new_request, CONFIGS[name], prompt, budget, n_successors, seed, n_tokens=25)
+def test_any_prompt_and_budget_equal_the_literal_method(prompt, budget, n_successors, seed, name):
+    check_against_oracle(CONFIGS[name], prompt, budget, n_successors, seed, n_tokens=25)
 
 
-def run(decode, config, n_tokens=200, budget=64):
-    target = HashTarget(64, n_successors=2)
-    prompt = [1, 2, 3, 4]
-    tokens, n_steps = decode(SpectraCore(config), target, prompt, n_tokens, budget)
-    assert tokens == target.generate(prompt, n_tokens)
-    return n_steps
+@pytest.mark.parametrize("off", [(), ("forward",), ("backward",), ("sub_ngrams",), ("forward", "backward")])
+def test_each_dictionary_drafts_on_its_own_from_probes_alone(off):
+    config = replace(PUBLISHED, **{f"use_{name}": False for name in off})
+    n_steps = count_steps(SpectraCore(config), HashTarget(64, n_successors=2), [1, 2, 3, 4], 200, budget=128)
+    assert n_steps == 199 if len(off) == 2 else n_steps < 150
 
 
-def test_it_decodes_in_fewer_steps_than_tokens_without_reading_any_text(decode):
-    assert run(decode, PUBLISHED, budget=128) < 150
-
-
-@pytest.mark.parametrize("off", [{"use_forward": False}, {"use_backward": False}, {"use_sub_ngrams": False}])
-def test_every_ablation_still_drafts(decode, off):
-    assert run(decode, replace(PUBLISHED, **off), budget=128) < 150
-
-
-def test_without_any_dictionary_there_are_no_guesses(decode):
-    assert run(decode, replace(PUBLISHED, use_forward=False, use_backward=False), budget=128) == 199
-
-
-def first_proposal(config, request, budget):
-    speculator = SpectraCore(config)
+def test_a_row_whose_probe_was_dropped_stays_as_it_is_and_is_next():
+    target = HashTarget(5000)
+    request = view(list(range(1000, 1400)), vocab_size=5000)
+    speculator = SpectraCore(replace(PUBLISHED, pool_rows=3))
     speculator.begin(request)
-    return speculator, split(speculator.propose(request, budget))
-
-
-def test_pool_rows_take_turns_when_not_all_fit(new_request):
-    config = replace(PUBLISHED, pool_rows=5, ngram=3)
-    target = HashTarget(5000)
-    request = new_request(list(range(1000, 1400)), vocab_size=5000)
-    speculator, (_, first) = first_proposal(config, request, 4)
-    seen = [first]
-    for _ in range(4):
-        branches = [Branch(row, "spectra-core", probe=True) for row in seen[-1]]
-        outcome = target.score(request.context.view.tolist(), compose(branches, ROOMY))
-        request.context.extend(outcome.tokens)
-        speculator.observe(request, outcome)
-        seen.append(split(speculator.propose(request, 4))[1])
-    assert all(len(rows) == 2 for rows in seen)
-    rows = [tuple(row) for step in seen[:2] for row in step] + [tuple(seen[2][0])]
-    assert len(set(rows)) == 5  # two, two, then the fifth
-    assert seen[2][1][0] == first[0][1]  # the first row again, shifted by one
-
-
-def test_a_row_whose_probe_was_dropped_stays_as_it_is_and_is_next(new_request):
-    config = replace(PUBLISHED, pool_rows=3)
-    target = HashTarget(5000)
-    request = new_request(list(range(1000, 1400)), vocab_size=5000)
-    speculator, (_, rows) = first_proposal(config, request, 64)
+    _, rows = split(speculator.propose(request, 64))
     kept = compose([Branch(rows[0], "spectra-core", probe=True)], ROOMY)
     outcome = target.score(request.context.view.tolist(), kept)
     request.context.extend(outcome.tokens)
@@ -246,81 +209,10 @@ def test_a_row_whose_probe_was_dropped_stays_as_it_is_and_is_next(new_request):
     assert after[2][:-1] == rows[0][1:]
 
 
-def test_guesses_leave_the_probes_their_share(new_request):
-    prompt = [token for i in range(15) for token in (1, 100 + 4 * i, 101 + 4 * i, 102 + 4 * i, 103 + 4 * i)] + [1]
-    request = new_request(prompt, vocab_size=500)
-    _, (guesses, probes) = first_proposal(SpectraCoreConfig(probe_share=0.4, backward_tokens=5), request, 64)
-    assert sum(map(len, guesses)) == 40
-    assert len(probes) == 6
-    _, (guesses, probes) = first_proposal(SpectraCoreConfig(probe_share=0.0, backward_tokens=5), request, 64)
-    assert sum(map(len, guesses)) == 57  # 13 chains of 4 beside the backward guess, which the 14th is a part of
-    assert len(probes) < 6
-
-
-def test_without_guesses_probes_take_the_whole_budget(new_request):
-    request = new_request(list(range(100, 400)), vocab_size=500)
-    _, (guesses, probes) = first_proposal(PUBLISHED, request, 64)
-    assert guesses == []
-    assert len(probes) == 15
-
-
-def test_the_pool_depends_on_both_seeds(new_request):
-    def pool(config_seed, request_seed):
-        request = new_request(list(range(100)), seed=request_seed)
-        return first_proposal(replace(PUBLISHED, seed=config_seed), request, 64)[1][1]
-
-    assert pool(0, 1) == pool(0, 1)
-    assert pool(0, 1) != pool(0, 2)
-    assert pool(0, 1) != pool(1, 1)
-
-
-def test_nothing_but_python_ints_is_drafted(decode_steps, new_request):
-    target = HashTarget(40)
-    for step in decode_steps(SpectraCore(), target, new_request([1, 2, 3]), 50):
-        assert all(type(token) is int for branch in step.branches for token in branch.tokens)
-
-
-def test_memory_is_bounded_however_long_the_text(decode_steps, new_request):
+def test_memory_is_bounded_however_long_the_text():
     config = SpectraCoreConfig(per_key=2, max_forward_keys=16, max_backward_keys=64)
     speculator = SpectraCore(config)
-    target = HashTarget(1000, n_successors=50)
-    for _ in decode_steps(speculator, target, new_request(list(range(300)), vocab_size=1000), 200):
+    for _ in steps(speculator, HashTarget(1000, 50), view(list(range(300)), vocab_size=1000), 200):
         state = speculator._states[0]
         assert len(state.forward) <= 17
         assert len(state.backward) <= 65
-
-
-def test_a_prompt_chunk_without_tokens_changes_nothing(new_request):
-    request = new_request([1, 2, 3])
-    speculator, before = first_proposal(SpectraCoreConfig(), request, 64)
-    speculator.observe(request, Outcome((), EMPTY_TREE))
-    speculator.propose(request, 64)
-    speculator.observe(request, Outcome((), EMPTY_TREE))
-    guesses, rows = split(speculator.propose(request, 64))
-    assert guesses == before[0]
-    assert sorted(rows) == sorted(before[1])
-
-
-def test_end_drops_all_state(decode, new_request):
-    speculator = SpectraCore()
-    decode(speculator, HashTarget(40), [1, 2, 3], 30)
-    assert speculator._states == {}
-    speculator.end(new_request([1]))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"ngram": 1},
-        {"pool_rows": 0},
-        {"max_guesses": 0},
-        {"per_key": 0},
-        {"explore": 1.5},
-        {"probe_share": -0.1},
-        {"guess_order": "forward"},
-        {"max_backward_keys": 3},
-    ],
-)
-def test_settings_out_of_range_are_refused(bad):
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        SpectraCoreConfig(**bad)

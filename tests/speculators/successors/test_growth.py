@@ -1,22 +1,26 @@
-"""Growing trees and learning from them, against slow re-implementations on lists and dictionaries."""
+"""Trees that grow and teach, against slow re-implementations, and candidates weighed by the target's noise."""
 
-import math
+from __future__ import annotations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.sampling.keys import GUMBEL_DOMAIN, mix64, position_key, request_key
+from engine.sampling.noise import _bits_numpy, _counters, gumbel_row
 from engine.tree import ROOT
+from speculators.successors.calls import LEAST_SHARE, PROPOSERS, SOURCES, addresses_of_growth, draft, learn
+from speculators.successors.candidates import make_candidates
 from speculators.successors.config import SuccessorConfig
-from speculators.successors.draws import Sampling, weigh_draws
-from speculators.successors.growth import LIKELY, MAX_CHILDREN, WORTHLESS, expand, grow, make_growth
-from speculators.successors.learning import RECENT_WIDTH, adapt_trust, learn_prompt, learn_tree, remember_recent
+from speculators.successors.draws import Sampling, exponential, weigh_draws
+from speculators.successors.draws import mix64 as compiled_mix64
+from speculators.successors.growth import LIKELY, MAX_CHILDREN, WORTHLESS, make_growth
 from speculators.successors.mix import mix_successors
 from speculators.successors.models import Models
-from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail, learn_text, put_successors
+from speculators.successors.table import learn_text, put_successors
 from speculators.successors.vocabulary import VocabularyRows
-from tests.support.successor_runs import BOTH
+from tests.support.successor_runs import BOTH, array, row_of, tail_of
 
 VOCAB = 64
 CONFIG = SuccessorConfig(text_width=4, top_k=4, recent=6)
@@ -24,18 +28,8 @@ TEXTS = st.lists(st.integers(0, 5), min_size=1, max_size=60)
 SAMPLINGS = st.tuples(st.sampled_from([0.0, 0.5, 0.8, 1.0]), st.sampled_from([0, 0, 12345, 2**64 - 3]))
 
 
-def array(tokens):
-    return np.array(tokens, np.int32)
-
-
-def tail_of(tokens):
-    tail = np.empty(TAIL, np.int32)
-    fill_tail(tail, array(tokens), len(tokens))
-    return tail
-
-
-def new_model(text, seed, config=CONFIG):
-    """A model that knows a text's counts and made-up probabilities of the target behind some of its contexts."""
+def new_model(text, seed, n_learnt):
+    """A model with counts of ``text[:n_learnt]`` and made-up probabilities of the target after some of its contexts."""
     rng = np.random.default_rng(seed)
     rows = np.array([rng.choice(8, 4, replace=False) for _ in range(VOCAB * (seed % 2))], np.int32).reshape(-1, 4)
     weights = np.array([0.4, 0.2, 0.1, 0.05], np.float32)
@@ -43,8 +37,8 @@ def new_model(text, seed, config=CONFIG):
     pair_rows = np.array([rng.choice(8, 4, replace=False) for _ in pairs], np.int32).reshape(-1, 4)
     behind_pairs = pairs, pair_rows, np.tile(weights, (len(pairs), 1))
     read = VocabularyRows.of(rows, np.tile(weights, (len(rows), 1)), behind_pairs)
-    model = Models(config, BOTH, read).new(1000)
-    learn_text(model.text, array(text), 0)
+    model = Models(CONFIG, BOTH, read).new(1000)
+    learn_text(model.text, array(text[:n_learnt]), 0)
     for end in rng.integers(1, len(text) + 1, 10):
         ids = rng.choice(8, 4, replace=False).astype(np.int32)
         put_successors(model.target, tail_of(text[:end]), ids, rng.dirichlet([0.5] * 5)[:4].astype(np.float32))
@@ -55,9 +49,9 @@ def new_model(text, seed, config=CONFIG):
 
 
 def successors(model, context, sampling, reach):
-    """Every candidate behind a context: token -> probability, of the MAX_CHILDREN most probable.
+    """The MAX_CHILDREN most probable candidates after a context: token -> probability.
 
-    Greedy, what cannot matter below a path of probability ``reach`` is not looked at.
+    Greedy drafts skip what cannot matter after a path of probability ``reach``.
     """
     least = 0.0 if sampling.temperature else WORTHLESS / float(np.float32(reach))
     n = mix_successors(model, tail_of(context), least)
@@ -70,14 +64,16 @@ def successors(model, context, sampling, reach):
 
 @given(TEXTS, st.integers(0, 99), st.integers(0, 40), st.sampled_from([1e-5, 1e-3, 0.05]), SAMPLINGS)
 def test_grown_trees_hold_the_probable_paths_and_nothing_else(text, seed, budget, least, how):
-    model = new_model(text, seed)
+    model = new_model(text, seed, n_learnt := len(text) // 2)
     sampling = Sampling(how[0], np.uint64(how[1]))
     growth = make_growth(40)
-    n = grow(model, growth, array(text), budget, least, sampling)
+    addresses = Models.addressed(model).addresses, addresses_of_growth(growth)
+    n = draft(*addresses, array(text), n_learnt, budget, least, *sampling)  # counts the rest of the text first
     assert n <= budget
     tokens, parents = growth.tokens[:n].tolist(), growth.parents[:n].tolist()
     assert len(set(zip(parents, tokens, strict=True))) == n
-    paths, reach = {ROOT: []}, {ROOT: 1.0}
+    paths: dict[int, list[int]] = {ROOT: []}
+    reach = {ROOT: 1.0}
     known = {ROOT: successors(model, text, sampling, 1.0)}
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         assert ROOT <= parent < node
@@ -86,6 +82,7 @@ def test_grown_trees_hold_the_probable_paths_and_nothing_else(text, seed, budget
         assert 0.0 < score <= 1.0 + 1e-6
         assert score == pytest.approx(known[parent][token], rel=1e-5)
         assert 0.0 <= growth.text_share[node] <= 1.0 + 1e-5
+        assert PROPOSERS[growth.proposers[node]] == ranked(growth.text_share[node], growth.corpus_share[node])
         reach[node] = reach[parent] * score
         assert reach[node] == pytest.approx(growth.reach[node + 1], rel=1e-4)
         assert reach[node] >= least * (1 - 1e-4)
@@ -99,67 +96,15 @@ def test_grown_trees_hold_the_probable_paths_and_nothing_else(text, seed, budget
             assert not left or reach[parent] * left[0] <= least * 1.001
 
 
-def literal_growth(model, text, budget, least, sampling):
-    """Best first, a row's first child counting LIKELY until the row was looked at: (paths, their probabilities)."""
-    rows = [((), 1.0, None)]  # path, reach, open children, best first
-    taken = []
-    while len(taken) < budget:
-        value, best = max(
-            (reach * (LIKELY if left is None else left[0][0] if left else 0.0), -i)
-            for i, (_, reach, left) in enumerate(rows)
-        )
-        path, reach, left = rows[-best]
-        if value <= least:
-            break
-        if left is None:
-            left = sorted(((p, t) for t, p in successors(model, [*text, *path], sampling, reach).items()), reverse=True)
-            rows[-best] = (path, reach, left)
-            continue
-        p, token = left.pop(0)
-        taken.append(reach * p)
-        rows.append(((*path, token), reach * p, None))
-    return taken
-
-
-@given(TEXTS, st.integers(0, 99), st.integers(1, 24), SAMPLINGS)
-def test_the_most_probable_come_first(text, seed, budget, how):
-    sampling = Sampling(how[0], np.uint64(how[1]))
-    growth = make_growth(budget)
-    n = grow(new_model(text, seed), growth, array(text), budget, 1e-5, sampling)
-    wanted = literal_growth(new_model(text, seed), text, budget, 1e-5, sampling)
-    assert n == len(wanted)
-    assert growth.reach[1 : n + 1].sum() == pytest.approx(sum(wanted), rel=1e-3)
-
-
-@given(st.lists(st.floats(1e-3, 1.0), max_size=60))
-def test_a_row_keeps_its_best_successors_in_order(weights):
-    model = Models(SuccessorConfig(top_k=60), BOTH).new(100)
-    put_successors(model.target, tail_of([1]), np.arange(len(weights), dtype=np.int32), np.array(weights, np.float32))
-    growth = make_growth(2)
-    growth.tails[0] = tail_of([1])
-    growth.reach[0] = 1.0
-    expand(model, growth, 0, Sampling(0.0, np.uint64(0)), 1)
-    n = int(growth.n_children[0])
-    assert n == min(len(weights), MAX_CHILDREN)
-    kept = np.array(weights, np.float32)[growth.child_ids[0, :n]]
-    assert kept.tolist() == sorted(np.array(weights, np.float32).tolist(), reverse=True)[:n]
-    shares = growth.child_p[0, :n]
-    assert shares == pytest.approx(kept * (shares.sum() / max(kept.sum(), 1e-9)), rel=1e-4)
-    assert shares.sum() <= 1.0 + 1e-5
-    assert (shares > 0).all()
-
-
-def row_of(table, context, order):
-    key = np.uint64(hash_tail(tail_of(context), order))
-    row = find(table, key) if key else NONE
-    if row == NONE:
-        return None
-    n = int((np.append(table.ids[row], NONE) == NONE).argmax())
-    return dict(zip(table.ids[row, :n].tolist(), table.weights[row, :n].tolist(), strict=True))
+def ranked(text, corpus):
+    """The sources of a node by their shares, the first of equals first."""
+    shares = (float(text), float(np.float32(1.0) - text - corpus), float(corpus))
+    places = [place for place in range(3) if shares[place] > LEAST_SHARE]
+    return tuple(SOURCES[place] for place in sorted(places, key=lambda place: -shares[place]))
 
 
 @given(TEXTS, st.data())
-def test_a_tree_teaches_what_the_target_said_behind_each_of_its_nodes(text, data):
+def test_a_tree_teaches_the_targets_row_after_each_of_its_nodes(text, data):
     n = data.draw(st.integers(0, 8))
     tokens = data.draw(st.lists(st.integers(0, 5), min_size=n, max_size=n))
     parents = [data.draw(st.integers(ROOT, i - 1)) for i in range(n)]
@@ -169,7 +114,9 @@ def test_a_tree_teaches_what_the_target_said_behind_each_of_its_nodes(text, data
     ids = np.array([rng.choice(VOCAB, 4, replace=False) for _ in nodes], np.int32)
     weights = rng.uniform(0.0, 0.25, ids.shape).astype(np.float32)
     model = Models(CONFIG, BOTH).new(1000)
-    learn_tree(model, array(text), n_before, array(tokens), array(parents), array(nodes), ids, weights, 0.9)
+    tree = array(tokens), array(parents), array(nodes), ids, weights
+    learn(Models.addressed(model).addresses, array(text), 0, 0.0, n_before, *tree, 0.9, 0)
+    assert (model.text.keys != 0).any() == (len(text) > 1), "the text is counted in the same call"
     wanted = {}
     for node, row, weight in zip(nodes, ids.tolist(), weights.tolist(), strict=True):
         path = []
@@ -181,146 +128,62 @@ def test_a_tree_teaches_what_the_target_said_behind_each_of_its_nodes(text, data
                 wanted[tuple(context[-order:])] = dict(zip(row, weight, strict=True))
     assert (model.target.keys != 0).sum() == len(wanted)
     for gram, successors_ in wanted.items():
-        assert row_of(model.target, list(gram), len(gram)) == successors_
+        assert row_of(model.target, list(gram)) == successors_
 
 
-@given(TEXTS, st.integers(1, 60), st.integers(0, 9))
-def test_a_prompt_teaches_the_same_in_chunks_of_any_size(text, chunk, seed):
-    rng = np.random.default_rng(seed)
-    ids = np.array([rng.choice(VOCAB, 4, replace=False) for _ in text], np.int32)
-    weights = rng.uniform(0.0, 0.25, ids.shape).astype(np.float32)
-    whole, parts = (Models(CONFIG, BOTH).new(1000) for _ in range(2))
-    learn_prompt(whole, array(text), 0, ids, weights, 0.9)
-    for start in range(0, len(text), chunk):
-        end = start + chunk
-        learn_prompt(parts, array(text[:end]), start, ids[start:end], weights[start:end], 0.9)
-    for end in range(1, len(text) + 1):
-        for order in CONFIG.target_orders:
-            row = row_of(whole.target, text[:end], order)
-            assert row == row_of(parts.target, text[:end], order)
-            assert (row is None) == (order > end)
-    assert row_of(whole.target, text, 1) == dict(zip(ids[-1].tolist(), weights[-1].tolist(), strict=True))
+U64 = st.integers(0, (1 << 64) - 1)
 
 
-STEPS = st.lists(
-    st.lists(st.lists(st.integers(0, 30), min_size=10, max_size=10, unique=True), min_size=1, max_size=5), max_size=5
-)
+@given(U64, st.integers(0, 3), st.integers(0, 1 << 20), st.lists(st.integers(0, 262143), min_size=1, max_size=30))
+def test_the_noise_of_a_candidate_is_the_noise_the_target_draws_by(seed, choice, position, ids):
+    key = compiled_mix64(np.uint64(request_key(seed, choice)) ^ np.uint64(position))
+    assert int(compiled_mix64(np.uint64(seed))) == mix64(seed)
+    assert int(key) == position_key((seed, choice, position), GUMBEL_DOMAIN)
+    ids = np.array(ids)
+    found = np.array([exponential(np.uint64(key), int(i)) for i in ids])
+    bits = _bits_numpy(int(key), _counters(262144)[ids])
+    assert np.round(np.exp(-found) * 2.0**32 - 0.5).astype(np.uint32).tolist() == bits.tolist()
+    assert -np.log(found) == pytest.approx(gumbel_row((seed, choice, position), 262144, ids), rel=1e-6, abs=1e-6)
 
 
-@given(STEPS, st.sampled_from([0.5, 0.9, 0.98]))
-def test_recent_tokens_are_the_heaviest_of_a_fading_sum(steps, decay):
-    model = Models(SuccessorConfig(recent=40), BOTH).new(100)
-    literal = {}
-    for number, step in enumerate(steps):
-        ids = np.array(step, np.int32)
-        weights = np.random.default_rng(number).dirichlet(np.ones(10), len(ids)).astype(np.float32)
-        remember_recent(model, ids, weights, decay)
-        for row, weight in zip(step, weights.tolist(), strict=True):
-            literal = {token: value * decay for token, value in literal.items()}
-            for token, value in list(zip(row, weight, strict=True))[:RECENT_WIDTH]:
-                literal[token] = literal.get(token, 0.0) + value * (1.0 - decay)
-    n = len(literal)
-    found = model.recent_weights[:n].tolist()
-    assert found == sorted(found, reverse=True)
-    assert set(model.recent_ids[:n].tolist()) == set(literal)
-    assert (model.recent_ids[n:] == NONE).all()
-    assert found == pytest.approx([literal[i] for i in model.recent_ids[:n].tolist()], rel=1e-4, abs=1e-7)
-    assert sum(found) <= 1.0 + 1e-5
+def write(candidates, p, from_text):
+    n = len(p)
+    candidates.ids[:n] = np.arange(n) * 3
+    candidates.p[:n] = p
+    candidates.from_text[:n] = from_text
 
 
-def test_a_short_list_keeps_the_heaviest_recent_tokens_of_many():
-    """More different tokens in one step than there is scratch room for: what is newest must not be what is lost."""
-    model = Models(SuccessorConfig(recent=16), BOTH).new(100)
-    ids = np.arange(1000, dtype=np.int32).reshape(125, 8)
-    remember_recent(model, ids, np.full(ids.shape, 0.125, np.float32), 0.98)
-    assert set(model.recent_ids.tolist()) == set(range(1000 - 16, 1000))
-    remember_recent(model, np.full((1, 1), 1500, np.int32), np.ones((1, 1), np.float32), 0.5)
-    assert model.recent_ids[0] == 1500
-    assert len(set(model.recent_ids.tolist())) == 16
+def distribution(draw_weights):
+    return (np.array(draw_weights) / (sum(draw_weights) or 1.0)).astype(np.float32)
 
 
-# Trusts.
+WEIGHTS = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=12)
 
 
-def pair_of(model, first, second):
-    """What the target says behind a pair of tokens in any text; None if it was not read."""
-    rows = model.vocabulary
-    (places,) = np.nonzero(rows.pair_keys == (int(first) << 32 | int(second)))
-    found = [zip(rows.pair_ids[i].tolist(), rows.pair_weights[i].tolist(), strict=True) for i in places]
-    return dict(found[0]) if found else None
+@given(WEIGHTS, st.floats(0.2, 1.0), st.floats(0.01, 2.0), U64, st.integers(0, 9999), st.floats(0.0, 1.0))
+def test_weights_stay_probabilities_and_text_stays_a_part_of_them(weights, mass, temperature, key, position, share):
+    candidates = make_candidates()
+    p = distribution(weights) * np.float32(mass)
+    for noise_key in (0, key):
+        write(candidates, p, p * np.float32(share))
+        weigh_draws(candidates, len(p), Sampling(temperature, np.uint64(noise_key)), position)
+        found, part = candidates.p[: len(p)], candidates.from_text[: len(p)]
+        assert np.isfinite(found).all()
+        assert (found >= 0).all()
+        assert found.sum() <= 1.0 + 1e-5
+        assert part == pytest.approx(found * share, rel=1e-3, abs=1e-6)
 
 
-def literal_adaptation(model, text, first, rate):
-    """Online EM over the same stick, on dictionaries of trusts."""
-    trusts = {}
-    for end in range(max(first, 1), len(text)):
-        parts = []
-        for order in range(TAIL, 0, -1):
-            if order > end:
-                continue
-            for kind, table in (("text", model.text), ("target", model.target)):
-                row = row_of(table, text[:end], order)
-                if row is None and kind == "target" and order == 2:
-                    row = pair_of(model, text[end - 2], text[end - 1])
-                if row is None:
-                    continue
-                p, where = row.get(text[end], 0.0), (kind, order)
-                if kind == "text":
-                    total = sum(row.values())
-                    p, where = p / total, ("text", order, min(int(total), 3) - 1, int(len(row) == 1))
-                array_ = model.trusts.text if kind == "text" else model.trusts.target
-                trusts.setdefault(where, float(array_[where[1:]]))
-                parts.append((where, p))
-        if len(model.vocabulary.ids):
-            last = text[end - 1]
-            row = dict(zip(model.vocabulary.ids[last].tolist(), model.vocabulary.weights[last].tolist(), strict=True))
-            trusts.setdefault(("target", 0), float(model.trusts.target[0]))
-            parts.append((("target", 0), row.get(text[end], 0.0)))
-        below, given_ = 1e-3, []
-        for where, p in reversed(parts):
-            gave = trusts[where] * p
-            below = gave + (1.0 - trusts[where]) * below
-            given_.insert(0, gave / below)
-        reached = 1.0
-        for (where, _), q in zip(parts, given_, strict=True):
-            moved = trusts[where] + rate * reached * (q - trusts[where])
-            trusts[where] = min(max(moved, 0.02), 0.98)
-            reached *= 1.0 - q
-    return trusts
-
-
-@given(TEXTS, TEXTS, st.integers(0, 99), st.sampled_from([0.03, 0.3, 1.0]))
-def test_trusts_follow_online_em_and_stay_within_bounds(known, text, seed, rate):
-    model = new_model(known, seed)
-    wanted = literal_adaptation(model, text, 0, rate)
-    before = model.trusts.text.copy(), model.trusts.target.copy()
-    adapt_trust(model, array(text), 0, rate)
-    for (kind, *where), trust in wanted.items():
-        found = model.trusts.text if kind == "text" else model.trusts.target
-        assert found[tuple(where)] == pytest.approx(trust, abs=1e-4)
-        assert 0.0199 <= found[tuple(where)] <= 0.9801
-        (before[0] if kind == "text" else before[1])[tuple(where)] = found[tuple(where)]
-    assert (model.trusts.text == before[0]).all(), "a trust moved that nothing spoke for or against"
-    assert (model.trusts.target == before[1]).all()
-
-
-@pytest.mark.parametrize("right", ["text", "target"])
-def test_trust_moves_to_the_half_that_is_right(right):
-    config = SuccessorConfig(text_orders=(2,), target_orders=(2,), top_k=1)
-    model = Models(config, BOTH).new(1000)
-    text = [1, 2, 3] * 40
-    said = {(1, 2): 3, (2, 3): 1, (3, 1): 2}
-    for pair, token in said.items():
-        wrong = 9
-        learn_text(model.text, array([*pair, token if right == "text" else wrong]), 2)
-        shown = array([token if right == "target" else wrong])
-        put_successors(model.target, tail_of(pair), shown, np.full(1, 0.9, np.float32))
-    text_before, target_before = float(model.trusts.text[2, 0, 1]), float(model.trusts.target[2])
-    adapt_trust(model, array(text), 0, 0.1)
-    text_after, target_after = float(model.trusts.text[2, 0, 1]), float(model.trusts.target[2])
-    if right == "text":
-        assert text_after > 0.9 > text_before
-    else:
-        assert target_after > 0.9 > target_before
-        assert text_after < 0.05 < text_before
-    assert math.isfinite(text_after + target_after)
+@given(WEIGHTS, st.floats(0.1, 2.0), st.integers(1, 1 << 63), st.integers(0, 2), st.integers(0, 9999))
+def test_where_the_whole_distribution_is_known_the_best_candidate_is_what_the_target_draws(
+    weights, temperature, seed, choice, position
+):
+    candidates = make_candidates()
+    p = distribution(weights)
+    write(candidates, p, p)
+    weigh_draws(candidates, len(p), Sampling(temperature, np.uint64(request_key(seed, choice))), position)
+    scores = np.log(p.astype(np.float64)) / temperature
+    scores += gumbel_row((seed, choice, position), VOCAB, np.arange(len(p)) * 3)
+    best, *others = np.sort(scores)[::-1]
+    if not others or best - others[0] > 1e-3:
+        assert candidates.p[: len(p)].argmax() == scores.argmax()

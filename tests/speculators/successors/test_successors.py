@@ -1,4 +1,6 @@
-"""The mixed model as a speculator: what it learns, and from whom."""
+"""The mixed model as a speculator: well-formed drafts, what it learns, and the noise it may know."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
@@ -8,30 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
 from engine.protocol import Needs, Outcome
-from engine.request import Request
-from engine.sampling.params import SamplingParams
+from engine.sampling.noise import gumbel_row
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
-from speculators.ngrams.suffix import SuffixConfig
-from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions, create
 from speculators.successors.config import TARGET, TEXT, SuccessorConfig
 from speculators.successors.learning import learn_prompt, learn_tree
 from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE
-from speculators.successors.token_recycling import TokenRecyclingConfig
 from speculators.testing import HashTarget
-from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, nodes, view
+from tests.support.drafts import observe_prompt, tokens_of
+from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, view
+
+SEQUENCES = HashTarget(48, n_successors=2)
 
 
 @pytest.mark.parametrize("sources", [*HALVES, (TARGET, TEXT)])
-def test_drafts_are_well_formed_and_the_text_is_the_plain_one(sources):
-    target = HashTarget(48, n_successors=2)
+def test_drafts_are_well_formed_and_the_text_is_that_of_plain_decoding(sources):
     speculator = Successors(SMALL, sources)
-    run = decode(speculator, target, view(PROMPT), 40)
-    assert run.output == target.generate(PROMPT, len(run.output))
+    run = decode(speculator, SEQUENCES, view(PROMPT), 40)
     assert len(run.output) > 50
     for (branch,) in filter(None, run.drafts):
         assert len(branch.tokens) == len(branch.parents) == len(branch.scores) <= 24
@@ -51,100 +48,64 @@ def test_the_better_half_is_named_first():
     request = view([1, 2, 1, 2, 1])
     speculator.begin(request)
     top = np.array([[2, 7, 8]] * 5, np.int32)
-    speculator.observe(
-        request,
-        Outcome([], EMPTY_TREE, prompt_top_ids=top, prompt_top_logprobs=np.log(np.full((5, 3), 0.3, np.float32))),
-    )
+    logprobs = np.log(np.full((5, 3), 0.3, np.float32))
+    speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=top, prompt_top_logprobs=logprobs))
     (branch,) = speculator.propose(request, 8)
     first = dict(zip(zip(branch.parents, branch.tokens, strict=True), branch.proposers, strict=True))
-    assert first[ROOT, 2] == BOTH  # counts say 2 at 0.28, the target 0.44 x 0.3 of what is left
+    assert first[ROOT, 2] == BOTH  # counts say 2 at 0.28, the target 0.44 x 0.3 of the rest
     assert first[ROOT, 7] == first[ROOT, 8] == (TARGET,)
 
 
-def test_only_the_target_half_wants_something_read_back():
+def test_only_the_target_half_needs_ids_and_only_it_learns_from_them():
     assert Successors(SMALL, (TEXT,)).needs == Needs()
-    wanted = Needs(node_top_k=16, prompt_top_k=16, top_logprobs=True)
-    assert Successors(SMALL, (TARGET,)).needs == Successors(SMALL, BOTH).needs == wanted
-
-
-def test_the_registry_makes_one_model_of_both_names_and_papers_of_none():
-    assert isinstance(create("suffix+token-recycling"), Successors)
-    assert create("token-recycling+suffix").name == "token-recycling+suffix"
-    assert [part.name for part in create("pld+token-recycling+suffix")._parts] == ["pld", "token-recycling+suffix"]
-    paper = SpeculatorOptions(suffix=SuffixConfig(mode="paper"))
-    assert [part.name for part in create("suffix+token-recycling", paper)._parts] == ["suffix", "token-recycling"]
-    for mode in ({"suffix": SuffixConfig(mode="paper")}, {"token_recycling": TokenRecyclingConfig(mode="paper")}):
-        (name,) = (key.replace("_", "-") for key in mode)
-        assert not isinstance(create(name, SpeculatorOptions(**mode)), Successors)
-        assert isinstance(create(name), Successors)
-
-
-def test_what_others_read_back_does_not_reach_the_text_half():
-    """In a combination the target's ids come to every part."""
-    target = HashTarget(48, n_successors=2)
-    alone = decode(Successors(SMALL, (TEXT,)), target, view(PROMPT), 12)
-    deaf = Successors(SMALL, (TEXT,))
+    needs = Needs(node_top_k=16, prompt_top_k=16, top_logprobs=True)
+    assert Successors(SMALL, (TARGET,)).needs == Successors(SMALL, BOTH).needs == needs
+    alone = decode(Successors(SMALL, (TEXT,)), SEQUENCES, view(PROMPT), 12)
+    deaf = Successors(SMALL, (TEXT,))  # in a combination the target's ids come to every part
     observe = deaf.observe
     deaf.observe = lambda request, outcome: observe(request, Outcome(outcome.tokens, outcome.tree, outcome.accepted))
-    assert decode(deaf, target, view(PROMPT), 12).drafts == alone.drafts
+    assert decode(deaf, SEQUENCES, view(PROMPT), 12).drafts == alone.drafts
 
 
 @pytest.mark.parametrize("sources", HALVES)
 @pytest.mark.parametrize("prompt", [[], [7]])
 def test_the_shortest_prompts_do_no_harm(sources, prompt):
-    speculator = Successors(SMALL, sources)
-    request = view(prompt)
+    speculator, request = Successors(SMALL, sources), view(prompt)
     speculator.begin(request)
     assert speculator.propose(request, 8) == []
     for token in (7, 7, 7, 7):
         request.context.extend([token])
         speculator.observe(request, Outcome([token], EMPTY_TREE))
-    assert (nodes(speculator.propose(request, 8)) != []) == (TEXT in sources)
+    assert (tokens_of(speculator.propose(request, 8)) != []) == (TEXT in sources)
 
 
-@pytest.mark.parametrize("vocab_size", [48, 32_000, 262_144])
-def test_every_vocabulary_fits(vocab_size):
-    target = HashTarget(vocab_size, n_successors=2)
-    prompt = [vocab_size - 1, 0, vocab_size - 2, vocab_size - 1, 0]
-    run = decode(Successors(SMALL, BOTH), target, view(prompt, vocab_size=vocab_size), 6)
-    assert run.output == target.generate(prompt, len(run.output))
-    assert nodes(run.drafts[-1])
-
-
-def test_a_larger_vocabulary_may_come_later():
+def test_requests_of_any_vocabulary_share_a_speculator():
     speculator = Successors(SMALL, BOTH)
-    small, large = HashTarget(48, 2), HashTarget(90_000, 2)
-    first = Decoding(speculator, small, view(PROMPT, 0))
-    second = Decoding(speculator, large, view([89_999, 5, 89_999, 5], 1, 90_000))
+    runs = []
+    for number, vocab in enumerate((48, 32_000, 262_144)):
+        prompt = PROMPT if vocab == 48 else [vocab - 1, 0, vocab - 2, vocab - 1, 0]
+        runs.append(Decoding(speculator, HashTarget(vocab, 2), view(prompt, number, vocab)))
     for _ in range(8):
-        first.step()
-        second.step()
-    assert first.output == small.generate(PROMPT, len(first.output))
-    assert first.drafts == decode(Successors(SMALL, BOTH), small, view(PROMPT), 8).drafts
+        for run in runs:
+            run.step()
+    assert all(run.output and tokens_of(run.drafts[-1]) for run in runs)
+    assert runs[0].drafts == decode(Successors(SMALL, BOTH), SEQUENCES, view(PROMPT), 8).drafts
 
 
 @pytest.mark.parametrize("sources", HALVES)
-def test_budgets_are_kept_and_may_grow(sources):
+def test_budgets_are_kept_and_a_larger_one_only_adds(sources):
     target = HashTarget(48, n_successors=3)
     speculator = Successors(SuccessorConfig(least=0.0), sources)
     run = Decoding(speculator, target, view([*PROMPT, *target.generate(PROMPT, 100)]))
-    sizes = [len(nodes(speculator.propose(run.request, budget))) for budget in (0, 1, 7, 64, 65, 200, 64, 3)]
-    assert all(size <= budget for size, budget in zip(sizes, (0, 1, 7, 64, 65, 200, 64, 3), strict=True))
-    assert sizes[1] == 1
-    if TARGET in sources:
-        assert sizes[5] == 200
+    budgets = (0, 1, 7, 64, 65, 200, 64, 3)
+    found = [tokens_of(speculator.propose(run.request, budget)) for budget in budgets]
+    assert all(len(tokens) <= budget for tokens, budget in zip(found, budgets, strict=True))
+    assert all(tokens == found[5][: len(tokens)] for tokens in found)
+    assert len(found[1]) == 1
+    assert len(found[5]) == 200 or TARGET not in sources
 
 
-def test_a_larger_budget_only_adds():
-    target = HashTarget(48, n_successors=3)
-    run = Decoding(Successors(SuccessorConfig(), BOTH), target, view(PROMPT))
-    for _ in range(6):
-        run.step()
-    few, many = (run.speculator.propose(run.request, budget)[0] for budget in (10, 150))
-    assert (few.tokens, few.parents, few.scores) == (many.tokens[:10], many.parents[:10], many.scores[:10])
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=40), st.sampled_from([{}, {"temperature": 0.8, "seed": 4}]))
 def test_live_requests_do_not_disturb_one_another(order, params):
     """All models of a speculator share scratch space."""
@@ -161,11 +122,8 @@ def test_live_requests_do_not_disturb_one_another(order, params):
         assert alone.drafts == run.drafts
 
 
-# Learning.
-
-
-def read(model):
-    """Everything a model knows but its recent tokens."""
+def knowledge(model):
+    """The tables and trusts of a model."""
     tables = []
     for table in (model.text, model.target):
         used = np.flatnonzero(table.keys)
@@ -179,46 +137,29 @@ def read(model):
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4))
 def test_prompt_chunks_of_any_size_teach_the_same(sizes):
-    """But for recent tokens: of every chunk, the last positions count."""
-    target = HashTarget(48, n_successors=3)
+    """Recent tokens may differ: of every chunk, the last positions count."""
+    target, found = HashTarget(48, n_successors=3), []
     prompt = [*PROMPT, *target.generate(PROMPT, 40)]
-    whole = target.read_prompt(prompt)
-    config = SuccessorConfig(target_rows=4096, text_rows=4096)
-    found = []
-    for cuts in ([], sizes):
-        speculator, request = Successors(config, BOTH), view(prompt)
+    for ends in ([], np.cumsum(sizes).tolist()):
+        speculator = Successors(SuccessorConfig(target_rows=4096, text_rows=4096), BOTH)
+        request = view(prompt)
         speculator.begin(request)
-        ends = [end for end in np.cumsum(cuts).tolist() if end < len(prompt)] + [len(prompt)]
-        start = 0
-        for end in ends:
-            tokens = whole.tokens if end == len(prompt) else []
-            request.context.extend(tokens)
-            ids, logprobs = whole.prompt_top_ids[start:end], whole.prompt_top_logprobs[start:end]
-            speculator.observe(
-                request,
-                Outcome(tokens, EMPTY_TREE, prompt_top_ids=ids, prompt_top_logprobs=logprobs, prompt_start=start),
-            )
-            start = end
-        found.append(read(speculator._states[0].addressed.model))
+        observe_prompt(speculator, request, target, ends)
+        found.append(knowledge(speculator._states[0].addressed.model))
     assert found[0] == found[1]
 
 
-def test_only_the_last_tokens_of_a_long_prompt_are_counted():
-    request = view([1, 2, 3, 4, 5, 6, 1])
-    for window, learnt in ((0, False), (3, False), (6, True), (100, True)):
-        speculator = Successors(replace(SMALL, prompt_window=window), (TEXT,))
-        speculator.begin(request)
-        assert (nodes(speculator.propose(request, 4))[:1] == [2]) == learnt
-
-
-def test_a_failing_read_back_costs_nothing_but_itself():
-    """Ids without their probabilities (another part's wish) teach nothing."""
-    speculator = Successors(SMALL, BOTH)
-    request = view(PROMPT)
+@pytest.mark.parametrize(("window", "learnt"), [(0, False), (3, False), (6, True), (100, True)])
+def test_only_the_last_tokens_of_a_long_prompt_are_counted(window, learnt):
+    speculator, request = Successors(replace(SMALL, prompt_window=window), (TEXT,)), view([1, 2, 3, 4, 5, 6, 1])
     speculator.begin(request)
-    request.context.extend([5])
-    ids = np.zeros((len(PROMPT), 4), np.int32)
-    speculator.observe(request, Outcome([5], EMPTY_TREE, prompt_top_ids=ids))
+    assert (tokens_of(speculator.propose(request, 4))[:1] == [2]) == learnt
+
+
+def test_ids_without_probabilities_teach_nothing():
+    speculator, request = Successors(SMALL, BOTH), view(PROMPT)
+    speculator.begin(request)
+    observe_prompt(speculator, request, SEQUENCES, logprobs=False)
     assert not speculator._states[0].addressed.model.target.keys.any()
 
 
@@ -227,8 +168,7 @@ def over_the_wire(array):
 
 
 def test_read_only_arrays_are_as_good_and_compile_nothing_new():
-    target = HashTarget(48, n_successors=2)
-    here = decode(Successors(SMALL, BOTH), target, view(PROMPT), 5)
+    here = decode(Successors(SMALL, BOTH), SEQUENCES, view(PROMPT), 5)
     known = {function: len(function.signatures) for function in (learn_prompt, learn_tree)}
     there = Successors(SMALL, BOTH)
     observe = there.observe
@@ -236,46 +176,59 @@ def test_read_only_arrays_are_as_good_and_compile_nothing_new():
     def receive(request, outcome):
         top = TopIds.of(outcome.top_ids)
         if len(top):
-            outcome = msgspec.structs.replace(
-                outcome, top_ids=TopIds(*map(over_the_wire, (top.nodes, top.ids, top.logprobs)))
-            )
+            sent = TopIds(*map(over_the_wire, (top.nodes, top.ids, top.logprobs)))
+            outcome = msgspec.structs.replace(outcome, top_ids=sent)
         if outcome.prompt_top_ids is not None:
             ids, logprobs = over_the_wire(outcome.prompt_top_ids), over_the_wire(outcome.prompt_top_logprobs)
             outcome = msgspec.structs.replace(outcome, prompt_top_ids=ids, prompt_top_logprobs=logprobs)
         observe(request, outcome)
 
     there.observe = receive
-    assert decode(there, target, view(PROMPT), 5).drafts == here.drafts
+    assert decode(there, SEQUENCES, view(PROMPT), 5).drafts == here.drafts
     assert known == {function: len(function.signatures) for function in known}
 
 
-def test_the_pool_runs_all_three_under_sampling_parameters():
-    pool = SpeculatorPool(SpeculatorOptions().warm())
-    target = HashTarget(48, n_successors=2)
-    prompt = [*PROMPT, *target.generate(PROMPT, 60)]
-    for i, method in enumerate(("suffix", "token-recycling", "suffix+token-recycling")):
-        pool.begin(i, Request(prompt, SamplingParams(temperature=0.7, seed=i), method, scope="a"), 48)
-    drafts = pool.advance([(i, target.read_prompt(prompt)) for i in range(3)], dict.fromkeys(range(3), 9))
-    assert all(0 < len(nodes(drafts[i])) <= 9 for i in range(3))
+def after_prompt(sources, **params):
+    """The draft after a prompt whose continuation repeats it."""
+    request = view([*PROMPT, *SEQUENCES.generate(PROMPT, 60)], **params)
+    run = Decoding(Successors(replace(SMALL, text_width=8), sources), SEQUENCES, request)
+    return run.speculator.propose(run.request, 24)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"top_k": 0},
-        {"text_width": 0},
-        {"target_rows": 3},
-        {"recent": 0},
-        {"recent": 257},
-        {"recent_decay": 1.1},
-        {"adapt": -0.1},
-        {"least": 2.0},
-        {"target_orders": (2, 1)},
-        {"text_orders": (0, 1)},
-        {"text_orders": (1, 9)},
-        {"prompt_window": -1},
-    ],
-)
-def test_wrong_settings_are_named(bad):
-    with pytest.raises(ConfigError, match=f"successors: {next(iter(bad))} must "):
-        SuccessorConfig(**bad)
+@pytest.mark.parametrize("sources", HALVES)
+def test_drafts_depend_on_the_noise_of_coupled_sampling_alone(sources):
+    """Drafts for rejection sampling must not depend on the seed or choice by which the target draws."""
+    keys = [{"seed": 1}, {"seed": 2}, {"seed": 1, "choice": 3}]
+    rejected = [after_prompt(sources, temperature=0.8, verification="rejection", **key) for key in keys]
+    assert rejected[0] == rejected[1] == rejected[2] != []
+    coupled = [after_prompt(sources, temperature=0.8, **key) for key in keys]
+    assert coupled[0] != coupled[1] != coupled[2] != coupled[0]
+    assert coupled[0] == after_prompt(sources, temperature=0.8, seed=1)
+    assert after_prompt(sources, seed=1) == after_prompt(sources, seed=2), "greedy decoding has no noise"
+
+
+@pytest.mark.parametrize("temperature", [0.02, 0.8, 1.3])
+def test_the_first_guess_is_the_coupled_draw_where_the_targets_distribution_is_known(temperature):
+    rng, k = np.random.default_rng(3), 16
+    for seed in range(20):
+        speculator = Successors(replace(SMALL, target_orders=(1,)), (TARGET,))
+        request = view([1, 2, 3], vocab_size=k, temperature=temperature, seed=seed)
+        speculator.begin(request)
+        p = rng.dirichlet(np.full(k, 0.7)).astype(np.float32)
+        ids = np.argsort(-p).astype(np.int32)
+        logprobs = np.log(p[ids])[None]
+        outcome = Outcome([], EMPTY_TREE, prompt_top_ids=ids[None], prompt_top_logprobs=logprobs, prompt_start=2)
+        speculator.observe(request, outcome)
+        drawn = int((np.log(p.astype(np.float64)) / temperature + gumbel_row((seed, 0, 3), k)).argmax())
+        assert tokens_of(speculator.propose(request, 8))[0] == drawn
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 0.1, 100.0])
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_extreme_temperatures_keep_text_and_drafts(temperature, verification):
+    request = view(PROMPT * 2, temperature=temperature, seed=5, verification=verification)
+    run = decode(Successors(SMALL, BOTH), SEQUENCES, request, 8)
+    assert run.output
+    if temperature <= 0.1:  # nearly greedy: the best guess is almost certain
+        assert all(tokens_of(branches) for branches in run.drafts)
+        assert len(run.output) > 1 + len(run.drafts)

@@ -1,4 +1,4 @@
-"""Rows of the target behind every token: read by an engine, kept in a file, drafted with where nothing is known."""
+"""Rows of the target after every token: read by an engine, stored in a file, used where nothing else is known."""
 
 import pickle
 
@@ -8,13 +8,14 @@ import torch
 
 from app.speculation.vocabulary import read_rows
 from engine.errors import ConfigError
-from engine.protocol import RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from speculators.registry import SpeculatorOptions, create
 from speculators.successors.config import TARGET, SuccessorConfig
 from speculators.successors.models import Models
 from speculators.successors.vocabulary import BELOW, PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, mean_rows, pair_row
+from tests.support.drafts import first_draft as draft_of
+from tests.support.drafts import tokens_of, view
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, tiny_model
 
@@ -28,24 +29,24 @@ def read() -> VocabularyRows:
     return read_rows(make_target(FAMILY, stages=2), STARTS)
 
 
-def behind(texts: list[list[int]]) -> np.ndarray:
-    """The model's own probabilities of what follows texts of one length, ``[n, vocab]``."""
+def after(texts: list[list[int]]) -> np.ndarray:
+    """The model's own probabilities after texts of one length, ``[n, vocab]``."""
     with torch.inference_mode():
         return tiny_model(FAMILY)(torch.tensor(texts)).logits[:, -1].softmax(-1).numpy()
 
 
-def mean_behind(texts: list[list[int]], n_read: int) -> np.ndarray:
-    """The mean over all beginnings of what is read back of the model's probabilities, ``[n, vocab]``."""
+def mean_after(texts: list[list[int]], n_read: int) -> np.ndarray:
+    """The mean over all beginnings of the probabilities that are read back, ``[n, vocab]``."""
     mean = np.zeros((len(texts), VOCAB))
     for start in STARTS:
-        said = behind([[*start, *text] for text in texts])
+        said = after([[*start, *text] for text in texts])
         said[said < np.sort(said)[:, -n_read, None]] = 0.0
         mean += said / len(STARTS)
     return mean
 
 
-def test_rows_are_what_the_model_says_behind_each_token_on_average(read: VocabularyRows) -> None:
-    mean = mean_behind([[token] for token in range(VOCAB)], READ_TOP_K)
+def test_rows_are_the_models_mean_probabilities_after_each_token(read: VocabularyRows) -> None:
+    mean = mean_after([[token] for token in range(VOCAB)], READ_TOP_K)
     assert read.ids.shape == (VOCAB, TOP_K)
     assert np.allclose(read.weights, -np.sort(-mean)[:, :TOP_K], atol=1e-4)
     assert np.allclose(read.weights, mean[np.arange(VOCAB)[:, None], read.ids], atol=1e-4)
@@ -55,21 +56,17 @@ def test_pairs_are_of_a_token_and_its_likeliest_successors(read: VocabularyRows)
     pairs = [(key >> 32, key & 0xFFFFFFFF) for key in read.pair_keys.tolist()]
     assert pairs == sorted(pairs)
     assert set(pairs) == {(token, below) for token in range(VOCAB) for below in read.ids[token, :BELOW].tolist()}
-    mean = mean_behind([list(pair) for pair in pairs], TOP_K)
+    mean = mean_after([list(pair) for pair in pairs], TOP_K)
     assert np.allclose(read.pair_weights, -np.sort(-mean)[:, :PAIR_TOP_K], atol=1e-4)
     found = [pair_row(read, *pair) for pair in (*pairs[:9], (VOCAB, 0), (0, VOCAB))]
     assert found == [*range(9), -1, -1]
 
 
-def test_a_mean_is_over_all_lists() -> None:
+def test_a_mean_is_over_all_lists_of_rows() -> None:
     lists = [([[0, 1]], [[0.5, 0.25]]), ([[2, 1]], [[0.75, 0.125]])]
     ids, weights = mean_rows([(np.tile(i, (70, 1)), np.tile(np.float32(w), (70, 1))) for i, w in lists], 3, 2)
     assert ids.tolist() == [[2, 0]] * 70
     assert weights.tolist() == [[0.375, 0.25]] * 70
-
-
-def test_one_token_is_beginning_enough() -> None:
-    assert len(read_rows(make_target(FAMILY), [[5]]).ids) == len(read_rows(make_target(FAMILY), [[5, 6]]).ids) == VOCAB
 
 
 def test_a_file_holds_the_rows_of_one_model(read: VocabularyRows, tmp_path) -> None:
@@ -90,27 +87,21 @@ def test_a_file_holds_the_rows_of_one_model(read: VocabularyRows, tmp_path) -> N
 
 
 def first_draft(read: VocabularyRows | None, method: str) -> list[int]:
-    """The nodes drafted behind a prompt of one token that no text and no target has said anything about."""
+    """The nodes drafted after a prompt of one token of which nothing else is known."""
     speculator = create(method, SpeculatorOptions(vocabulary=read))
-    view = RequestView.of(0, Request([9], SamplingParams(max_tokens=9)), 97)
-    speculator.begin(view)
-    branches = speculator.propose(view, 5)
-    return [token for branch in branches for token in branch.tokens]
+    return tokens_of(draft_of(speculator, view([9], vocab_size=97, max_tokens=9), 5))
 
 
-@pytest.mark.parametrize("method", ["token-recycling", "suffix+token-recycling"])
-def test_contexts_never_seen_have_successors(read: VocabularyRows, method: str) -> None:
-    assert first_draft(None, method) == []
-    draft = first_draft(read, method)
-    assert len(draft) == 5
-    assert draft[0] == read.ids[9, 0]
-
-
-def test_what_reads_text_alone_is_not_told(read: VocabularyRows) -> None:
+def test_contexts_never_seen_have_successors_where_the_target_is_a_source(read: VocabularyRows) -> None:
+    for method in ("token-recycling", "suffix+token-recycling"):
+        assert first_draft(None, method) == []
+        draft = first_draft(read, method)
+        assert len(draft) == 5
+        assert draft[0] == read.ids[9, 0]
     assert first_draft(read, "suffix") == []
 
 
-def test_rows_from_another_process_are_drafted_with_as_they_are(read: VocabularyRows) -> None:
+def test_read_only_rows_from_another_process_are_as_good(read: VocabularyRows) -> None:
     """Ray's arrays are read-only, to Numba another type."""
     sent = pickle.loads(pickle.dumps(read))
     for array in sent:
@@ -121,19 +112,11 @@ def test_rows_from_another_process_are_drafted_with_as_they_are(read: Vocabulary
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 3}])
-def test_texts_are_the_same_in_fewer_steps(params: dict[str, float]) -> None:
-    """Rows behind the real beginning of every answer's text; a random model's order-1 rows are as good as any."""
-    target = make_target(FAMILY)
-    read = read_rows(target, random_prompts(1))
-    jobs = [
-        Request(prompt, SamplingParams(max_tokens=20, **params), "token-recycling", 8) for prompt in random_prompts(4)
-    ]
-    options = [SpeculatorOptions(), SpeculatorOptions(vocabulary=read)]
-    done = [
-        complete_all(
-            make_engine(make_target(FAMILY), extra={"token-recycling": lambda _, o=o: create("token-recycling", o)}),
-            jobs,
-        )
-        for o in options
-    ]
-    assert [one.token_ids for one in done[0]] == [one.token_ids for one in done[1]]
+def test_rows_change_no_text(params: dict[str, float], read: VocabularyRows) -> None:
+    jobs = [Request(one, SamplingParams(max_tokens=16, **params), "token-recycling", 8) for one in random_prompts(2)]
+    texts = []
+    for vocabulary in (None, read):
+        options = SpeculatorOptions(vocabulary=vocabulary)
+        extra = {"token-recycling": lambda _, options=options: create("token-recycling", options)}
+        texts.append([one.token_ids for one in complete_all(make_engine(make_target(FAMILY), extra=extra), jobs)])
+    assert texts[0] == texts[1]
