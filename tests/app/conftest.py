@@ -1,16 +1,18 @@
-"""A tiny tokenizer with a chat template, and a backend that generates for real: without a model, but step by step,
-with seeds, stop ids, limits, logprobs, failures and cancellation."""
+"""The HTTP application with a scripted backend: no model, but steps, seeds, stop ids, limits, logprobs, failures and
+cancellation."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -26,10 +28,11 @@ from engine.events import LENGTH, STOP, RequestStats, SourceCounts, StepEvent, T
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.support.tiny_models import tiny_tokenizer
+from tests.support.waiting import LIMIT_S, wait_until
 
 ANSWER = "The fox 🦊 drafts tokens: 日本語 and the river keeps running over the quiet town. STOP here, not later."
 MODEL = "tiny"
-STEPS = (1, 3, 1, 4, 2)  # tokens per step, over and over; the first is the prefill's
+STEPS = (1, 3, 1, 4, 2)  # tokens per step, repeated; the first is the prefill's
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +47,7 @@ class ScriptedBackend:
         self.tokenizer = tokenizer
         self.answer = ANSWER
         self.delay = 0.0  # seconds per step
+        self.holds_after: int | None = None  # steps after which requests wait until this is None again
         self.fails_after: int | None = None  # steps until the failure
         self.failure: SpectraError = TargetLostError("the target is gone")
         self.reports_drafts = True
@@ -66,7 +70,7 @@ class ScriptedBackend:
 
     @property
     def counted(self) -> CollectorRegistry:
-        return CollectorRegistry()  # of each edge its own
+        return CollectorRegistry()  # one for each edge
 
     async def submit(self, request: Request) -> AsyncIterator[StepEvent]:
         self.seen.append(request)
@@ -101,6 +105,8 @@ class ScriptedBackend:
             if self.fails_after is not None and len(steps) >= self.fails_after:
                 raise self.failure
             await asyncio.sleep(self.delay)
+            while self.holds_after is not None and len(steps) >= self.holds_after:
+                await asyncio.sleep(0.001)
             batch, finish, reason = [], None, None
             for token in ids[done : done + STEPS[len(steps) % len(STEPS)]] or [5]:
                 batch.append(token)
@@ -168,34 +174,52 @@ def app(backend: ScriptedBackend, tokenizer: PreTrainedTokenizerFast) -> object:
     )
 
 
+def client_of(app: object) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge")
+
+
+def app_with_context(backend: ScriptedBackend, n_tokens: int) -> object:
+    """An application whose model has ``n_tokens`` of context."""
+    backend.model_card = msgspec.structs.replace(backend.model_card, max_model_len=n_tokens)
+    return create_app(Api(backend, backend.tokenizer, Settings()))
+
+
 @pytest.fixture
 async def client(app: object) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+    async with client_of(app) as client:
         yield client
 
 
 @pytest.fixture
 def server(app: object) -> Iterator[str]:
-    """A real uvicorn on a free port; yields its base address."""
     with listening(app) as url:
         yield url
 
 
 @contextmanager
 def listening(app: object) -> Iterator[str]:
-    """The application behind a real uvicorn on a free port; yields its base address."""
+    """Serves the application with uvicorn on a free port; yields its base address."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 240
-        while not server.started:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.01)
+        wait_until(lambda: server.started, "the server did not start")
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         server.should_exit = True
-        thread.join(10)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
+
+
+def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON events of a stream."""
+    return [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a response, after a check of its status and of OpenAI's form."""
+    assert response.status_code == status, response.text[:1000]
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error

@@ -1,8 +1,6 @@
-"""Chat templates of model families, shortened to what writes messages and tools."""
+"""Chat templates of model families, reduced to messages and tools."""
 
 from __future__ import annotations
-
-from tools.demo_world.tokenizer import CHAT_TEMPLATE as DEMO_WORLD
 
 QWEN = """\
 {%- if tools %}
@@ -47,9 +45,6 @@ LLAMA_3 = """\
 {%- if not tools is defined %}{%- set tools = none %}{%- endif %}
 {{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
 {%- if tools is not none %}{{- "Environment: ipython\\n" }}{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {{- messages[0]['content'] }}{%- set messages = messages[1:] %}
-{%- endif %}
 {{- "<|eot_id|>" }}
 {%- if tools is not none %}
     {{- '<|start_header_id|>user<|end_header_id|>\\n\\nRespond in the format {"name": function name, ' }}
@@ -97,30 +92,4 @@ MISTRAL = """\
     {%- elif message["role"] == "assistant" %}{{- " " + message["content"] + eos_token }}
     {%- endif %}
 {%- endfor %}"""
-HERMES = """\
-{{- bos_token }}
-{{- '<|im_start|>system\\nYou are a function calling AI model. Here are the available tools: <tools> ' }}
-{%- for tool in tools or [] %}{{- tool | tojson }}{%- if not loop.last %}{{- '\\n' }}{%- endif %}{%- endfor %}
-{{- ' </tools>For each function call return a json object within <tool_call></tool_call> XML tags.<|im_end|>\\n' }}
-{%- for message in messages %}
-    {%- if message.role == "assistant" and message.tool_calls is defined %}
-        {{- '<|im_start|>assistant' }}
-        {%- for tool_call in message.tool_calls %}
-            {{- '\\n<tool_call>\\n{"name": "' + tool_call.function.name + '", "arguments": ' }}
-            {{- tool_call.function.arguments|tojson }}{{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {{- '<|im_start|>tool\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
-    {%- else %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-OF_FAMILY = {
-    "demo world": ("hermes", DEMO_WORLD),
-    "hermes 2 pro": ("hermes", HERMES),
-    "qwen 2.5": ("hermes", QWEN_2_5),
-    "qwen 3": ("hermes", QWEN_3),
-    "llama 3": ("llama3", LLAMA_3),
-    "mistral": ("mistral", MISTRAL),
-}
+OF_FAMILY = {"hermes": QWEN_3, "llama3": LLAMA_3, "mistral": MISTRAL}

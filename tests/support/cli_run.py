@@ -1,4 +1,4 @@
-"""What a command that was run in the test's own process ran."""
+"""A command that runs in the process of the test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from app.cli import main
 
 @dataclass
 class CliRun:
-    """What a run ran."""
-
     status: int
     out: str
     err: str
@@ -25,17 +23,13 @@ class CliRun:
 
     @property
     def methods(self) -> dict[str, Any]:
-        """Of a benchmark."""
+        """The figures of a benchmark by method."""
         return dict(self.document["methods"])
 
     def tau(self, method: str) -> float:
-        """Tokens per forward of a benchmark's method."""
         return float(self.methods[method]["tokens_per_forward"])
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *command: object) -> CliRun:
-    """Run ``spectra`` with these arguments."""
     capsys.readouterr()  # drops earlier output
-    status = main([str(part) for part in command])
-    output = capsys.readouterr()
-    return CliRun(status, output.out, output.err)
+    return CliRun(main([str(part) for part in command]), *capsys.readouterr())

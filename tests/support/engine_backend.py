@@ -1,4 +1,4 @@
-"""The HTTP application in front of an engine in this process, on a tiny model."""
+"""The HTTP application with an engine in this process, on a tiny model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.engines import make_engine
 
 
 class EngineBackend:
-    """An engine on a tiny model, in this process. Implements `app.api.service.Backend`."""
+    """Implements `app.api.service.Backend`."""
 
     def __init__(self, engine: Engine, card: ModelCard) -> None:
         self._engine = engine
@@ -61,18 +61,11 @@ class EngineBackend:
 async def over_engine(
     checkpoint: Path, tokenizer: PreTrainedTokenizerFast, context: int = 400
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an edge in front of a real engine, with so many tokens of context."""
+    """A client of an edge whose engine has ``context`` tokens of context."""
     target = LocalTarget.load(TargetOptions(str(checkpoint), kv_bytes=1 << 22), checkpoint)
     spec = target.info.spec
-    card = ModelCard(
-        name="tiny",
-        max_model_len=context,
-        vocab_size=spec.vocab_size,
-        method="auto",
-        max_nodes=64,
-        eos_ids=spec.eos_ids,
-    )
-    backend = EngineBackend(make_engine(target), card)
+    limits = {"max_model_len": context, "vocab_size": spec.vocab_size, "eos_ids": spec.eos_ids}
+    backend = EngineBackend(make_engine(target), ModelCard(name="tiny", method="auto", max_nodes=64, **limits))
     app = create_app(Api(backend, tokenizer, Settings()), AccessOptions(trust_clients=True))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
         yield client

@@ -1,4 +1,4 @@
-"""Answers as models of each family write them, and what they are made of: content, reasoning, calls."""
+"""Answers as models of each family write them, with their content, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ NESTED = '{"filter": {"tags": ["a}", "b\\"]"], "limit": 10}, "text": "line\\nbre
 
 @dataclass(frozen=True)
 class Recorded:
-    """One answer."""
-
     family: str
     text: str
     calls: tuple[tuple[str, str], ...]  # names, arguments
@@ -40,21 +38,10 @@ RECORDED = {
     "qwen 3, reasoning and text": Recorded(
         "hermes", "<think>\n\n</think>\n\nHello!  \nHow are you?\n", (), "Hello!  \nHow are you?\n"
     ),
-    "hermes, arguments first": Recorded(
-        "hermes",
-        f'<tool_call>\n{{"arguments": {CITY}, "name": "get_weather"}}\n</tool_call>',
-        (("get_weather", CITY),),
-    ),
     "hermes, arguments as a text": Recorded(
         "hermes",
         '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
         (("get_weather", '{"city": "Rome"}'),),
-    ),
-    "qwen, a brace too many, then text": Recorded(
-        "hermes",
-        '<tool_call>\n{"name": "now", "arguments": {}}}\n</tool_call>\nDone.',
-        (("now", "{}"),),
-        "Done.",
     ),
     "hermes, a list, and no arguments": Recorded(
         "hermes",
@@ -64,16 +51,9 @@ RECORDED = {
     "hermes, cut off in the arguments": Recorded(
         "hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zü', (("get_weather", '{"city": "Zü'),)
     ),
-    "hermes, cut off in the name": Recorded(
-        "hermes", 'Well.\n<tool_call>\n{"name": "get_wea', (), 'Well.\n<tool_call>\n{"name": "get_wea'
-    ),
     "hermes, only a mark": Recorded("hermes", "Write <tool_call> and", (), "Write <tool_call> and"),
     "hermes, no call but tags": Recorded(
         "hermes", "<tool_call>\nhello\n</tool_call> \n", (), "<tool_call>\nhello\n</tool_call> \n"
-    ),
-    "hermes, half a mark": Recorded("hermes", "1 < 2 <tool\n", (), "1 < 2 <tool\n"),
-    "llama 3.1, one call": Recorded(
-        "llama3", f'{{"name": "get_weather", "parameters": {CITY}}}', (("get_weather", CITY),)
     ),
     "llama 3.1, with its tag and type": Recorded(
         "llama3",
@@ -88,15 +68,11 @@ RECORDED = {
     "llama 3, an object that is no call": Recorded(
         "llama3", '{"name": "Alice", "parameters": {"a": 1}}', (), '{"name": "Alice", "parameters": {"a": 1}}'
     ),
-    "llama 3, an answer in JSON": Recorded("llama3", '  {"answer": 42}\n', (), '  {"answer": 42}\n'),
     "llama 3, text": Recorded("llama3", 'Use {"name": "now"}.', (), 'Use {"name": "now"}.'),
     "mistral nemo, two in a list": Recorded(
         "mistral",
         f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {CITY}}}, {{"name": "search", "arguments": {NESTED}}}]',
         (("get_weather", CITY), ("search", NESTED)),
-    ),
-    "mistral small 3, a name and arguments": Recorded(
-        "mistral", f"[TOOL_CALLS]get_weather[ARGS]{CITY}", (("get_weather", CITY),)
     ),
     "mistral small 3, several, with ids": Recorded(
         "mistral",
@@ -106,3 +82,13 @@ RECORDED = {
     ),
     "mistral, a mark and text": Recorded("mistral", "[TOOL_CALLS] none needed", (), "[TOOL_CALLS] none needed"),
 }
+WHOLE_AND_STREAMED = (
+    "qwen, text and two calls",
+    "qwen 3, reasoning and a call",
+    "qwen 3, reasoning and text",
+    "hermes, cut off in the arguments",
+    "llama 3, several",
+    "llama 3, text",
+    "mistral small 3, several, with ids",
+)
+"""The cases of tests over HTTP."""

@@ -1,4 +1,4 @@
-"""Keys in a file, and clients of an edge that asks for them."""
+"""A key file, and clients of an edge that requires its keys."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import Settings
+from tests.app.conftest import client_of
 
 
 class Keys:
-    """A file of keys and a keyring that reads it when it is told to."""
+    """A key file; a keyring reads it on ``refresh``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: dict[str, dict[str, Any]] = {}
-        self.keys: dict[str, str] = {}  # id -> key
+        self.keys: dict[str, str] = {}  # by id
 
     def add(self, name: str, **fields: Any) -> dict[str, str]:
         """The headers of a new key."""
@@ -52,23 +53,17 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def edge(backend: Any, tokenizer: Any, keys: Keys) -> Serve:
-    """``async with edge(trust_clients=True) as client``; by default the edge asks for ``keys``."""
+    """``async with edge(trust_clients=True) as client``; by default the edge requires a key of ``keys``."""
 
     @asynccontextmanager
     async def serve(keyring: Keyring | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
         if not options.keys() & {"tenant_header", "trust_clients"}:
-            keyring = keyring or Keyring(keys.path, clock=lambda: 0.0)  # the time stands: nothing comes back
+            keyring = keyring or Keyring(keys.path, clock=lambda: 0.0)  # rates are never refilled
             options["api_keys"] = str(keys.path)
         settings = Settings(default_max_tokens=100, shared_namespace="default", default_nodes=64)
-        app = create_app(Api(backend, tokenizer, settings), AccessOptions(**options), keyring)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge") as client:
+        async with client_of(
+            create_app(Api(backend, tokenizer, settings), AccessOptions(**options), keyring)
+        ) as client:
             yield client
 
     return serve
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error of an answer in OpenAI's form."""
-    error: dict[str, Any] = response.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return error

@@ -1,22 +1,22 @@
-"""What a key may use: requests and tokens a minute, and requests at once; nothing of it is another key's."""
+"""Limits of a key: requests a minute, tokens a minute, concurrent requests."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import httpx
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.errors import AccessError
 from app.access.quota import Allowance, Limits
-from tests.app.access.conftest import Keys, Serve, error_of
+from tests.app.access.conftest import Keys, Serve
+from tests.app.conftest import error_of
+from tests.support.waiting import wait_until_async
 
 TEXT = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 6, "ignore_eos": True, "temperature": 0}
-DOOR = "/v1/completions"
+PATH = "/v1/completions"
 
 
 class Clock:
@@ -38,7 +38,7 @@ def refusal(allowance: Allowance, tokens: int | None = None) -> AccessError | No
     return None
 
 
-def test_requests_come_back_evenly_over_the_minute() -> None:
+def test_requests_refill_evenly_up_to_one_minutes_worth() -> None:
     clock = Clock()
     allowance = Allowance(Limits(requests=6), 1, clock)
     assert [refusal(allowance) for _ in range(6)] == [None] * 6
@@ -50,11 +50,11 @@ def test_requests_come_back_evenly_over_the_minute() -> None:
     clock.now += 10
     assert refusal(allowance) is None
     assert refusal(allowance) is not None
-    clock.now += 1000  # no more than a minute's worth is ever saved
+    clock.now += 1000
     assert [refusal(allowance) is None for _ in range(7)] == [True] * 6 + [False]
 
 
-def test_reserved_tokens_that_were_not_used_come_back() -> None:
+def test_unused_reserved_tokens_are_returned() -> None:
     allowance = Allowance(Limits(tokens=100), 1, Clock())
     assert refusal(allowance, 80) is None
     late = refusal(allowance, 30)
@@ -67,17 +67,7 @@ def test_reserved_tokens_that_were_not_used_come_back() -> None:
     assert (never.status, never.param) == (400, "max_tokens")
 
 
-def test_a_request_above_a_replicas_share_goes_when_the_share_is_whole_and_leaves_a_debt() -> None:
-    clock = Clock()
-    allowance = Allowance(Limits(tokens=120), 4, clock)
-    assert refusal(allowance, 100) is None
-    clock.now += 60 * 3
-    assert refusal(allowance, 100) is not None
-    clock.now += 60
-    assert refusal(allowance, 100) is None
-
-
-def test_other_limits_count_what_was_used() -> None:
+def test_changed_limits_keep_the_count_of_used_requests() -> None:
     allowance = Allowance(Limits(requests=10, tokens=100), 1, Clock())
     assert [refusal(allowance) for _ in range(8)] == [None] * 8
     allowance.change(Limits(requests=8, tokens=None, concurrent=8))
@@ -87,104 +77,91 @@ def test_other_limits_count_what_was_used() -> None:
     assert allowance.headers()["x-ratelimit-remaining-requests"] == "12"
 
 
+def test_a_request_above_a_replicas_share_waits_for_the_whole_share_and_leaves_a_debt() -> None:
+    clock = Clock()
+    allowance = Allowance(Limits(tokens=120), 4, clock)
+    assert refusal(allowance, 100) is None
+    clock.now += 60 * 3
+    assert refusal(allowance, 100) is not None
+    clock.now += 60
+    assert refusal(allowance, 100) is None
+
+
 @given(
     st.integers(1, 5),
     st.integers(1, 500),
     st.lists(st.tuples(st.integers(0, 4), st.floats(0, 30), st.integers(1, 600)), max_size=60),
 )
-def test_replicas_together_never_give_more_than_the_limit(
+def test_replicas_together_never_exceed_the_limit(
     replicas: int, limit: int, asked: list[tuple[int, float, int]]
 ) -> None:
     clock = Clock()
     shares = [Allowance(Limits(tokens=limit), replicas, clock) for _ in range(replicas)]
-    given_out = 0
+    admitted = 0
     for replica, pause, tokens in asked:
         clock.now += pause
         if refusal(shares[replica % replicas], tokens) is None:
-            given_out += tokens
+            admitted += tokens
     minutes = (clock.now - 100) / 60
     share = max(1, limit / replicas)
-    # Full at first; what comes back in the time; and one request that each may owe for.
-    assert given_out <= replicas * share * (1 + minutes) + replicas * max(0, limit - share) + 1e-6
+    # Each replica: a full share, its refill, and the debt of one request above the share.
+    assert admitted <= replicas * share * (1 + minutes) + replicas * max(0, limit - share) + 1e-6
 
 
-async def test_headers_say_what_is_left_and_a_refusal_when_to_ask_again(edge: Serve, keys: Keys, backend: Any) -> None:
+async def test_headers_report_the_rest_and_a_refusal_when_to_retry(edge: Serve, keys: Keys, backend: Any) -> None:
     mine, other = keys.add("mine", requests_per_minute=3, tokens_per_minute=600), keys.add("other")
     async with edge() as client:
         for stream in (False, True):
-            answer = await client.post(DOOR, json=TEXT | {"stream": stream}, headers=mine)
+            answer = await client.post(PATH, json=TEXT | {"stream": stream}, headers=mine)
             assert answer.headers["x-ratelimit-limit-requests"] == "3"
         assert answer.headers["x-ratelimit-remaining-requests"] == "1"
         assert answer.headers["x-ratelimit-limit-tokens"] == "600"
-        assert answer.headers["x-ratelimit-remaining-tokens"] == "580"  # two times 4 + 6
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "580"  # 2 x (4 + 6)
         assert (await client.post("/tokenize", json={"prompt": "a"}, headers=mine)).status_code == 200
-        answer = await client.post(DOOR, json=TEXT, headers=mine)
-        assert (answer.status_code, error_of(answer)["code"]) == (429, "rate_limit_exceeded")
-        assert error_of(answer)["type"] == "rate_limit_error"
+        answer = await client.post(PATH, json=TEXT, headers=mine)
+        error = error_of(answer, 429)
+        assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
         assert answer.headers["Retry-After"] == "20"
-        answer = await client.post(DOOR, json=TEXT, headers=other)
+        answer = await client.post(PATH, json=TEXT, headers=other)
         assert answer.status_code == 200
         assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
     assert len(backend.seen) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_are_settled_by_what_was_used(edge: Serve, keys: Keys, backend: Any, stream: bool) -> None:
+async def test_only_used_tokens_are_charged(edge: Serve, keys: Keys, backend: Any, stream: bool) -> None:
     mine = keys.add("mine", tokens_per_minute=1000)
-    long = TEXT | {"max_tokens": 240, "stream": stream, "ignore_eos": False, "n": 2}  # ends by itself, long before
-
-    async def left(client: httpx.AsyncClient) -> int:
-        answer = await client.get("/v1/models", headers=mine)
-        return int(answer.headers["x-ratelimit-remaining-tokens"])
-
+    long = TEXT | {"max_tokens": 240, "stream": stream, "ignore_eos": False, "n": 2}  # EOS comes long before
     async with edge() as client:
-        answer = await client.post(DOOR, json=long, headers=mine)
+        answer = await client.post(PATH, json=long, headers=mine)
         used = 4 + 2 * len(backend.ids_for(backend.seen[0].params))
         assert answer.headers["x-ratelimit-remaining-tokens"] == str(1000 - (4 + 2 * 240 if stream else used))
-        assert await left(client) == 1000 - used
         backend.is_full = True
-        assert (await client.post(DOOR, json=long, headers=mine)).status_code == 429
-        assert await left(client) == 1000 - used  # a refused request has used nothing
+        error_of(await client.post(PATH, json=long, headers=mine), 429)
         backend.is_full = False
-        too_long = await client.post(DOOR, json=long | {"n": 5}, headers=mine)
-        assert (too_long.status_code, error_of(too_long)["param"]) == (400, "max_tokens")
-        broken = await client.post(DOOR, json=long | {"max_tokens": 0}, headers=mine)
-        assert broken.status_code == 400
-        assert await left(client) == 1000 - used
+        for fields in ({"n": 5}, {"max_tokens": 0}):
+            assert error_of(await client.post(PATH, json=long | fields, headers=mine), 400)["param"] == "max_tokens"
+        left = await client.get("/v1/models", headers=mine)
+        assert left.headers["x-ratelimit-remaining-tokens"] == str(1000 - used)  # refused requests used nothing
 
 
-async def test_requests_at_once_are_counted_until_their_streams_end(edge: Serve, keys: Keys, backend: Any) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_request_counts_as_concurrent_until_its_stream_ends(
+    edge: Serve, keys: Keys, backend: Any, is_cancelled: bool
+) -> None:
     mine = keys.add("mine", max_concurrent=2)
-    backend.delay = 0.02
+    backend.holds_after = 3
     async with edge() as client:
         body = TEXT | {"max_tokens": 100, "stream": True}
-        tasks = [asyncio.create_task(client.post(DOOR, json=body, headers=mine)) for _ in range(2)]
-        while len(backend.running) < 2:
-            await asyncio.sleep(0.001)
-        refused = await client.post(DOOR, json=TEXT, headers=mine)
-        assert (refused.status_code, error_of(refused)["code"]) == (429, "rate_limit_exceeded")
-        assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200, 200]
-        assert (await client.post(DOOR, json=TEXT, headers=mine)).status_code == 200
-        tasks = [asyncio.create_task(client.post(DOOR, json=body, headers=mine)) for _ in range(2)]
-        while len(backend.running) < 2:
-            await asyncio.sleep(0.001)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert (await client.post(DOOR, json=TEXT, headers=mine)).status_code == 200
-
-
-async def test_openais_client_sees_its_own_errors(edge: Serve, keys: Keys) -> None:
-    keys.add("mine", requests_per_minute=1)
-    async with edge() as client:
-
-        def with_key(key: str) -> openai.AsyncOpenAI:
-            return openai.AsyncOpenAI(base_url="http://edge/v1", api_key=key, max_retries=0, http_client=client)
-
-        with pytest.raises(openai.AuthenticationError, match="not known"):
-            await with_key("sk-other").models.list()
-        mine = with_key(keys.keys["mine"])
-        with pytest.raises(openai.PermissionDeniedError, match="priority is -1"):
-            await mine.completions.create(model="tiny", prompt="a", extra_body={"priority": -1})
-        with pytest.raises(openai.RateLimitError, match="1 requests a minute"):
-            await mine.completions.create(model="tiny", prompt="a")
+        tasks = [asyncio.create_task(client.post(PATH, json=body, headers=mine)) for _ in range(2)]
+        await wait_until_async(lambda: len(backend.running) == 2)
+        refused = await client.post(PATH, json=TEXT, headers=mine)
+        assert error_of(refused, 429)["code"] == "rate_limit_exceeded"
+        if is_cancelled:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        backend.holds_after = None
+        if not is_cancelled:
+            assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200, 200]
+        assert (await client.post(PATH, json=TEXT, headers=mine)).status_code == 200

@@ -1,187 +1,111 @@
-"""What reaches the backend, and the small endpoints."""
+"""The request that reaches the backend, and the small endpoints."""
 
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
-import httpx
 import msgspec
 import pytest
+from httpx import AsyncClient
 
-from app.api.application import create_app
-from app.api.http import Api
-from app.api.service import Settings
-from deployments.submission.protocol import Submit, decode_commands, encode, encode_message
+from engine.errors import ModelChangedError
+from engine.model.identity import ModelIdentity
+from tests.app.conftest import ScriptedBackend, app_with_context, chunks_of, client_of, error_of
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+TEXT = {"model": "tiny", "prompt": "x", "temperature": 0}
 
 
-async def post(client: httpx.AsyncClient, path: str, **fields) -> dict:
+async def post(client: AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
     response = await client.post(path, json=fields)
     assert response.status_code == 200, response.text
-    return response.json()
+    return dict(response.json())
 
 
-async def test_defaults_are_openais(client, backend) -> None:
-    await post(client, "/v1/chat/completions", **CHAT)
+async def test_defaults_are_openais(client: AsyncClient, backend: ScriptedBackend) -> None:
+    await post(client, CHAT_PATH, **CHAT)
     request = backend.seen[0]
     params = request.params
     assert backend.tokenizer.decode(request.prompt) == "<|bos|><|user|>hello<|end|><|assistant|>"
     assert (params.temperature, params.top_p, params.top_k, params.logprobs) == (1.0, 1.0, 0, None)
-    assert params.stop_ids == (2,)
-    assert params.max_tokens == 200
+    assert (params.stop_ids, params.max_tokens) == ((2,), 200)
     assert (request.method, request.max_nodes, request.priority) == ("", None, 0)
+    await post(client, TEXT_PATH, model="tiny", prompt=[5] * 240)
+    assert backend.seen[1].params.max_tokens == 16  # the rest of the context
 
 
-async def test_a_request_without_limit_gets_what_fits(client, backend) -> None:
-    await post(client, "/v1/completions", model="tiny", prompt=[5] * 240)
-    assert backend.seen[0].params.max_tokens == 16
-
-
-async def test_every_parameter_arrives(client, backend) -> None:
-    fields = {
+async def test_every_parameter_reaches_the_backend(client: AsyncClient, backend: ScriptedBackend) -> None:
+    fields = {"min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 5}
+    fields |= {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.4}
+    given = {
         "max_completion_tokens": 9,
-        "min_tokens": 2,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 7,
-        "min_p": 0.1,
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.3,
-        "frequency_penalty": -0.4,
         "logit_bias": {"17": -100, "18": 2.5},
         "stop": "zzz",
         "stop_token_ids": [30, 31],
-        "ignore_eos": True,
-        "seed": 5,
-        "user": "someone",
-        "priority": -3,
-        "verification": "rejection",
-        "speculative": {"method": "pld", "max_nodes": 8},
-        "tools": [],
-        "response_format": {"type": "text"},
-        "logprobs": None,
     }
-    await post(client, "/v1/chat/completions", **CHAT, **fields)
+    given |= {"ignore_eos": True, "user": "someone", "priority": -3, "verification": "rejection", "tools": []}
+    given |= {"speculative": {"method": "pld", "max_nodes": 8}, "response_format": {"type": "text"}, "logprobs": None}
+    await post(client, CHAT_PATH, **CHAT, **fields, **given)
     request = backend.seen[0]
     params = request.params
-    assert (params.max_tokens, params.min_tokens, params.temperature, params.top_p) == (9, 2, 0.5, 0.9)
-    assert (params.top_k, params.min_p, params.repetition_penalty) == (7, 0.1, 1.2)
-    assert (params.presence_penalty, params.frequency_penalty) == (0.3, -0.4)
-    assert params.logit_bias == {17: -100.0, 18: 2.5}
-    assert (params.stop, params.stop_ids, params.seed, params.verification) == (("zzz",), (30, 31), 5, "rejection")
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert (params.max_tokens, params.logit_bias) == (9, {17: -100.0, 18: 2.5})
+    assert (params.stop, params.stop_ids, params.verification) == (("zzz",), (30, 31), "rejection")
     assert (request.method, request.max_nodes, request.priority) == ("pld", 8, -3)
     assert (request.tenant, request.namespace) == ("someone", "")
+    fields = {"speculative": {"enabled": False, "method": "pld", "max_nodes": 3}, "temperature": 1e-6}
+    await post(client, CHAT_PATH, **CHAT, **fields)
+    assert (backend.seen[1].method, backend.seen[1].max_nodes) == ("autoregressive", None)
+    assert backend.seen[1].params.temperature == 0, "no division survives a smaller one"
 
 
-async def test_disabled_speculation_is_the_autoregressive_method(client, backend) -> None:
-    await post(client, "/v1/chat/completions", **CHAT, speculative={"enabled": False, "method": "pld", "max_nodes": 3})
-    assert (backend.seen[0].method, backend.seen[0].max_nodes) == ("autoregressive", None)
-
-
-@pytest.mark.parametrize(("temperature", "served"), [(1e-6, 0.0), (5e-324, 0.0), (1e-5, 1e-5)])
-async def test_temperatures_that_no_division_survives_are_greedy(client, backend, temperature, served) -> None:
-    await post(client, "/v1/chat/completions", **CHAT, temperature=temperature)
-    assert backend.seen[0].params.temperature == served
-
-
-async def test_requests_share_a_scope_only_where_namespace_and_salt_agree(client, backend) -> None:
-    salts = (None, "a", "b", "/", "A", "x" * 256)
-    namespaces = (None, "a", "b")
+async def test_requests_share_a_scope_only_with_equal_namespace_and_salt(
+    client: AsyncClient, backend: ScriptedBackend
+) -> None:
+    salts, namespaces = (None, "a", "b", "/", "A", "x" * 256), (None, "a", "b")
     for _ in range(2):
         for salt, namespace in product(salts, namespaces):
             speculative = {} if namespace is None else {"namespace": namespace}
-            await post(client, "/v1/completions", model="tiny", prompt="Hi", cache_salt=salt, speculative=speculative)
+            await post(client, TEXT_PATH, **TEXT, max_tokens=1, cache_salt=salt, speculative=speculative)
     scopes = [request.scope for request in backend.seen]
     assert scopes[: len(scopes) // 2] == scopes[len(scopes) // 2 :]
     assert len(set(scopes)) == len(salts) * len(namespaces)
-    assert {request.teaches for request in backend.seen if request.scope.endswith("/")} == {True}
-    salted = [request.teaches for request in backend.seen if not request.scope.endswith("/")]
-    assert not any(salted), "nothing that a salted request wrote is drafted for others"
-    assert not any("x" in scope for scope in scopes), "a salt is a secret: only its digest travels"
+    for request in backend.seen:  # a salted request teaches nothing to others
+        assert request.teaches == request.scope.endswith("/")
+    assert not any("x" in scope for scope in scopes), "a salt is secret: only its digest is passed on"
 
 
-async def test_choices_differ_in_nothing_but_their_number(client, backend) -> None:
-    await post(client, "/v1/chat/completions", **CHAT, n=3)
+async def test_choices_differ_only_in_their_number(client: AsyncClient, backend: ScriptedBackend) -> None:
+    await client.post(CHAT_PATH, json=CHAT | {"n": 3}, headers={"X-Request-Id": "q"})
     params = [request.params for request in backend.seen]
     assert sorted(p.choice for p in params) == [0, 1, 2]
     assert len({p.seed for p in params}) == 1
-    assert len({request.id for request in backend.seen}) == 3
+    assert sorted((one.id, one.request_id) for one in backend.seen) == [(f"chatcmpl-q-{i}", "q") for i in range(3)]
 
 
-async def test_text_parts_and_replayed_answers_are_taken(client, backend) -> None:
+async def test_text_parts_and_sent_back_answers_are_accepted(client: AsyncClient, backend: ScriptedBackend) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     replayed = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": []}
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}, replayed]
-    await post(client, "/v1/chat/completions", model="tiny", messages=messages)
+    await post(client, CHAT_PATH, model="tiny", messages=messages)
     text = backend.tokenizer.decode(backend.seen[0].prompt)
     assert text == "<|bos|><|system|>be brief<|end|><|user|>a\nb<|end|><|assistant|>hi<|end|><|assistant|>"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [("hello", 1), (["a", "b"], 2), ([5, 6, 7], 1), ([[5], [6, 7]], 2)],
-)
-async def test_completions_take_every_form_of_prompt(client, backend, prompt: object, expected: int) -> None:
-    answer = await post(client, "/v1/completions", model="tiny", prompt=prompt, max_tokens=2)
-    assert len(answer["choices"]) == expected
-    prompts = [request.prompt for request in backend.seen]
-    if isinstance(prompt, str):
-        assert prompts[0][0] == 1  # the tokenizer's own special tokens
-    elif prompt == [5, 6, 7]:
-        assert prompts == [[5, 6, 7]]
+@pytest.mark.parametrize("prompt", ["hello", ["a", "b"], [5, 6, 7], [[5], [6, 7]]], ids=str)
+async def test_completions_accept_every_form_of_prompt(
+    client: AsyncClient, backend: ScriptedBackend, prompt: Any
+) -> None:
+    answer = await post(client, TEXT_PATH, model="tiny", prompt=prompt, max_tokens=2)
+    prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    assert len(answer["choices"]) == len(prompts)
+    ids = [backend.tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
+    assert [request.prompt for request in backend.seen] == ids
 
 
-def roomy(backend) -> httpx.AsyncClient:
-    """A client of an edge whose model has a long context."""
-    backend.model_card = msgspec.structs.replace(backend.model_card, max_model_len=8192)
-    app = create_app(Api(backend, backend.tokenizer, Settings()))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://edge")
-
-
-async def test_long_texts_are_tokenised_like_short_ones(backend) -> None:
-    text = "fox " * 5000
-    async with roomy(backend) as client:
-        ids = (await post(client, "/tokenize", prompt=text))["tokens"]
-        assert ids == backend.tokenizer.encode(text)
-        assert (await post(client, "/detokenize", tokens=ids[:8192]))["prompt"].startswith("<|bos|>fox fox")
-        await post(client, "/v1/completions", model="tiny", prompt=ids[:8000])
-        await post(client, "/v1/chat/completions", model="tiny", messages=[{"role": "user", "content": text[:6000]}])
-    assert backend.seen[0].prompt == ids[:8000]
-    assert text[:6000] in backend.tokenizer.decode(backend.seen[1].prompt)
-
-
-async def test_a_tokenizers_own_truncation_never_cuts_a_prompt(backend) -> None:
-    backend.tokenizer.backend_tokenizer.enable_truncation(4)
-    async with roomy(backend) as client:
-        assert (await post(client, "/tokenize", prompt="fox " * 20))["count"] > 20
-
-
-async def test_a_stop_id_is_reported_and_is_no_text(client, backend) -> None:
-    ids = backend.tokenizer.encode(backend.answer, add_special_tokens=False)
-    answer = await post(
-        client, "/v1/completions", model="tiny", prompt="x", temperature=0, stop_token_ids=[ids[4]], ignore_eos=True
-    )
-    choice = answer["choices"][0]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[4])
-    assert choice["text"] == backend.tokenizer.decode(ids[: ids.index(ids[4])])
-    assert answer["usage"]["completion_tokens"] == ids.index(ids[4]) + 1
-
-
-async def test_a_limit_in_mid_character_ends_in_a_replacement_mark(client, backend) -> None:
-    backend.answer = "ab🦊"
-    answer = await post(client, "/v1/completions", model="tiny", prompt="x", temperature=0, max_tokens=4)
-    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab\ufffd", "length")
-
-
-async def test_metrics_are_left_out_when_drafts_were_not_counted(client, backend) -> None:
-    backend.reports_drafts = False
-    fields = {"model": "tiny", "prompt": "x", "temperature": 0}
-    assert (await post(client, "/v1/completions", **fields, stop="STOP"))["metrics"] == {}
-    assert (await post(client, "/v1/completions", **fields))["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
-
-
-async def test_tokenize_and_detokenize_are_inverse(client, backend) -> None:
+async def test_tokenize_and_detokenize_are_inverse(client: AsyncClient, backend: ScriptedBackend) -> None:
     plain = await post(client, "/tokenize", model="tiny", prompt="quick fox")
     assert (plain["count"], plain["max_model_len"], plain["tokens"][0]) == (len(plain["tokens"]), 256, 1)
     bare = await post(client, "/tokenize", prompt="quick fox", add_special_tokens=False)
@@ -191,62 +115,78 @@ async def test_tokenize_and_detokenize_are_inverse(client, backend) -> None:
     assert (await post(client, "/detokenize", tokens=plain["tokens"])) == {"prompt": "<|bos|>quick fox"}
 
 
-async def test_ready_tells_whether_requests_are_served_and_health_that_the_process_lives(client, backend) -> None:
+async def test_long_texts_are_tokenised_whole_despite_a_truncating_tokenizer(backend: ScriptedBackend) -> None:
+    text = "fox " * 5000
+    ids = backend.tokenizer.encode(text)
+    backend.tokenizer.backend_tokenizer.enable_truncation(4)
+    async with client_of(app_with_context(backend, 8192)) as client:
+        assert (await post(client, "/tokenize", prompt=text))["tokens"] == ids
+        assert (await post(client, "/detokenize", tokens=ids[:8192]))["prompt"].startswith("<|bos|>fox fox")
+        await post(client, TEXT_PATH, model="tiny", prompt=ids[:8000], max_tokens=1)
+        messages = [{"role": "user", "content": text[:6000]}]
+        await post(client, CHAT_PATH, model="tiny", messages=messages, max_tokens=1)
+    assert backend.seen[0].prompt == ids[:8000]
+    assert text[:6000] in backend.tokenizer.decode(backend.seen[1].prompt)
+
+
+async def test_metrics_are_left_out_where_drafts_were_not_counted(
+    client: AsyncClient, backend: ScriptedBackend
+) -> None:
+    backend.reports_drafts = False
+    assert (await post(client, TEXT_PATH, **TEXT, stop="STOP"))["metrics"] == {}
+    assert (await post(client, TEXT_PATH, **TEXT))["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+
+
+async def test_ready_follows_the_backend_and_health_the_process(
+    client: AsyncClient, backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = await client.get("/ready")
     assert (ready.status_code, ready.json()) == (200, {"status": "ok", "reason": ""})
     backend.is_healthy = False
-    response = await client.get("/ready")
-    assert (response.status_code, response.json()["reason"]) == (503, "no target")
-    response = await client.get("/health")
-    assert (response.status_code, response.json()["status"]) == (200, "unavailable")
-    assert (response.json()["reason"], response.json()["replicas"]) == ("no target", 1)
-    backend.health = None  # cannot even be asked
-    response = await client.get("/health")
-    assert (response.status_code, response.json()["reason"]) == (200, "the backend does not answer")
-    ping = await client.get("/ping")
+    ready, health = await client.get("/ready"), await client.get("/health")
+    assert (ready.status_code, ready.json()["reason"]) == (503, "no target")
+    assert (health.status_code, health.json()) == (200, {"status": "unavailable", "reason": "no target", "replicas": 1})
+    monkeypatch.setattr(backend, "health", None)  # fails when called
+    health, ping = await client.get("/health"), await client.get("/ping")
+    assert (health.status_code, health.json()["reason"]) == (200, "the backend does not answer")
     assert (ping.status_code, ping.content) == (200, b"")
-
-
-async def test_version_and_metrics(client) -> None:
     assert (await client.get("/version")).json() == {"version": "9.9"}
-    response = await client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert "vllm:spec_decode_num_drafts_total 3" in response.text
+    metrics = await client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "vllm:spec_decode_num_drafts_total 3" in metrics.text
 
 
-WIDE = (2**31 - 1, 2**31, 2**63, 2**64, 2**70, 10**400)
-INTEGERS = {
-    "max_tokens": lambda n: {"max_tokens": n},
-    "max_completion_tokens": lambda n: {"max_completion_tokens": n},
-    "min_tokens": lambda n: {"min_tokens": n},
-    "top_k": lambda n: {"top_k": n},
-    "seed": lambda n: {"seed": n},
-    "n": lambda n: {"n": n},
-    "priority": lambda n: {"priority": n},
-    "top_logprobs": lambda n: {"logprobs": True, "top_logprobs": n},
-    "stop_token_ids": lambda n: {"stop_token_ids": [n]},
-    "logit_bias": lambda n: {"logit_bias": {str(n): 1}},
-    "max_nodes": lambda n: {"speculative": {"max_nodes": n}},
-}
+NEXT = ModelIdentity(weights="b" * 32, tokenizer="t" * 32, revision="c" * 40, numbers="bfloat16")
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("field", INTEGERS)
-async def test_every_integer_is_refused_or_survives_the_way_to_the_router(client, backend, field, sign) -> None:
-    for number in WIDE:
-        body = CHAT | INTEGERS[field](sign * number)
-        response = await client.post("/v1/chat/completions", json=body)
-        assert response.status_code in (200, 400), response.text
-        if response.status_code == 400:
-            assert response.json()["error"]["type"] == "invalid_request_error"
-    for request in backend.seen:
-        assert decode_commands(encode([encode_message(Submit(0, request))])) == [Submit(0, request)]
+async def test_requests_after_a_model_change_are_encoded_for_the_new_model(
+    client: AsyncClient, backend: ScriptedBackend
+) -> None:
+    before = await post(client, CHAT_PATH, **CHAT, max_tokens=4)
+    earlier = backend.model_card
+    backend.model_card = msgspec.structs.replace(
+        earlier, identity=NEXT, fingerprint="fp_next", eos_ids=(7,), max_model_len=64
+    )
+    after = await post(client, CHAT_PATH, **CHAT, max_tokens=4)
+    assert [before["system_fingerprint"], after["system_fingerprint"]] == ["fp", "fp_next"]
+    assert [request.model for request in backend.seen] == [earlier.identity.digest, NEXT.digest]
+    assert [request.params.stop_ids for request in backend.seen] == [(2,), (7,)]
+    [model, _] = (await client.get("/v1/models")).json()["data"]
+    shown = [model[name] for name in ("revision", "model_hash", "tokenizer_hash", "max_model_len")]
+    assert shown == [NEXT.revision, NEXT.weights, NEXT.tokenizer, 64]
+    refused = await client.post(TEXT_PATH, json={"model": "tiny", "prompt": [5] * 64})
+    assert error_of(refused, 400)["code"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("token", [2**31, 2**64, -(2**64), 10**400])
-@pytest.mark.parametrize("path", ["/v1/completions", "/detokenize"])
-async def test_token_ids_beyond_32_bits_are_refused(client, backend, path, token) -> None:
-    body = {"model": "tiny", "tokens" if path == "/detokenize" else "prompt": [5, token]}
-    response = await client.post(path, json=body)
-    assert response.status_code == 400, response.text
-    assert not backend.seen
+async def test_a_text_begun_by_the_previous_model_ends_with_an_error(
+    client: AsyncClient, backend: ScriptedBackend
+) -> None:
+    backend.failure = ModelChangedError("the model that this request was meant for is no longer served")
+    backend.fails_after = 1
+    first, *_, last = chunks_of(await client.post(CHAT_PATH, json=CHAT | {"stream": True}))
+    assert "choices" in first
+    assert last["error"]["code"] == "model_changed"
+    backend.fails_after = 0
+    refused = await client.post(CHAT_PATH, json=CHAT)
+    assert error_of(refused, 503)["code"] == "model_changed"
+    assert refused.headers["retry-after"] == "1"

@@ -1,125 +1,134 @@
-"""``spectra chat`` at a terminal and in a pipe, against a real server on a socket whose answers are known."""
+"""``spectra chat`` with a real server on a socket."""
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import subprocess
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from app.cli import main
+from app.chat import screen
 from tests.app.conftest import ANSWER, ScriptedBackend, listening
-from tests.support.terminal import Terminal
+from tests.support.cli_run import run_cli
+from tests.support.waiting import wait_until
 
-COMMAND = (sys.executable, "-m", "app.cli", "chat")
-
-
-@contextmanager
-def at_terminal(server: str, *flags: str) -> Iterator[Terminal]:
-    with Terminal([*COMMAND, "--url", server, *flags], os.environ) as terminal:
-        assert "/help" in terminal.until("> ")
-        yield terminal
+CTRL_C = "\x03"
+Chat = Callable[..., str]
 
 
-def piped(server: str, lines: str, *flags: str) -> str:
-    done = subprocess.run([*COMMAND, "--url", server, *flags], input=lines, capture_output=True, text=True, timeout=400)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+class Lines(io.StringIO):
+    """Standard input; a line of CTRL_C interrupts the program as it reads."""
+
+    is_terminal = False
+
+    def readline(self, size: int | None = -1, /) -> str:
+        line = super().readline(-1)
+        if line.strip() == CTRL_C:
+            raise KeyboardInterrupt
+        return line
+
+    def isatty(self) -> bool:
+        return self.is_terminal
 
 
-def test_a_question_in_a_pipe_is_answered_plain_with_its_figures(server: str, backend: ScriptedBackend) -> None:
-    told = piped(server, "Who is the fox?\n/quit\n", "--temperature", "0", "--seed", "5")
-    text, figures, _ = told.split("\n")
+@pytest.fixture
+def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Chat:
+    """``chat(url, lines, *flags)``: runs the command in this process and returns its output."""
+
+    def run(url: str, lines: str, *flags: str, is_terminal: bool = False) -> str:
+        stdin = Lines(lines)
+        stdin.is_terminal = is_terminal
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(screen, "wants_colours", lambda out: is_terminal)
+        ran = run_cli(capsys, "chat", "--url", url, *flags)
+        assert (ran.status, ran.err) == (0, "")
+        return ran.out
+
+    return run
+
+
+def test_an_answer_in_a_pipe_is_plain_text_with_its_figures(chat: Chat, server: str, backend: ScriptedBackend) -> None:
+    shown = chat(server, "Who is the fox?\n/quit\n", "--temperature", "0", "--seed", "5")
+    text, figures, _ = shown.split("\n")
     assert text == ANSWER
     assert figures.startswith("[")
     assert " forwards, " in figures
     assert figures.endswith(", seed 5]")
-    assert "\x1b" not in told
     assert backend.seen[0].params.seed == 5
 
 
-def test_control_characters_of_a_model_reach_no_terminal(server: str, backend: ScriptedBackend) -> None:
+def test_control_characters_of_a_model_reach_no_terminal(chat: Chat, server: str, backend: ScriptedBackend) -> None:
     backend.answer = "A \x1b]52;c;ZXZpbA==\x07title\r and\n\ta tab"
-    told = piped(server, "One?\n", "--temperature", "0")
-    assert told.startswith("A \\x1b]52;c;ZXZpbA==\\x07title\\x0d and\n\ta tab\n[")
+    shown = chat(server, "One?\n", "--temperature", "0", is_terminal=True)
+    assert "> A \\x1b]52;c;ZXZpbA==\\x07title\\x0d and\n\ta tab\n" in shown
+    assert shown.startswith("tiny at ")
 
 
-def test_what_was_said_goes_with_the_next_question_and_new_forgets_it(server: str, backend: ScriptedBackend) -> None:
-    piped(server, "One?\nTwo?\n/new\nThree?\n", "--temperature", "0")
-    first, second, third = (len(request.prompt) for request in backend.seen)
-    assert second > first + 20
-    assert third < second
-
-
-def test_commands_change_what_is_asked(server: str, backend: ScriptedBackend) -> None:
-    lines = "/method pld\n/seed 7\n/temperature 0.5\nOne?\n/method\n/seed\nTwo?\n"
-    told = piped(server, lines)
-    assert [request.method for request in backend.seen] == ["pld", ""]
+def test_commands_change_the_next_request(chat: Chat, server: str, backend: ScriptedBackend) -> None:
+    shown = chat(server, "/method pld\n/seed 7\n/temperature 0.5\nOne?\n/method\n/seed\nTwo?\n/new\nThree?\n/help\n")
+    assert [request.method for request in backend.seen] == ["pld", "", ""]
     assert backend.seen[0].params.seed == 7
-    assert [request.params.temperature for request in backend.seen] == [0.5, 0.5]
-    assert "(method: pld)" in told
-    assert "(seed: a new one for each answer)" in told
+    assert [request.params.temperature for request in backend.seen] == [0.5] * 3
+    first, second, third = (len(request.prompt) for request in backend.seen)
+    assert second > first + 20  # the conversation is sent
+    assert third < second  # and forgotten
+    for words in ("(method: pld)", "(seed: a new one for each answer)", "/race A B"):
+        assert words in shown
 
 
-def test_a_race_asks_twice_with_one_seed_and_compares(server: str, backend: ScriptedBackend) -> None:
-    told = piped(server, "/temperature 0.8\n/race autoregressive pld Who is the fox?\n/race pld autoregressive\n")
+def test_a_race_runs_two_methods_with_one_seed_and_compares(chat: Chat, server: str, backend: ScriptedBackend) -> None:
+    lines = "/temperature 0.8\n/race autoregressive pld Who is the fox?\n/race pld autoregressive\n"
+    shown = chat(server, lines)
     one, two, three, four = backend.seen
     assert (one.method, two.method, three.method) == ("autoregressive", "pld", "pld")
     assert one.params.seed == two.params.seed
-    assert one.scope != two.scope  # the second drafts from nothing of the first
+    assert one.scope != two.scope  # the second cannot draft from the first
     assert one.prompt == two.prompt == three.prompt == four.prompt
-    assert told.count("texts are identical") == 2
-    assert [line.split()[0] for line in told.splitlines() if "  " in line].count("pld") == 2
+    assert shown.count("texts are identical") == 2
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("/nothing", "/nothing is no command; /help lists them"),
         ("/seed x", "/seed is 'x'; it must be a number from 0"),
-        ("/temperature 9", "/temperature is '9'"),
         ("/trace perhaps", "/trace takes on or off"),
         ("/race pld", "/race takes two methods"),
         ("/race a b", "/race needs a question"),
         ("/method magic\nOne?", "HTTP 400: "),
+        (CTRL_C, "(Ctrl-D or /quit ends)"),
     ],
 )
-def test_a_mistake_is_told_and_the_program_goes_on(server: str, line: str, says: str) -> None:
-    told = piped(server, f"{line}\n/method\nOne?\n", "--temperature", "0")
-    assert says in told
-    assert ANSWER in told
+def test_a_mistake_does_not_end_the_program(chat: Chat, server: str, line: str, message: str) -> None:
+    shown = chat(server, f"{line}\n/method\nOne?\n", "--temperature", "0")
+    assert message in shown
+    assert ANSWER in shown
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(server: str, backend: ScriptedBackend) -> None:
-    with at_terminal(server, "--temperature", "0") as terminal:
-        backend.delay = 30.0  # the answer would take many minutes
-        backend.running.clear()
-        terminal.type("One?\r")
-        while not backend.running:
-            assert terminal.process.poll() is None
-        terminal.type("\x03")
-        assert "[stopped, " in terminal.until("]")
-        terminal.until("> ")
-        backend.delay = 0.0
-        terminal.type("Two?\r")
-        assert ANSWER in terminal.until(" seed ")
-        terminal.until("> ")
-        terminal.until_it_waits()
-        terminal.type("\x03")
-        terminal.until("/quit ends)")
-        terminal.until("> ")
-        terminal.type("\x04")
-        assert terminal.process.wait(240) == 0
+def test_an_interrupt_stops_the_answer_and_not_the_program(chat: Chat, server: str, backend: ScriptedBackend) -> None:
+    def interrupt() -> None:
+        wait_until(lambda: backend.running)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        wait_until(lambda: backend.cancelled)
+        backend.holds_after = None
+
+    backend.holds_after = 2
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    shown = chat(server, "One?\nTwo?\n", "--temperature", "0")
+    thread.join()
+    assert shown.count("[stopped, ") == 1
+    assert ANSWER in shown
     assert len(backend.cancelled) == 1
 
 
 class KeyedServer:
-    """An ASGI application that refuses traces, as ours does to keys without ``admin``, and notes what it is sent."""
+    """An ASGI application that refuses traces, as ours does to keys without ``admin``, and keeps what it is sent."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -127,38 +136,41 @@ class KeyedServer:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.keys.append(dict(scope["headers"]).get(b"authorization", b"").decode())
-        if scope["path"].endswith("/models"):
-            await self._answer(send, 200, b'{"data": [{"id": "keyed"}]}')
-            return
-        self.bodies.append(json.loads((await receive())["body"]))
-        if "trace" in self.bodies[-1].get("speculative", {}):
-            await self._answer(send, 403, b'{"error": {"message": "speculative.trace needs a key with admin"}}')
-        else:
-            await self._answer(send, 200, b'data: {"choices": [{"delta": {"content": "Yes."}}]}\n\ndata: [DONE]\n\n')
-
-    async def _answer(self, send: Any, status: int, body: bytes) -> None:
+        status, body = 200, b'{"data": [{"id": "keyed"}]}'
+        if not scope["path"].endswith("/models"):
+            self.bodies.append(json.loads((await receive())["body"]))
+            body = b'data: {"choices": [{"delta": {"content": "Yes."}}]}\n\ndata: [DONE]\n\n'
+            if "trace" in self.bodies[-1].get("speculative", {}):
+                status, body = 403, b'{"error": {"message": "speculative.trace needs a key with admin"}}'
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
 
 @pytest.mark.parametrize("by_flag", [True, False])
-def test_the_key_is_sent_and_a_refused_trace_is_done_without(by_flag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = KeyedServer()
+def test_the_key_is_sent_and_a_refused_trace_is_left_out(
+    chat: Chat, by_flag: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyed = KeyedServer()
     if not by_flag:
         monkeypatch.setenv("SPECTRA_API_KEY", "secret")
-    with listening(asked) as url:
-        told = piped(url, "/trace on\nOne?\nTwo?\n", *(("--api-key", "secret") if by_flag else ()))
-    assert set(asked.keys) == {"Bearer secret"}
-    assert [body.get("speculative") for body in asked.bodies] == [{"trace": True}, None, None]
-    assert told.count("Yes.") == 2
-    assert "(without a trace: speculative.trace needs a key with admin)" in told
-    assert "secret" not in told
+    with listening(keyed) as url:
+        shown = chat(url, "/trace on\nOne?\nTwo?\n", *(("--api-key", "secret") if by_flag else ()))
+    assert set(keyed.keys) == {"Bearer secret"}
+    assert [body.get("speculative") for body in keyed.bodies] == [{"trace": True}, None, None]
+    assert shown.count("Yes.") == 2
+    assert "(without a trace: speculative.trace needs a key with admin)" in shown
+    assert "secret" not in shown
 
 
-def test_a_server_that_is_not_there_and_a_wrong_flag_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "--url", "http://127.0.0.1:1"]) == 2
-    assert "no server answers at http://127.0.0.1:1/v1" in capsys.readouterr().err
-    assert main(["chat", "--timeout", "0"]) == 2
-    assert "--timeout is '0'; it must be a number from 0.1 to 86400" in capsys.readouterr().err
-    assert main(["chat", "--url", "localhost"]) == 2
-    assert "--url 'localhost' must begin with http://" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1/v1"),
+        (["--timeout", "0"], "--timeout is '0'; it must be a number from 0.1 to 86400"),
+        (["--url", "localhost"], "--url 'localhost' must begin with http://"),
+    ],
+)
+def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    run = run_cli(capsys, "chat", *flags)
+    assert run.status == 2
+    assert message in run.err

@@ -1,7 +1,8 @@
-"""Text of a stream finds the source of its tokens, however it is cut, and is shown whole in any case."""
+"""Text of a stream gets the sources of its tokens, however it is cut, and is always shown whole."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.chat.answers import Sources
+
+Tokens = list[tuple[str, str | None]]
 
 
 def trace(*tokens: tuple[str, str | None]) -> list[dict[str, Any]]:
@@ -22,36 +25,32 @@ def trace(*tokens: tuple[str, str | None]) -> list[dict[str, Any]]:
     ]
 
 
-def shown(sources: Sources, *texts: str) -> list[tuple[str, str | None]]:
-    pieces: list[tuple[str, str | None]] = []
+def shown(sources: Sources, *texts: str) -> Tokens:
+    pieces: Tokens = []
     for text in texts:
         sources.of(text, lambda piece, source: pieces.append((piece, source)))
     return pieces
 
 
-def test_each_token_has_its_source_and_the_targets_own_have_none() -> None:
+THREE: Tokens = [("One", None), (" two", "pld"), (" three", "suffix")]
+BYTES: Tokens = [("bytes:\\xf0\\x9f", "pld"), ("bytes:\\xa6\\x8a", "pld"), (" fox", "suffix"), ("<end>", "pld")]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "texts", "pieces"),
+    [
+        (THREE, ["One two three"], THREE),
+        (THREE[:2], ["On", "e t", "wo"], [("On", None), ("e", None), (" t", "pld"), ("wo", "pld")]),
+        (BYTES, ["🦊 fox"], [("🦊", None), (" fox", "suffix")]),
+        ([("<think>", None), *THREE[1:]], [" two", " three"], THREE[1:]),
+    ],
+    ids=["whole", "cut", "a character of several tokens", "a token without text"],
+)
+def test_each_token_has_its_source(tokens: Tokens, texts: list[str], pieces: Tokens) -> None:
     sources = Sources()
-    sources.told(trace(("One", None), (" two", "pld"), (" three", "suffix")))
-    assert shown(sources, "One two three") == [("One", None), (" two", "pld"), (" three", "suffix")]
-
-
-def test_text_may_come_later_than_its_tokens_and_cut_within_one() -> None:
-    sources = Sources()
-    sources.told(trace(("One", None), (" two", "pld")))
-    assert shown(sources, "On", "e t", "wo") == [("On", None), ("e", None), (" t", "pld"), ("wo", "pld")]
-
-
-def test_a_character_of_several_tokens_has_no_source_and_the_next_token_has_its_own() -> None:
-    sources = Sources()
-    sources.told(trace(("bytes:\\xf0\\x9f", "pld"), ("bytes:\\xa6\\x8a", "pld"), (" fox", "suffix"), ("<end>", "pld")))
-    assert shown(sources, "🦊 fox") == [("🦊", None), (" fox", "suffix")]
-    assert sources.counts == {"pld": 3, "suffix": 1}, "tokens, however their text is shown"
-
-
-def test_a_token_whose_text_is_left_out_costs_no_other_its_source() -> None:
-    sources = Sources()
-    sources.told(trace(("<think>", None), ("One", "pld"), (" two", "suffix")))
-    assert shown(sources, "One", " two") == [("One", "pld"), (" two", "suffix")]
+    sources.told(trace(*tokens))
+    assert shown(sources, *texts) == pieces
+    assert sources.counts == Counter(source for _, source in tokens)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_a_token_whose_text_is_left_out_costs_no_other_its_source() -> None:
         [{"tokens": [{"text": "One", "node": 0}], "nodes": [{"sources": []}]}],
     ],
 )
-def test_a_trace_of_another_form_tells_no_source(trace: Any) -> None:
+def test_a_trace_of_another_form_has_no_sources(trace: Any) -> None:
     sources = Sources()
     sources.told(trace)
     assert shown(sources, "One") == [("One", None)]
@@ -76,7 +75,7 @@ TOKENS = st.one_of(st.text("ab \ufffd", max_size=3), st.just("bytes:\\xf0"))
 
 
 @given(PIECES, st.lists(st.tuples(TOKENS, st.sampled_from([None, "pld"])), max_size=8))
-def test_whatever_a_trace_says_the_text_is_shown_whole(texts: list[str], tokens: list[tuple[str, str | None]]) -> None:
+def test_the_whole_text_is_shown_with_any_trace(texts: list[str], tokens: Tokens) -> None:
     sources = Sources()
     sources.told(trace(*tokens))
     assert "".join(piece for piece, _ in shown(sources, *texts)) == "".join(texts)

@@ -1,20 +1,15 @@
-"""A server that does what a script says, over real sockets: breaks streams, refuses, stalls, cuts bytes anywhere."""
+"""A scripted server over real sockets: it breaks streams, refuses, stalls, and cuts bytes anywhere."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
-import threading
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
-from app.load.client import open_session
+from tests.app.conftest import listening
 
 TEXT = "Größe 🦊 日本語, and on it goes."
 
@@ -38,7 +33,7 @@ def answer(text: str = TEXT, size: int = 5, n: int = 11) -> list[bytes]:
 
 
 class Script:
-    """What the server answers: ``replies`` in turn, then ``default``; every body it saw.
+    """What the server answers: ``replies`` in turn, then ``default``; and the requests that it saw.
 
     A reply is ``(status, headers, parts)``; a part is bytes, ``BREAK`` (the connection is cut) or ``HANG``.
     """
@@ -54,54 +49,30 @@ class Script:
         self.url = ""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"].endswith("/models"):
-            listed = json.dumps({"data": [{"id": name} for name in self.models]}).encode()
-            await self._reply(send, 200, {}, [listed])
-            return
         body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
+        while (message := await receive()).get("more_body") or message.get("body"):
+            body += message["body"]
+            if not message["more_body"]:
                 break
-        self.bodies.append(json.loads(body))
-        self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
-        await self._reply(send, *(self.replies.popleft() if self.replies else self.default))
-
-    async def _reply(self, send: Any, status: int, headers: dict[str, str], parts: list[Any]) -> None:
+        status, headers, parts = (200, {}, [json.dumps({"data": [{"id": name} for name in self.models]}).encode()])
+        if not scope["path"].endswith("/models"):
+            self.bodies.append(json.loads(body))
+            self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+            status, headers, parts = self.replies.popleft() if self.replies else self.default
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         for part in parts:
             if part == self.BREAK:
                 raise ConnectionAbortedError  # the server closes the connection without an end of the body
             if part == self.HANG:
-                await asyncio.sleep(30)
-            else:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                await receive()  # until the client disconnects
+                return
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @pytest.fixture
 def script() -> Iterator[Script]:
     scripted = Script()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(scripted, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 120
-        while not server.started:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.01)
-        scripted.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    with listening(scripted) as scripted.url:
         yield scripted
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-@pytest.fixture
-async def session() -> AsyncIterator[Any]:
-    async with open_session() as opened:
-        yield opened

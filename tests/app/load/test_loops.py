@@ -1,4 +1,4 @@
-"""When requests are sent: on a virtual clock, so that the moments are exact."""
+"""When requests are sent, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -66,12 +66,9 @@ def test_a_closed_loop_sends_the_next_request_when_the_last_is_done() -> None:
     assert [at for _, _, at in sent] == [100.0, 100.0, 101.0, 102.0, 103.0]
     assert all(intended == at for _, intended, at in sent)
     assert end == 104.0
-
-
-def test_a_closed_loop_begins_nothing_after_its_time_but_waits_for_what_runs() -> None:
     sent, end = run(lambda clock, ask: closed_loop(ask, 1, None, 5.0, clock), lambda i: 2.0)
-    assert [at for _, _, at in sent] == [100.0, 102.0, 104.0]
-    assert end == 106.0
+    assert [at for _, _, at in sent] == [100.0, 102.0, 104.0]  # none after the duration
+    assert end == 106.0  # the last one is awaited
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
@@ -80,8 +77,9 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert end == 202.0
 
 
-def test_a_late_client_still_counts_from_the_intended_arrival() -> None:
-    clock, seen = VirtualClock(), []
+def test_a_late_client_counts_from_the_intended_arrival() -> None:
+    clock = VirtualClock()
+    seen: list[tuple[float, float]] = []
 
     async def ask(index: int, intended: float) -> None:
         clock.time += 10.0 if index == 0 else 0.0  # the whole client stands still
@@ -93,17 +91,11 @@ def test_a_late_client_still_counts_from_the_intended_arrival() -> None:
     assert seen[-1] == (130.0, 130.0)
 
 
-def test_fixed_arrivals_are_evenly_spaced() -> None:
+def test_fixed_arrivals_are_even_and_poisson_arrivals_seeded_and_exponential() -> None:
     assert list(arrivals(4.0, "fixed", 0, requests=5)) == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert list(arrivals(2.0, "fixed", 0, duration=1.5)) == [0.0, 0.5, 1.0]
-
-
-def test_poisson_arrivals_follow_their_seed() -> None:
     one, same, other = (list(arrivals(5.0, "poisson", seed, requests=50)) for seed in (1, 1, 2))
     assert one == same != other
-
-
-def test_poisson_gaps_are_exponential() -> None:
     gaps = [b - a for a, b in pairwise(arrivals(5.0, "poisson", 0, requests=20_000))]
     assert statistics.fmean(gaps) == pytest.approx(0.2, rel=0.03)
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.03)

@@ -1,9 +1,10 @@
-"""A grammar of calls has every call that its family's parser reads, and names all tools."""
+"""Grammars of calls: every call that they allow is read by its family's parser, and every text around is free."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,25 @@ from tests.support.grammars import of_lark, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+DAYS = {
+    "type": "object",
+    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["days"],
+    "additionalProperties": False,
+}
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_what_a_schema_describes_is_a_call_to_the_parser(family) -> None:
-    schema = call_schema(family, "get_weather", CITY)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_forced_grammar_has_a_rule_per_tool_which_the_parser_reads_as_a_call(name: str) -> None:
+    family = FAMILIES[name]
+    for is_parallel in (True, False):
+        grammar = CallGrammars(family, [("get_weather", CITY), ("now", None)], is_parallel).forced()
+        start, calls, *rules = grammar.splitlines()
+        assert calls == "call: call_0 | call_1"
+        schemas = [json.loads(rule.partition("%json ")[2]) for rule in rules]
+        assert schemas == [call_schema(family, "get_weather", CITY), call_schema(family, "now", None)]
+        assert bool(re.search(r"\)\*", start)) is is_parallel
+    schema = schemas[0]
     assert schema["required"] == ["name", family.arguments]
     assert schema["properties"][family.arguments] == CITY
     text = json.dumps({"name": schema["properties"]["name"]["const"], family.arguments: {"city": "Zug"}})
@@ -30,48 +45,26 @@ def test_what_a_schema_describes_is_a_call_to_the_parser(family) -> None:
     assert (begin.name, arguments) == ("get_weather", Arguments(0, '{"city": "Zug"}'))
 
 
-@pytest.mark.parametrize("is_parallel", [True, False])
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_grammar_has_a_rule_for_every_tool(family, is_parallel: bool) -> None:
-    grammar = CallGrammars(family, [("get_weather", CITY), ("now", None)], is_parallel).forced()
-    start, calls, *rules = grammar.splitlines()
-    assert calls == "call: call_0 | call_1"
-    schemas = [json.loads(rule.partition("%json ")[2]) for rule in rules]
-    assert schemas == [call_schema(family, "get_weather", CITY), call_schema(family, "now", None)]
-    assert bool(re.search(r"\)\*", start)) is is_parallel
-
-
 def test_marks_that_are_special_tokens_are_written_by_their_ids() -> None:
     grammar = CallGrammars(FAMILIES["mistral"], [("now", None)], False, {"[TOOL_CALLS]": 5}).forced()
     assert grammar.startswith('start: <[5]> "[" call "]"\n')
     assert CallGrammars(FAMILIES["mistral"], [("now", None)], False).forced().startswith('start: "[TOOL_CALLS]"')
-
-
-def test_a_grammar_needs_a_tool() -> None:
     with pytest.raises(ValueError, match="needs a function"):
         CallGrammars(FAMILIES["hermes"], [], True)
 
 
-DAYS = {
-    "type": "object",
-    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["days"],
-    "additionalProperties": False,
-}
-
-
-def accepted(family: str, text: str, close: str = "", *, is_parallel: bool = True) -> tuple[str, bool]:
+def allowed(family: str, text: str, close: str = "", *, is_parallel: bool = True) -> tuple[str, bool]:
     """How much of an answer that may call tools is allowed, token by token, and whether it may end there."""
     calls = CallGrammars(FAMILIES[family], [("rain", DAYS), ("snow", None)], is_parallel)
     state = tiny_grammars().state(of_lark(calls.allowed(close)))
     assert not state.error
-    tokenizer, had = tiny_tokenizer(), []
+    tokenizer, taken = tiny_tokenizer(), []
     for token in tokenizer.encode(text, add_special_tokens=False):
         if not has(state.words(), token):
             break
         state.advance(token)
-        had.append(token)
-    return tokenizer.decode(had), has(state.words(), tokenizer.eos_token_id)
+        taken.append(token)
+    return tokenizer.decode(taken), has(state.words(), tokenizer.eos_token_id)
 
 
 def call(family: str, arguments: str, name: str = "rain") -> str:
@@ -80,50 +73,45 @@ def call(family: str, arguments: str, name: str = "rain") -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("text", ["", "It rains.", 'As JSON: {"a": 1}', "a < b, <tool, [TOOL", '{"names": ["rain"]}'])
-def test_an_answer_that_may_call_tools_is_any_text(family: str, text: str) -> None:
-    assert accepted(family, text) == (text, True)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_call_in_it_is_kept_to_its_schema(family: str) -> None:
+def test_an_answer_is_any_text_or_a_call_kept_to_its_schema(family: str) -> None:
+    for text in ("", "It rains.", 'As JSON: {"a": 1}', "a < b, <tool, [TOOL", '{"names": ["rain"]}'):
+        assert allowed(family, text) == (text, True)
     right = call(family, '{"days": 3}')
-    assert accepted(family, right) == (right, True)
-    assert accepted(family, call(family, '{"anything": [1]}', "snow"))[1]
+    assert allowed(family, right) == (right, True)
+    assert allowed(family, call(family, '{"anything": [1]}', "snow"))[1]
     for wrong in (call(family, '{"days": 30}'), call(family, '{"day": 3}'), call(family, "3")):
-        had, may_end = accepted(family, wrong)
-        assert wrong.startswith(had)
+        taken, may_end = allowed(family, wrong)
+        assert wrong.startswith(taken)
         assert not may_end
-    if family != "llama3":  # where an object of another name is a text, and behind a text one needs a mark
-        assert accepted(family, call(family, "{}", "hail")) == (call(family, "{}", "").partition('", "')[0], False)
-        assert accepted(family, f"Well: {right}") == (f"Well: {right}", True)
-    assert accepted(family, "Well. " + FAMILIES[family].opens[0]) == ("Well. " + FAMILIES[family].opens[0], False)
+    if family != "llama3":  # where an object of another name is text, and a call after text needs a mark
+        assert allowed(family, call(family, "{}", "hail")) == (call(family, "{}", "").partition('", "')[0], False)
+        assert allowed(family, f"Well: {right}") == (f"Well: {right}", True)
+    assert allowed(family, "Well. " + FAMILIES[family].opens[0]) == ("Well. " + FAMILIES[family].opens[0], False)
 
 
-@pytest.mark.parametrize("is_parallel", [True, False])
 @pytest.mark.parametrize(("family", "between"), [("hermes", "\n"), ("llama3", "; ")])
-def test_there_are_several_only_if_they_may_be(family: str, between: str, is_parallel: bool) -> None:
+def test_several_calls_are_allowed_only_if_parallel(family: str, between: str) -> None:
     text = between.join([call(family, '{"days": 3}'), call(family, '{"days": 4}')])
-    had, _ = accepted(family, text, is_parallel=is_parallel)
-    assert (had == text) is is_parallel
+    for is_parallel in (True, False):
+        assert (allowed(family, text, is_parallel=is_parallel)[0] == text) is is_parallel
 
 
 @pytest.mark.parametrize(
     "text", ['{"name":"rain"}', '{ "name" : "rain", "x": 1}', '\n{"name": "r\\u0061in"}', '{"name": "rain"}']
 )
-def test_what_a_parser_would_take_for_a_call_without_a_mark_is_none_but_as_the_schema_has_it(text: str) -> None:
-    had, _ = accepted("llama3", text)
-    assert text.startswith(had)
-    assert had != text
+def test_json_that_the_parser_would_take_for_a_call_needs_its_schema(text: str) -> None:
+    taken, _ = allowed("llama3", text)
+    assert text.startswith(taken)
+    assert taken != text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_thought_is_free(family: str) -> None:
+def test_reasoning_is_free_text(family: str) -> None:
     thought = f"Should I say {call(family, '{}')}? No.</think>"
     right = call(family, '{"days": 3}')
-    assert accepted(family, thought + right, "</think>") == (thought + right, True)
-    had, may_end = accepted(family, thought + call(family, '{"days": 30}'), "</think>")
-    assert had.startswith(thought)
+    assert allowed(family, thought + right, "</think>") == (thought + right, True)
+    taken, may_end = allowed(family, thought + call(family, '{"days": 30}'), "</think>")
+    assert taken.startswith(thought)
     assert not may_end
 
 
@@ -132,16 +120,18 @@ def test_a_mark_that_is_a_special_token_begins_a_call_in_any_text() -> None:
     opens, other = tokenizer.convert_tokens_to_ids(["<|system|>", "<|user|>"])
     calls = CallGrammars(FAMILIES["hermes"], [("rain", DAYS)], True, {"<tool_call>": opens})
     state = tiny_grammars().state(of_lark(calls.allowed()))
-    for token in tokenizer.encode("So <tool_call is no mark. ", add_special_tokens=False):
-        assert has(state.words(), opens)
-        assert not has(state.words(), other)
-        assert has(state.words(), token)
-        state.advance(token)
-    state.advance(opens)
+
+    def take(*tokens: int) -> None:
+        for token in tokens:
+            assert has(state.words(), token)
+            state.advance(token)
+
+    def ids(text: str) -> Any:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    take(*ids("So <tool_call is no mark. "))
+    assert not has(state.words(), other)
+    take(opens)
     assert not has(state.words(), tokenizer.eos_token_id)
-    for token in tokenizer.encode(
-        '\n{"name": "rain", "arguments": {"days": 3}}\n</tool_call>', add_special_tokens=False
-    ):
-        assert has(state.words(), token)
-        state.advance(token)
+    take(*ids('\n{"name": "rain", "arguments": {"days": 3}}\n</tool_call>'))
     assert has(state.words(), tokenizer.eos_token_id)

@@ -1,48 +1,40 @@
-"""Calls of tools and reasoning, through the official client and a real server."""
+"""Calls of tools and reasoning through the official client."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.app.api.tools.conftest import client_of, edge_of
-from tests.app.conftest import listening
-from tests.support import chat_templates
-from tests.support.chat_templates import OF_FAMILY
-from tests.support.recorded_calls import RECORDED, tagged
+from tests.app.api.tools.conftest import answering, edge_of
+from tests.app.conftest import chunks_of, client_of
+from tests.support.chat_templates import ALWAYS_THINKS, QWEN_2_5, QWEN_3
+from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, Recorded, tagged
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
     for name in ("get_weather", "search", "now")
 ]
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+CALL = tagged("now", '{"a": 1}')
 
 
-CASES = [
-    (template, recorded)
-    for family, template in OF_FAMILY.values()
-    for recorded in RECORDED.values()
-    if recorded.family == family and (not recorded.reasoning or "think" in template)
-]
-
-
-@pytest.mark.parametrize(("template", "recorded"), CASES, ids=lambda value: getattr(value, "text", "")[:30])
-def test_calls_are_the_same_whole_and_streamed(template, recorded) -> None:
-    with client_of(template, recorded.text) as client:
+@pytest.mark.parametrize("recorded", [RECORDED[name] for name in WHOLE_AND_STREAMED], ids=WHOLE_AND_STREAMED)
+def test_calls_are_the_same_whole_and_streamed(recorded: Recorded) -> None:
+    with answering(recorded) as client:
         whole = client.chat.completions.create(**CHAT, tools=TOOLS)
         with client.chat.completions.create(**CHAT, tools=TOOLS, stream=True) as stream:
             chunks = list(stream)
     [choice] = whole.choices
     calls = choice.message.tool_calls or []
     assert tuple((call.function.name, call.function.arguments) for call in calls) == recorded.calls
-    has_think = "</think>" in template or "<think>" not in recorded.text
-    assert (choice.message.content or "") == recorded.content if has_think else True
+    assert (choice.message.content or "") == recorded.content
     assert choice.finish_reason == ("tool_calls" if recorded.calls else "stop")
     deltas = [chunk.choices[0].delta for chunk in chunks]
-    assert "".join(delta.content or "" for delta in deltas) == (choice.message.content or "")
+    assert "".join(delta.content or "" for delta in deltas) == recorded.content
     assert (deltas[0].role, chunks[-1].choices[0].finish_reason) == ("assistant", choice.finish_reason)
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     streamed: list[list[str]] = []
@@ -56,45 +48,37 @@ def test_calls_are_the_same_whole_and_streamed(template, recorded) -> None:
     assert tuple(map(tuple, streamed)) == recorded.calls
 
 
-def test_the_clients_own_stream_helper_puts_calls_together() -> None:
+def test_the_clients_stream_helper_reads_calls_and_its_message_can_be_sent_back() -> None:
     recorded = RECORDED["qwen, text and two calls"]
-    with (
-        client_of(chat_templates.QWEN_2_5, recorded.text) as client,
-        client.chat.completions.stream(**CHAT, tools=TOOLS) as stream,
-    ):
-        message = stream.get_final_completion().choices[0].message
+    with answering(recorded) as client:
+        with client.chat.completions.stream(**CHAT, tools=TOOLS) as stream:
+            message: Any = stream.get_final_completion().choices[0].message
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "noon"} for call in message.tool_calls]
+        messages = [*CHAT["messages"], message, *results]
+        again = client.chat.completions.create(**CHAT | {"messages": messages}, tools=TOOLS)
     assert message.content == recorded.content
     assert tuple((call.function.name, call.function.arguments) for call in message.tool_calls) == recorded.calls
-
-
-def test_content_is_null_beside_calls_and_the_answer_can_be_sent_back() -> None:
-    with client_of(chat_templates.QWEN_2_5, tagged("now", "{}")) as client:
-        message = client.chat.completions.create(**CHAT, tools=TOOLS).choices[0].message
-        assert message.content is None
-        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "noon"}
-        again = client.chat.completions.create(**CHAT | {"messages": [*CHAT["messages"], message, result]}, tools=TOOLS)
     assert again.choices[0].finish_reason == "tool_calls"
 
 
 def test_without_tools_or_with_choice_none_a_call_is_text() -> None:
-    text = tagged("now", "{}")
-    with client_of(chat_templates.QWEN_2_5, text) as client:
+    with answering(CALL, QWEN_2_5) as client:
         for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             [choice] = client.chat.completions.create(**CHAT, **more).choices
-            assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
+            assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALL, None, "stop")
 
 
-def test_calls_that_are_not_parallel_are_one() -> None:
-    recorded = RECORDED["mistral nemo, two in a list"]
-    with client_of(chat_templates.MISTRAL, recorded.text) as client:
+def test_without_parallel_calls_there_is_one() -> None:
+    with answering(RECORDED["mistral nemo, two in a list"]) as client:
         [choice] = client.chat.completions.create(**CHAT, tools=TOOLS, parallel_tool_calls=False).choices
-    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
-    assert re.fullmatch("[A-Za-z0-9]{9}", choice.message.tool_calls[0].id)
+    [call] = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert re.fullmatch("[A-Za-z0-9]{9}", call.id)
 
 
-def test_a_call_that_the_limit_cuts_off_ends_for_its_length() -> None:
+def test_a_call_cut_by_the_limit_finishes_with_length() -> None:
     recorded = RECORDED["hermes, one call"]
-    with client_of(chat_templates.HERMES, recorded.text) as client:
+    with answering(recorded) as client:
         full = client.chat.completions.create(**CHAT, tools=TOOLS).usage.completion_tokens
         [choice] = client.chat.completions.create(**CHAT, tools=TOOLS, max_tokens=full - 20).choices
     assert choice.finish_reason == "length"
@@ -103,36 +87,27 @@ def test_a_call_that_the_limit_cuts_off_ends_for_its_length() -> None:
     assert recorded.calls[0][1].startswith(cut)
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_every_choice_is_read_by_itself(n: int) -> None:
-    with client_of(chat_templates.QWEN_2_5, tagged("now", '{"a": 1}')) as client:
-        whole = client.chat.completions.create(**CHAT, tools=TOOLS, n=n)
-        with client.chat.completions.create(**CHAT, tools=TOOLS, n=n, stream=True) as stream:
-            chunks = list(stream)
-    assert [choice.message.tool_calls[0].function.arguments for choice in whole.choices] == ['{"a": 1}'] * n
-    arguments = [""] * n
-    for chunk in chunks:
-        for call in chunk.choices[0].delta.tool_calls or []:
-            arguments[chunk.choices[0].index] += call.function.arguments
-    assert arguments == ['{"a": 1}'] * n
-
-
-def test_token_ids_and_logprobs_come_once_beside_calls() -> None:
-    more = {"tools": TOOLS, "logprobs": True, "extra_body": {"return_token_ids": True}}
-    with client_of(chat_templates.QWEN_2_5, tagged("now", '{"a": 1}')) as client:
-        whole = client.chat.completions.create(**CHAT, **more).choices[0]
+def test_every_choice_has_its_own_call_token_ids_and_logprobs() -> None:
+    more: Any = {"tools": TOOLS, "n": 3, "logprobs": True, "extra_body": {"return_token_ids": True}}
+    with answering(CALL, QWEN_2_5) as client:
+        whole = client.chat.completions.create(**CHAT, **more)
         with client.chat.completions.create(**CHAT, **more, stream=True) as stream:
             chunks = [chunk.choices[0] for chunk in stream]
-    assert [i for chunk in chunks for i in getattr(chunk, "token_ids", None) or []] == whole.token_ids
-    streamed = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
-    assert streamed == whole.logprobs.content
+    assert [choice.message.content for choice in whole.choices] == [None] * 3
+    for choice in whole.choices:
+        own = [chunk for chunk in chunks if chunk.index == choice.index]
+        calls = [call for chunk in own for call in chunk.delta.tool_calls or []]
+        assert "".join(call.function.arguments for call in calls) == '{"a": 1}'
+        assert choice.message.tool_calls[0].function.arguments == '{"a": 1}'
+        assert [i for chunk in own for i in getattr(chunk, "token_ids", None) or []] == choice.token_ids
+        assert [entry for chunk in own if chunk.logprobs for entry in chunk.logprobs.content] == choice.logprobs.content
 
 
-@pytest.mark.parametrize(("template", "begin"), [("QWEN_3", "<think>\n"), ("ALWAYS_THINKS", "")])
-def test_reasoning_is_apart_from_the_content(template: str, begin: str) -> None:
+@pytest.mark.parametrize(("template", "begin"), [(QWEN_3, "<think>\n"), (ALWAYS_THINKS, "")], ids=["opens", "always"])
+def test_reasoning_is_separate_from_the_content(template: str, begin: str) -> None:
     text = begin + "Hm, 6 times 7.\n</think>\n\n42 </think>."
-    with client_of(getattr(chat_templates, template), text) as client:
-        message = client.chat.completions.create(**CHAT).choices[0].message
+    with answering(text, template) as client:
+        message: Any = client.chat.completions.create(**CHAT).choices[0].message
         with client.chat.completions.create(**CHAT, stream=True) as stream:
             deltas = [chunk.choices[0].delta for chunk in stream]
         raw = client.completions.create(model="tiny", prompt="x", temperature=0).choices[0].text
@@ -142,23 +117,27 @@ def test_reasoning_is_apart_from_the_content(template: str, begin: str) -> None:
     assert raw == text
 
 
-def test_reasoning_stays_in_the_content_if_the_server_is_told_so() -> None:
-    text = "<think>\nHm.\n</think>\n\nYes."
-    with client_of(chat_templates.QWEN_3, text, reasoning_parser="none") as client:
-        assert client.chat.completions.create(**CHAT).choices[0].message.content == text
-    with client_of(chat_templates.QWEN_2_5, text) as client:
-        assert client.chat.completions.create(**CHAT).choices[0].message.content == text
-    with client_of(chat_templates.QWEN_2_5, text, reasoning_parser="think") as client:
-        assert client.chat.completions.create(**CHAT).choices[0].message.content == "Yes."
+@pytest.mark.parametrize(
+    ("template", "settings", "content"),
+    [
+        (QWEN_3, {"reasoning_parser": "none"}, "<think>\nHm.\n</think>\n\nYes."),
+        (QWEN_2_5, {}, "<think>\nHm.\n</think>\n\nYes."),
+        (QWEN_2_5, {"reasoning_parser": "think"}, "Yes."),
+    ],
+)
+async def test_the_reasoning_parser_can_be_set(template: str, settings: dict[str, str], content: str) -> None:
+    app, _ = edge_of(template, "<think>\nHm.\n</think>\n\nYes.", **settings)
+    async with client_of(app) as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT)
+    assert answer.json()["choices"][0]["message"]["content"] == content
 
 
-def test_raw_chunks_are_as_openai_sends_them() -> None:
-    app, backend = edge_of(chat_templates.QWEN_2_5)
-    backend.answer = tagged("now", '{"a": 1}')
-    with listening(app) as url:
-        body = CHAT | {"tools": TOOLS, "stream": True}
-        lines = httpx.post(url + "/v1/chat/completions", json=body).text.split("\n\n")
-    chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+async def test_raw_chunks_of_a_call_have_openais_form() -> None:
+    async with client_of(edge_of(QWEN_2_5, CALL)[0]) as client:
+        response: httpx.Response = await client.post(
+            "/v1/chat/completions", json=CHAT | {"tools": TOOLS, "stream": True}
+        )
+    chunks = [chunk["choices"][0] for chunk in chunks_of(response)]
     deltas = [chunk["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
     [begin] = [delta for delta in deltas if "id" in delta.get("tool_calls", [{}])[0]]
@@ -167,4 +146,4 @@ def test_raw_chunks_are_as_openai_sends_them() -> None:
     assert chunks[-1]["finish_reason"] == "tool_calls"
     between = deltas[deltas.index(begin) + 1 : -1]
     assert all(delta["tool_calls"][0].keys() == {"index", "function"} for delta in between)
-    assert "".join(delta["tool_calls"][0]["function"]["arguments"] for delta in between) == '{"a": 1}'
+    assert json.loads("".join(delta["tool_calls"][0]["function"]["arguments"] for delta in between)) == {"a": 1}
