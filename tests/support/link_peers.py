@@ -17,12 +17,12 @@ from deployments.transport.channel import Channel
 
 SECRET = b"s" * 32
 CPU = torch.device("cpu")
-KINDS = {"socket": "auto", "gloo": "gloo"}  # what ``transport`` asks for
+KINDS = {"socket": "auto", "gloo": "gloo"}  # kind of link: the option ``transport``
 LARGE = 8 << 20  # bytes: more than any socket buffer here holds
 
 
 class Peers:
-    """Channels from one to the other, and threads that build links on both ends at once."""
+    """Channels from one end to the other, and threads that build links on both ends at once."""
 
     def __init__(self, address: str) -> None:
         self._server, self.address = listen(address)
@@ -41,10 +41,10 @@ class Peers:
         self._open.append(connected)
         return connected, accepted.result()
 
-    def links(self, transport: str = "auto", other: str | None = None) -> tuple[Link, Link]:
+    def links(self, transport: str = "auto") -> tuple[Link, Link]:
         connected, accepted = self.channels()
         offered = self._threads.submit(offer_link, connected, transport, CPU)
-        receiver = accept_link(accepted, other or transport, CPU)
+        receiver = accept_link(accepted, transport, CPU)
         self._open += [receiver, offered.result()]
         return offered.result(), receiver
 
@@ -55,16 +55,15 @@ class Peers:
         self._threads.shutdown()
 
 
-def received(link: Link) -> tuple[bytes, list[Tensor]]:
-    """A frame whose header is made of its tensors' heads, as ``deliver`` writes it."""
-    header = link.header()
-    return header, link.tensors(msgspec.msgpack.decode(header, type=list[TensorHeader]))
+def received(link: Link) -> list[Tensor]:
+    """The tensors of a frame that ``deliver`` sent."""
+    return link.tensors(msgspec.msgpack.decode(link.header(), type=list[TensorHeader]))
 
 
 def deliver(link: Link, tensors: list[Tensor]) -> None:
     link.send(msgspec.msgpack.encode([TensorHeader.of(tensor) for tensor in tensors]), tensors)
 
 
-def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
-    pairs = list(zip(found, wanted, strict=True))
+def same(found: list[Tensor], expected: list[Tensor]) -> bool:
+    pairs = list(zip(found, expected, strict=True))
     return all(a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for a, b in pairs)

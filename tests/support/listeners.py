@@ -1,4 +1,4 @@
-"""A stage's end of channels, in a thread, and what a client says to it."""
+"""A listening end of channels in a thread, and the first bytes that a client sends to it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from deployments.transport.channel import Channel
 from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import NONCE, ROLE, UnauthenticatedError, proof
 from deployments.transport.roles import STAGE_ROLES
+from tests.support.waiting import LIMIT_S
 
 SECRET = b"s" * 32
 
 
 class Listener:
-    """Accepts peers one after the other in a thread, as a stage does."""
+    """Accepts peers one after the other, as a stage does."""
 
     def __init__(self, address: str) -> None:
         self._server, self.address = listen(address)
         self.accepted: queue.Queue[Channel] = queue.Queue()
-        self.refused: queue.Queue[UnauthenticatedError] = queue.Queue()
         self._channels: list[Channel] = []
+        self._refused: queue.Queue[UnauthenticatedError] = queue.Queue()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -35,17 +36,26 @@ class Listener:
             try:
                 Channel.accept(connection, SECRET, STAGE_ROLES, self._register)
             except UnauthenticatedError as error:
-                self.refused.put(error)
+                self._refused.put(error)
 
     def _register(self, channel: Channel) -> None:
         self._channels.append(channel)
         self.accepted.put(channel)
 
+    def pair(self, role: str = "steps") -> tuple[Channel, Channel]:
+        """Both ends of a new channel."""
+        return Channel.connect(self.address, SECRET, role), self.accept()
+
+    def accept(self) -> Channel:
+        return self.accepted.get(timeout=LIMIT_S)
+
+    def refusal(self) -> str:
+        return str(self._refused.get(timeout=LIMIT_S))
+
     def raw(self) -> socket.socket:
-        """A connection without a handshake, but for that of TLS over TCP."""
+        """A connection that has done at most the handshake of TLS."""
         family, where = parse(self.address)
         peer = socket.socket(family, socket.SOCK_STREAM)
-        peer.settimeout(5)
         peer.connect(where)
         return peer if family == socket.AF_UNIX else tls_context(SECRET, False).wrap_socket(peer)
 
@@ -58,16 +68,17 @@ class Listener:
 
 
 def hello(peer: socket.socket, secret: bytes, role: bytes = b"steps") -> bytes:
-    """What a client of ours would send, made with ``secret``."""
+    """The answer of a client that knows ``secret``."""
     padded = role.ljust(ROLE)
     return padded + proof(secret, peer.recv(NONCE), padded) + b"m" * NONCE
 
 
 def exchange(client: Channel, server: Channel, payloads: list[bytes]) -> None:
-    """Everything there and back, in order."""
+    """Send everything there and back, in order."""
     echo = threading.Thread(target=lambda: [server.send(server.receive()) for _ in payloads])
     echo.start()
     for payload in payloads:
         client.send(payload)
         assert client.receive() == payload
-    echo.join(5)
+    echo.join()
+    client.close()

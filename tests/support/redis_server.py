@@ -10,10 +10,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from socket import SO_REUSEADDR, SOL_SOCKET, socket
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import redis
 
@@ -22,11 +21,11 @@ from tests.support import waiting
 
 HOST = "127.0.0.1"
 BUS = 10_000  # a Cluster node's bus listens this far above its port
-SLOTS = 16384
+SLOTS = (0, 5461, 10922, 16384)  # bounds of the nodes' shares
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = waiting.LIMIT_S) -> None:
-    """Poll ``condition``; errors of Redis and of connections count as no."""
+    """As ``waiting.wait_until``; errors of Redis and of connections count as no."""
 
     def holds() -> object:
         with suppress(redis.RedisError, OSError):
@@ -36,26 +35,20 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = wait
     waiting.wait_until(holds, what)
 
 
-def _bound(port: int) -> socket:
-    """A socket that reserves a port: the kernel gives it to nobody, and only a server with SO_REUSEADDR binds it."""
-    reserved = socket()
-    reserved.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-    try:
-        reserved.bind((HOST, port))
-    except BaseException:
-        reserved.close()
-        raise
-    return reserved
-
-
 def _reserve() -> list[socket]:
-    """Reserve a port and the port of its bus."""
+    """Sockets bound to a port and its bus port: while they are open, only a server with SO_REUSEADDR gets these."""
     while True:
-        first = _bound(0)
+        sockets = [socket(), socket()]
         try:
-            return [first, _bound(first.getsockname()[1] + BUS)]
+            for one in sockets:
+                one.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            sockets[0].bind((HOST, 0))
+            sockets[1].bind((HOST, sockets[0].getsockname()[1] + BUS))
         except (OSError, OverflowError):
-            first.close()
+            for one in sockets:
+                one.close()
+        else:
+            return sockets
 
 
 class RedisServer:
@@ -68,18 +61,10 @@ class RedisServer:
 
     def __init__(self, *arguments: str, config: str = "") -> None:
         self._arguments, self._config = arguments, config
-        self._reserved: list[socket] = []
+        self._reserved = _reserve()
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    @property
-    def port(self) -> int:
-        return int(self._reserved[0].getsockname()[1])
-
-    @property
-    def url(self) -> str:
-        """Of database 0."""
-        return f"redis://{HOST}:{self.port}/0"
+        self.port: int = self._reserved[0].getsockname()[1]
+        self.url = f"redis://{HOST}:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -92,15 +77,14 @@ class RedisServer:
     def start(self) -> Self:
         """Run it, empty, and wait until it answers."""
         assert self._process is None, "runs already"
-        self._reserved = self._reserved or _reserve()
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="spectra-redis-")
+        self._folder = tempfile.TemporaryDirectory(prefix="spectra-redis-")
         self._process = subprocess.Popen([redis_server_binary(), *self._options(Path(self._folder.name))])
         waiting.wait_until(self._has_started, f"redis-server does not answer on port {self.port}")
         assert self._process.poll() is None, "redis-server has ended"
         return self
 
     def _options(self, folder: Path) -> list[str]:
-        common = ["--logfile", str(folder / "log"), "--dir", str(folder), *self._arguments]
+        common = ["--logfile", "/dev/null", "--dir", str(folder), *self._arguments]
         if self._config:
             (folder / "redis.conf").write_text(self._config.format(port=self.port))
             return [str(folder / "redis.conf"), *common]
@@ -108,15 +92,14 @@ class RedisServer:
         return [*plain, "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", *common]
 
     def _has_started(self) -> bool:
-        if self._process is None or self._process.poll() is not None:
-            return True
+        assert self._process is not None
         with closing(self.client()) as client:
             try:
-                return bool(client.ping())
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                return isinstance(error, redis.AuthenticationError)
-            except redis.ResponseError:  # it wants a password
+                return self._process.poll() is not None or bool(client.ping())
+            except (redis.AuthenticationError, redis.ResponseError):  # it wants a password
                 return True
+            except redis.RedisError:
+                return False
 
     def kill(self) -> None:
         """SIGKILL; harmless when it does not run."""
@@ -124,13 +107,11 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self._folder.cleanup()
 
     def stop(self) -> None:
         """For good; harmless twice."""
         self.kill()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
         for reserved in self._reserved:
             reserved.close()
 
@@ -145,8 +126,7 @@ class RedisServer:
         self.stop()
 
 
-@dataclass(frozen=True)
-class Sentinel:
+class Sentinel(NamedTuple):
     """A Sentinel that watches a primary with one replica."""
 
     sentinel: RedisServer
@@ -199,18 +179,15 @@ def cluster(seen_port: Callable[[int], int] = lambda port: port) -> Iterator[lis
     with ExitStack() as stack:
         nodes = [stack.enter_context(RedisServer(*options)) for _ in range(3)]
         clients = [stack.enter_context(node.client()) for node in nodes]
-        bounds = [SLOTS * part // len(nodes) for part in range(len(nodes) + 1)]
         for part, (node, client) in enumerate(zip(nodes, clients, strict=True)):
             client.config_set("cluster-announce-port", seen_port(node.port))
             client.config_set("cluster-announce-bus-port", node.port + BUS)
             ask(client, "CLUSTER", "SET-CONFIG-EPOCH", part + 1)
-            ask(client, "CLUSTER", "ADDSLOTS", *range(bounds[part], bounds[part + 1]))
+            ask(client, "CLUSTER", "ADDSLOTS", *range(SLOTS[part], SLOTS[part + 1]))
         for client in clients:  # everybody meets everybody: gossip would take seconds
             for node in nodes:
                 ask(client, "CLUSTER", "MEET", HOST, node.port)
-        wait_until(lambda: all(_agrees(client, len(nodes)) for client in clients), "a Cluster that agrees")
+        for client in clients:
+            wait_until(lambda client=client: b"cluster_state:ok" in ask(client, "CLUSTER", "INFO"), "a Cluster")  # type: ignore[misc]
+            wait_until(lambda client=client: len(ask(client, "CLUSTER", "SLOTS")) == 3, "a Cluster that agrees")  # type: ignore[misc]
         yield nodes
-
-
-def _agrees(client: redis.Redis, nodes: int) -> bool:
-    return b"cluster_state:ok" in ask(client, "CLUSTER", "INFO") and len(ask(client, "CLUSTER", "SLOTS")) == nodes

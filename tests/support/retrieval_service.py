@@ -1,4 +1,4 @@
-"""The retrieval service in a test's own process: small snapshots, a source without Ray, and waiting for threads."""
+"""The retrieval service in a test's own process, with small snapshots and a source without Ray."""
 
 from __future__ import annotations
 
@@ -23,44 +23,41 @@ from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.base import Store, StoreOptions
 from retrieval_store.stores.open import open_store
+from tests.support.waiting import LIMIT_S, wait_until
 
 SHARED = "default"
 TARGET = Target("t" * 32, 1000)
-LIMITS = Limits(depth=4)
 POLL = 0.05  # seconds
 
 Text = Sequence[int]
 
 
 def build(texts: Sequence[Text], folder: Path, target: Target = TARGET) -> Path:
-    """A snapshot of ``texts`` in a folder of its own below ``folder``."""
+    """Write a snapshot of ``texts`` to a new folder in ``folder``."""
     place = folder / f"built-{uuid4().hex}"
     write_snapshot(texts, place, Description(tokenizer_hash=target.tokenizer_hash, vocab_size=target.vocab_size))
     return place
 
 
 def publish(store: Store, texts: Sequence[Text], folder: Path) -> str:
-    """Make a snapshot of ``texts`` current; its version."""
+    """Make a snapshot of ``texts`` current; returns its version."""
     version = store.publish(build(texts, folder))
     store.activate(version)
     return version
 
 
 def follows(indexes: Sequence[Index], context: Text) -> list[int]:
-    """What the first index that knows the context says next, its best token at each depth."""
+    """The best token at each depth after ``context``, of the first index that knows it."""
     for index in indexes:
-        found = index.query(np.array(context, np.int32), LIMITS)
+        found = index.query(np.array(context, np.int32), Limits(depth=4))
         if found is not None and found.tokens:
             return list(found.tokens)
     return []
 
 
-def eventually(condition: Callable[[], object], within: float = 120.0, pause: float = 0.005) -> None:
-    """Wait until ``condition`` holds; fails when it does not ``within`` so many seconds."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(pause)
+def eventually(condition: Callable[[], object], within: float = 0.0, pause: float = 0.0) -> None:
+    """As ``waiting.wait_until``."""
+    wait_until(condition)
 
 
 @dataclass
@@ -69,9 +66,11 @@ class Direct:
 
     service: RetrievalService
     is_away: bool = False
-    reads: int = 0
+    n_reads: int = 0
+    n_polls: int = 0
 
     def changes(self, known: Known, timeout: float) -> Answer:
+        self.n_polls += 1
         deadline = time.monotonic() + timeout
         while True:
             self._check()
@@ -82,7 +81,7 @@ class Direct:
 
     def read(self, namespace: str, version: str, file: str, offset: int) -> bytes:
         self._check()
-        self.reads += 1
+        self.n_reads += 1
         return self.service.read(namespace, version, file, offset)
 
     def learn(self, namespace: str, texts: Sequence[Text]) -> int:
@@ -106,12 +105,26 @@ class Node:
     def store(self, namespace: str = SHARED) -> Store:
         return open_store(self.where, namespace)
 
-    def says(self, context: Text, namespace: str = "") -> list[int]:
-        """What drafts of ``namespace`` are told behind ``context``."""
+    def drafts(self, context: Text, namespace: str = "") -> list[int]:
+        """The tokens that drafts of ``namespace`` get after ``context``."""
         return follows(self.reader.of(namespace), context)
+
+    def wait_for_drafts(self, context: Text, tokens: Text, namespace: str = "") -> None:
+        wait_until(lambda: self.drafts(context, namespace) == list(tokens))
 
     def version(self, namespace: str = SHARED) -> str:
         return self.reader.versions(namespace)[0]
+
+    def publish(self, texts: Sequence[Text], folder: Path, namespace: str = SHARED) -> str:
+        """Publish, and wait until drafts get it; returns the version."""
+        version = publish(self.store(namespace), texts, folder)
+        wait_until(lambda: self.reader.of(namespace) and self.version(namespace) == version)
+        return version
+
+    def poll(self, times: int = 3) -> None:
+        """Let the reader ask the service some more times."""
+        target = self.source.n_polls + times
+        wait_until(lambda: self.source.n_polls >= target)
 
     @property
     def problem(self) -> str:
@@ -123,21 +136,20 @@ class Node:
 
 
 @contextmanager
-def running(
-    where: str, cache: Path, live: Sequence[str] = (), options: LiveOptions | None = None, target: Target = TARGET
-) -> Iterator[Node]:
-    """The service on the store ``where``, its threads and a reader's running."""
-    store_options = replace(StoreOptions(), tokenizer_hash=target.tokenizer_hash, connect_seconds=0.5, read_seconds=1.0)
+def running(where: str, cache: Path, live: Sequence[str] = (), options: LiveOptions | None = None) -> Iterator[Node]:
+    """The service on the store ``where`` and a reader, with their threads."""
+    patient = replace(StoreOptions(), connect_seconds=LIMIT_S, read_seconds=LIMIT_S)
+    store_options = replace(patient, tokenizer_hash=TARGET.tokenizer_hash)
     context = ServiceContext(
         lambda namespace: open_store(where, namespace, store_options),
         NodeCache(cache, where),
-        target,
+        TARGET,
         POLL,
         options or LiveOptions(interval=0.05),
     )
     service = RetrievalService(context, SHARED, live)
     source = Direct(service)
-    reader = Reader(source, SHARED, target.tokenizer_hash, poll=POLL)
+    reader = Reader(source, SHARED, TARGET.tokenizer_hash, poll=POLL)
     service.start()
     reader.start()
     try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ from retrieval_store.errors import ConflictError
 from retrieval_store.snapshots.names import folder_segment
 from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest
 from retrieval_store.stores.base import Store, StoreOptions
-from retrieval_store.stores.directory_log import LOG
-from retrieval_store.stores.live_text import encode_tokens
 from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_layout import MANIFEST_FIELD, RedisKeys, chunk_field
@@ -68,26 +65,6 @@ class Place:
             with closing(self.raw()) as client:
                 old: Any = client.hget(key, part)
                 client.hset(key, part, change(old))
-
-    def alter_entries(self, changed: Mapping[int, bytes]) -> None:
-        """Replace entries of the log, counted from 0; ids may change."""
-        if self.kind == "memory":
-            log = self._shared().log
-            for number, raw in changed.items():
-                log[number] = (log[number][0], raw)
-        elif self.kind == "directory":
-            with closing(sqlite3.connect(self._folder() / LOG)) as database, database:
-                rows = [row for (row,) in database.execute("SELECT id FROM log ORDER BY id")]
-                for number, raw in changed.items():
-                    database.execute("UPDATE log SET tokens = ? WHERE id = ?", (raw, rows[number]))
-        else:
-            store = self.open()
-            entries = store.entries()
-            store.trim(entries[-1].id)
-            with closing(self.raw()) as client:
-                for number, entry in enumerate(entries):
-                    tokens = changed.get(number, encode_tokens(entry.tokens))
-                    client.xadd(RedisKeys(self.namespace).log, {"tokens": tokens})
 
     def age_uploads(self, seconds: int) -> None:
         """Let so much of an unfinished upload's time pass."""

@@ -5,118 +5,82 @@ It also passes on clients without TLS: a Sentinel must reach its servers at the 
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
 import trustme
 
+from deployments.transport.tls_stream import TlsStream
 from tests.support.redis_server import HOST
+from tests.support.waiting import LIMIT_S
 
 HANDSHAKE = b"\x16"  # the first byte of TLS
 
 
 class TlsRelay:
-    """Listens on 127.0.0.1 in a thread.
+    """Listens on 127.0.0.1 in threads.
 
     Args:
         target: port on 127.0.0.1 to which bytes are passed on.
-        authority: signs the certificate; None: a new one.
+        authority: signs the certificate.
         names: hosts that the certificate is for.
     """
 
-    def __init__(
-        self, target: int, authority: trustme.CA | None = None, names: Sequence[str] = (HOST, "localhost")
-    ) -> None:
+    def __init__(self, target: int, authority: trustme.CA, names: Sequence[str] = (HOST, "localhost")) -> None:
         self._target = target
-        self._authority = authority or trustme.CA()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._authority.issue_cert(*names).configure_cert(self._context)
-        self._socket = socket.create_server((HOST, 0), backlog=100)
-        self._socket.setblocking(False)
-        self.port: int = self._socket.getsockname()[1]
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="tls-relay", daemon=True)
-
-    def write_ca(self, folder: Path) -> Path:
-        """Write the authority's certificate as a PEM file."""
-        path = folder / f"ca-{self.port}.pem"
-        self._authority.cert_pem.write_to_path(str(path))
-        return path
+        authority.issue_cert(*names).configure_cert(self._context)
+        self._server = socket.create_server((HOST, 0), backlog=100)
+        self.port: int = self._server.getsockname()[1]
+        self._open: list[socket.socket] = []
 
     def cut(self) -> None:
         """Close all connections; new ones are accepted."""
-        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
+        for connection in self._open:
+            _hang_up(connection)
+        self._open.clear()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        _hang_up(self._server)
+        self._server.close()
+        self.cut()
 
-    def _run(self) -> None:
-        self._loop.create_task(self._accept())
-        self._loop.run_forever()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # transports close
-        self._socket.close()
-        self._loop.close()
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._server.accept()
+                self._open.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    async def _accept(self) -> None:
-        while True:
-            connection, _ = await self._loop.sock_accept(self._socket)
-            task = self._loop.create_task(self._serve(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        writers: list[asyncio.StreamWriter] = []
-        pumps: list[asyncio.Task[None]] = []
-        try:
-            reader, writer = await self._meet(connection)
-            writers.append(writer)
-            upstream, down = await asyncio.open_connection(HOST, self._target)
-            writers.append(down)
-            pumps = [asyncio.create_task(_pump(reader, down)), asyncio.create_task(_pump(upstream, writer))]
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        except OSError:  # ssl.SSLError is one: the client does not trust us; or the server is gone
-            pass
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            for writer in writers:
-                writer.transport.abort()
-            connection.close()
-
-    async def _meet(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        connection.setblocking(False)
-        readable = asyncio.Event()
-        self._loop.add_reader(connection, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            self._loop.remove_reader(connection)
-        is_tls = connection.recv(1, socket.MSG_PEEK) == HANDSHAKE
-        reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
-        context = self._context if is_tls else None
-        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)
-        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection, socket.create_connection((HOST, self._target)) as upstream:
+            client: socket.socket | TlsStream = connection
+            if connection.recv(1, socket.MSG_PEEK) == HANDSHAKE:
+                client = TlsStream(connection, self._context, True, time.monotonic() + LIMIT_S)
+                client.settimeout(None)
+            answers = threading.Thread(target=_pump, args=(upstream, client), daemon=True)
+            answers.start()
+            _pump(client, upstream)
+            answers.join()
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+def _pump(source: socket.socket | TlsStream, sink: socket.socket | TlsStream) -> None:
     with suppress(OSError):
-        while data := await source.read(1 << 16):
-            sink.write(data)
-            await sink.drain()
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    for end in (source, sink):
+        _hang_up(end)
+
+
+def _hang_up(connection: socket.socket | TlsStream) -> None:
+    with suppress(OSError):  # closed before
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Fixtures of stages."""
+"""Neighbouring stages, and timeouts that a slow machine does not reach."""
 
 from __future__ import annotations
 
@@ -7,13 +7,38 @@ from collections.abc import Iterator
 
 import pytest
 
+from deployments.stage.links import negotiation, process_group
+from deployments.transport import async_channel, channel
 from deployments.transport.addresses import tcp
 from tests.support.link_peers import Peers
+from tests.support.slow_stage import Gate, Gated
+from tests.support.waiting import LIMIT_S
 
 
-@pytest.fixture(params=["unix", "tcp", "tcp6"])
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (channel, "HANDSHAKE_S"),
+        (async_channel, "HANDSHAKE_S"),
+        (negotiation, "ANSWER_S"),
+        (process_group, "WAIT_S"),
+        (process_group, "BUILD_S"),
+    ):
+        monkeypatch.setattr(module, name, LIMIT_S)
+
+
+@pytest.fixture
 def peers(request: pytest.FixtureRequest) -> Iterator[Peers]:
+    kind = getattr(request, "param", "unix")
     with tempfile.TemporaryDirectory(prefix="ln-") as folder:
-        made = Peers({"unix": f"unix:{folder}/s", "tcp": tcp("127.0.0.1"), "tcp6": tcp("::1")}[request.param])
+        made = Peers({"unix": f"unix:{folder}/s", "tcp": tcp("127.0.0.1"), "tcp6": tcp("::1")}[kind])
         yield made
         made.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Of the ``Gated`` stages, open before and after the test."""
+    Gated.gate.open()
+    yield Gated.gate
+    Gated.gate.open()

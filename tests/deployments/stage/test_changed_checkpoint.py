@@ -1,4 +1,4 @@
-"""A stage that takes a lost one's place loads the files with which its pipeline began, or none."""
+"""A replacement stage loads the files that its pipeline began with, or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from deployments.stage.actor import StageActor
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedModelError
 from engine.target.options import TargetOptions
 
 SINGLE = "model.safetensors"
@@ -27,6 +27,8 @@ def stage(path: Path) -> StageActor:
 
 def test_a_stage_refuses_weights_or_a_configuration_that_changed_since_the_plan(copy: Path) -> None:
     plan = stage(copy).plan()
+    (copy / "other.safetensors").write_bytes((copy / SINGLE).read_bytes())  # a file that one node alone has
+    assert "other.safetensors" in stage(copy).plan().files
     stage(copy).load(plan, 0)
     tensors = load_file(copy / SINGLE)
     name = "model.layers.1.self_attn.q_proj.weight"
@@ -40,17 +42,16 @@ def test_a_stage_refuses_weights_or_a_configuration_that_changed_since_the_plan(
         stage(copy).load(plan, 0)
 
 
-def test_files_that_only_one_node_has_prove_nothing(copy: Path) -> None:
-    plan = stage(copy).plan()
-    (copy / "other.safetensors").write_bytes((copy / SINGLE).read_bytes())
-    assert "other.safetensors" in stage(copy).plan().files
-    stage(copy).load(plan, 0)
-
-
-def test_two_pipelines_of_different_files_describe_different_targets(copy: Path) -> None:
+def test_pipelines_with_different_weights_describe_different_targets(copy: Path) -> None:
     before = stage(copy).plan().info
     tensors = load_file(copy / SINGLE)
     save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, copy / SINGLE, {"format": "pt"})
     after = stage(copy).plan().info
     assert before.spec == after.spec
     assert before.difference(after).startswith("weights ")
+
+
+def test_a_standby_process_that_cannot_read_the_checkpoint_fails_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError, match="holds no config of a supported model"):
+        stage(tmp_path).prepare()

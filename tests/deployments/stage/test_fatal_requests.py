@@ -15,6 +15,7 @@ from engine.request import Request
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
+from tests.support.waiting import LIMIT_S
 
 POISON = 311
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
@@ -32,21 +33,20 @@ class Dies(Stage):
 
 
 async def keep_alive(served: Any, kinds: list[type[Stage]]) -> None:
-    """What supervision does: a pipeline with a dead stage is replaced by one of the same kind."""
+    """Replace a pipeline with a dead stage by one of the same kind, like the supervisor."""
     while True:
         if not all(worker.is_alive for worker in served.stages.workers):
             served.replace(kinds)
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("n_stages", [1, 2])
 async def test_a_request_that_kills_every_pipeline_fails_alone(
-    n_stages: int, serving: Any, make_job: MakeJob, offline: Offline
+    serving: Any, make_job: MakeJob, offline: Offline
 ) -> None:
-    jobs = [make_job(number, METHODS[number % 4], max_tokens=40, stop_ids=()) for number in range(4)]
+    jobs = [make_job(number, METHODS[number % 4], max_tokens=20, stop_ids=()) for number in range(4)]
     fatal = make_job(10)
-    kinds = [Dies] * n_stages
-    async with serving(n_stages, kinds) as served, asyncio.timeout(240):
+    kinds = [Dies] * 2
+    async with serving(2, kinds) as served, asyncio.timeout(LIMIT_S):
         keeper = asyncio.create_task(keep_alive(served, kinds))
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
         with pytest.raises(StepFailedError, match="lost 3 times"):
@@ -56,22 +56,3 @@ async def test_a_request_that_kills_every_pipeline_fails_alone(
         assert (await served.settled())["pipelines_lost"] == 3
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-
-
-async def test_a_suspect_whose_stream_is_closed_sets_the_others_free(
-    serving: Any, make_job: MakeJob, offline: Offline
-) -> None:
-    job, fatal = make_job(1, "pld", max_tokens=40, stop_ids=()), make_job(10)
-    async with serving(1, [Dies]) as served, asyncio.timeout(240):
-        lane = served.router.lanes[0]
-        doomed = asyncio.create_task(served.answer(Request([*fatal.prompt, POISON], fatal.params)))
-        while lane.n_lost < 1:
-            await asyncio.sleep(0.005)
-        served.replace([Dies])
-        while lane.n_lost < 2:
-            await asyncio.sleep(0.005)
-        doomed.cancel()
-        await asyncio.gather(doomed, return_exceptions=True)
-        served.replace([Dies])
-        assert (await served.answer(job)).token_ids == offline(job).token_ids
-        await served.settled()

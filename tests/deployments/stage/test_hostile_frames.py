@@ -1,4 +1,4 @@
-"""What is no frame of a stage costs its connection or its step, and nothing else."""
+"""A malformed frame costs its connection or its step, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from deployments.pipeline.frames import encode_frame
-from deployments.pipeline.tensor_header import TensorHeader
-from deployments.stage.links.base import allocate
 from deployments.stage.links.negotiation import Offer
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.channel import Channel
+from engine.errors import TargetLostError
 from engine.stage.base import Activations
 from tests.support.stage_steps import connected, first_step
-
-CPU = torch.device("cpu")
 
 
 def stage_frame(step: bytes = b"", tensors: Any = (), **more: Any) -> bytes:
@@ -48,29 +45,23 @@ async def as_a_stage(served: Any) -> Channel:
     return peer
 
 
-@pytest.mark.parametrize("frame", BAD_FRAMES, ids=range(len(BAD_FRAMES)))
-async def test_what_is_no_frame_of_a_stage_costs_the_connection_only(frame: bytes, serving: Any) -> None:
+async def test_a_malformed_frame_of_a_stage_costs_its_connection_only(serving: Any) -> None:
     async with serving(2) as served:
         pipeline = await connected(served)
         pipeline.send(first_step())
         before = await pipeline.receive()
         pipeline.close()
-        hostile = await as_a_stage(served)
-        hostile.send(frame)
-        with pytest.raises((EOFError, OSError)):
-            await asyncio.to_thread(hostile.receive)
-        hostile.close()
+        for frame in BAD_FRAMES:
+            hostile = await as_a_stage(served)
+            hostile.send(frame)
+            with pytest.raises((EOFError, OSError)):
+                await asyncio.to_thread(hostile.receive)
+            hostile.close()
         pipeline = await served.connect()
         pipeline.send(first_step())
         assert (await pipeline.receive()).results == before.results
-        pipeline.close()
-
-
-async def test_tensors_of_a_router_are_refused(serving: Any) -> None:
-    async with serving(1) as served:
-        pipeline = await connected(served)
-        pipeline._steps.send(encode_frame(first_step(), Activations(torch.ones(1, 3, 32))))
-        with pytest.raises(Exception, match="broke"):
+        pipeline._steps.send(encode_frame(first_step(), Activations(torch.ones(1, 3, 32))))  # no router has tensors
+        with pytest.raises(TargetLostError, match="broke"):
             await pipeline.receive()
         pipeline.close()
 
@@ -91,10 +82,3 @@ async def test_activations_of_the_wrong_shape_fail_their_step_only(
             assert answer["error"]
         peer.close()
         results.close()
-
-
-def test_a_head_says_what_its_tensor_is() -> None:
-    head = TensorHeader.of(torch.ones(2, 3, dtype=torch.bfloat16))
-    assert head == TensorHeader("bfloat16", (2, 3))
-    assert head.n_bytes == 12
-    assert allocate([head], CPU)[0].shape == (2, 3)

@@ -1,4 +1,4 @@
-"""Which link two neighbours agree on, and what they say to each other until then."""
+"""Two neighbouring stages agree on a kind of link; malformed messages end the connection."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from deployments.stage.links import negotiation
 from deployments.stage.links.channel_store import ChannelStore
-from deployments.stage.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, kinds_of, offer_link
+from deployments.stage.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, offer_link
 from deployments.stage.links.process_group import build_within
 from tests.support.link_peers import CPU, Peers, received
+from tests.support.waiting import LIMIT_S
 
 BAD_HEADS = [
     ["float64", [1]],
@@ -32,34 +32,27 @@ BAD_HEADS = [
 
 
 @pytest.mark.parametrize("head", BAD_HEADS, ids=repr)
-def test_a_head_that_is_none_makes_no_room(head: Any, peers: Peers) -> None:
+def test_a_malformed_tensor_header_allocates_nothing(head: Any, peers: Peers) -> None:
     sender, receiver = peers.links()
     sender.send(msgspec.msgpack.encode([head]), [])
     with pytest.raises((EOFError, msgspec.ValidationError)):
         received(receiver)
 
 
-@pytest.mark.parametrize("said", [b"", b"\xff", b"nonsense", msgspec.msgpack.encode([7])], ids=repr)
-def test_what_is_no_offer_choice_or_key_ends_the_connection(said: bytes, peers: Peers) -> None:
-    for build in (
-        lambda channel: offer_link(channel, "auto", CPU),
-        lambda channel: accept_link(channel, "auto", CPU),
-        lambda channel: ChannelStore(channel, 5).get("0/1"),
-    ):
-        connected, accepted = peers.channels()
-        accepted.send(said)
-        with pytest.raises(EOFError):
-            build(connected)
+def test_a_malformed_offer_choice_or_key_ends_the_connection(peers: Peers) -> None:
+    for sent in (b"", b"\xff", b"nonsense", msgspec.msgpack.encode([7]), msgspec.msgpack.encode(Choice("nccl"))):
+        for build in (
+            lambda channel: offer_link(channel, "auto", CPU),
+            lambda channel: accept_link(channel, "auto", CPU),
+            lambda channel: ChannelStore(channel, LIMIT_S).get("0/1"),
+        ):
+            connected, accepted = peers.channels()
+            accepted.send(sent)
+            with pytest.raises(EOFError):
+                build(connected)
 
 
-def test_a_choice_that_was_not_offered_is_refused(peers: Peers) -> None:
-    connected, accepted = peers.channels()
-    accepted.send(msgspec.msgpack.encode(Choice("nccl")))
-    with pytest.raises(EOFError, match="not offered"):
-        offer_link(connected, "auto", CPU)
-
-
-def test_neighbours_without_a_common_link_both_hear_why(peers: Peers) -> None:
+def test_neighbours_without_a_common_link_both_get_the_reason(peers: Peers) -> None:
     connected, accepted = peers.channels()
     with ThreadPoolExecutor() as threads:
         offered = threads.submit(offer_link, connected, "gloo", CPU)
@@ -76,17 +69,8 @@ def test_stages_on_one_gpu_do_not_use_nccl() -> None:
     assert "share the device GPU-1" in negotiation._choose(Offer(("nccl",), "GPU-1"), mine, "GPU-1").error
 
 
-def test_transport_says_which_links_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [kinds_of(transport, CPU) for transport in ("auto", "unix", "tcp")] == [("socket",)] * 3
-    assert kinds_of("gloo", CPU) == ("gloo",)
-    assert kinds_of("nccl", CPU) == ("nccl",)
-    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    assert kinds_of("auto", torch.device("cuda")) == ("nccl", "socket")
-    assert kinds_of("unix", torch.device("cuda")) == ("socket",)
-
-
-def test_a_store_of_two_gives_what_either_has_set(peers: Peers) -> None:
-    one, other = (ChannelStore(channel, 20) for channel in peers.channels())
+def test_two_neighbours_share_a_store_until_it_is_finished(peers: Peers) -> None:
+    one, other = (ChannelStore(channel, LIMIT_S) for channel in peers.channels())
     one.set("a", b"\x00\xff")
     other.set("b", "text")
     assert not one.check(["b"])
@@ -96,28 +80,25 @@ def test_a_store_of_two_gives_what_either_has_set(peers: Peers) -> None:
         other.finish()
         finished.result()
     assert one.get("b") == b"text"
-    other.set("late", b"")  # by a thread of a library: nothing is sent, and no frame is in the way
+    other.set("late", b"")  # by a thread of a library: nothing is sent
     with pytest.raises(EOFError, match="over"):
         one.get("late")
     other._channel.send(b"frame")
     assert one._channel.receive() == b"frame"
 
 
-def test_a_link_that_is_no_longer_wanted_is_not_built_to_the_end() -> None:
+def test_building_a_link_ends_when_it_is_abandoned_overdue_or_fails() -> None:
     going, stop = threading.Event(), threading.Event()
 
     def build() -> None:
         going.set()
-        stop.wait(240)
+        stop.wait(LIMIT_S)
 
     with pytest.raises(EOFError, match="no longer wanted"):
-        build_within(600.0, build, going.is_set)
+        build_within(LIMIT_S, build, going.is_set)
     with pytest.raises(EOFError, match="no communicator within 0 seconds"):
         build_within(0.05, build, lambda: False)
     stop.set()
-
-
-def test_what_fails_while_a_link_is_built_is_raised_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError):
-        build_within(60.0, lambda: [1 // 0][0] and None, lambda: False)
-    build_within(60.0, lambda: None, lambda: False)
+        build_within(LIMIT_S, lambda: [1 // 0][0] and None, lambda: False)
+    build_within(LIMIT_S, lambda: None, lambda: False)

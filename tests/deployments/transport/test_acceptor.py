@@ -1,4 +1,4 @@
-"""The acceptor of a stage: strangers and a lack of threads cost connections, never the acceptor."""
+"""Silent peers and a lack of threads cost connections, never the acceptor of a stage."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from deployments.transport.channel import Channel
 from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import NONCE
 from deployments.transport.roles import STAGE_ROLES
-
-SECRET = b"s" * 32
+from tests.support.listeners import SECRET
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -33,52 +33,47 @@ def acceptor(taken: queue.Queue[Channel]) -> Iterator[Acceptor]:
         made = Acceptor([f"unix:{folder}/s", "tcp:127.0.0.1:0"], SECRET, STAGE_ROLES, taken.put)
         yield made
         made.close()
-        while not taken.empty():
-            taken.get().close()
 
 
-def stranger(address: str) -> socket.socket:
-    """Connects and says nothing."""
+def silent(address: str) -> socket.socket:
+    """A peer that connects and sends nothing."""
     family, where = parse(address)
     peer = socket.socket(family, socket.SOCK_STREAM)
-    peer.settimeout(10)
     peer.connect(where)
     return peer
 
 
 def role_of(taken: queue.Queue[Channel]) -> str:
-    channel = taken.get(timeout=10)
+    channel = taken.get(timeout=LIMIT_S)
     channel.close()
     return channel.role
 
 
-def test_strangers_are_counted_and_one_too_many_is_closed_at_once(
+def test_too_many_silent_peers_of_one_address_keep_no_peer_of_another_out(
     acceptor: Acceptor, taken: queue.Queue[Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 2)
-    monkeypatch.setattr("deployments.transport.channel.HANDSHAKE_S", 600.0)  # no stranger goes by itself
     acceptor.start()
     unix, tcp = acceptor.addresses
-    silent = [tls_context(SECRET, False).wrap_socket(stranger(tcp)) for _ in range(2)]
-    assert [len(peer.recv(NONCE)) for peer in silent] == [NONCE, NONCE]
-    with stranger(tcp) as refused:
+    peers = [tls_context(SECRET, False).wrap_socket(silent(tcp)) for _ in range(2)]
+    assert [len(peer.recv(NONCE)) for peer in peers] == [NONCE, NONCE]
+    with silent(tcp) as refused:
         assert refused.recv(1) == b""
-    Channel.connect(unix, SECRET, "steps").close()  # neighbours of this node do not suffer
+    Channel.connect(unix, SECRET, "steps").close()
     assert role_of(taken) == "steps"
-    silent[0].close()
-    connected = None
-    for _ in range(200):  # until its thread has noticed
+    peers[0].close()
+
+    def connected() -> Channel | None:
         with contextlib.suppress(EOFError, OSError):
-            connected = Channel.connect(tcp, SECRET, "stage")
-            break
-        threading.Event().wait(0.02)
-    assert connected is not None
+            return Channel.connect(tcp, SECRET, "stage")
+        return None
+
+    wait_until(connected).close()  # type: ignore[union-attr]  # once its thread has noticed
     assert role_of(taken) == "stage"
-    connected.close()
-    silent[1].close()
+    peers[1].close()
 
 
-def test_a_lack_of_threads_costs_one_connection_only(
+def test_a_lack_of_threads_costs_one_connection(
     acceptor: Acceptor, taken: queue.Queue[Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acceptor.start()
@@ -90,10 +85,9 @@ def test_a_lack_of_threads_costs_one_connection_only(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", scarce)
+    with silent(acceptor.addresses[0]) as refused:
+        assert refused.recv(1) == b""
     for address in acceptor.addresses:
-        if not taken.qsize() and failures:
-            with stranger(address) as refused:
-                assert refused.recv(1) == b""
         Channel.connect(address, SECRET, "steps").close()
         assert role_of(taken) == "steps"
     assert not failures

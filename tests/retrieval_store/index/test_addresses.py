@@ -1,4 +1,4 @@
-"""Tuples of arrays by their addresses: compiled code finds there what Python has."""
+"""Compiled code reads tuples of arrays by their addresses."""
 
 from typing import Any, NamedTuple
 
@@ -66,6 +66,6 @@ def test_compiled_code_sees_all_of_a_tuple_and_writes_to_it(n):
         ({"corpora": ()}, TypeError, "tuple where tuple is expected"),
     ],
 )
-def test_what_compiled_code_would_misread_has_no_address(change, error, message):
+def test_a_value_that_compiled_code_would_misread_is_refused(change, error, message):
     with pytest.raises(error, match=message):
         addresses_of(outer(3)._replace(**change), EXAMPLE)

@@ -1,4 +1,3 @@
-import time
 from collections import Counter
 
 import numpy as np
@@ -71,19 +70,6 @@ def test_the_nodes_kept_are_the_most_frequent_and_form_a_tree(documents, context
         assert all(len(path) <= len(left) for left in counts.keys() - kept.keys() if counts[left] == kept[path])
 
 
-@given(DOCUMENTS, CONTEXT)
-def test_frequencies_are_shares_of_the_parent(documents, context):
-    found = query(documents, context)
-    if found is None:
-        return
-    totals = [found.counted if parent == -1 else found.counts[parent] for parent in found.parents]
-    frequencies = [count / total for count, total in zip(found.counts, totals, strict=True)]
-    assert all(0 < frequency <= 1 for frequency in frequencies)
-    for parent in {-1, *found.parents}:
-        shares = [f for f, above in zip(frequencies, found.parents, strict=True) if above == parent]
-        assert sum(shares) <= 1 + 1e-9
-
-
 def test_samples_are_spread_evenly_over_all_occurrences():
     documents = [[1, 2, 100 + i // 30] for i in range(300)]
     found = query(documents, [1, 2], samples=50)
@@ -91,25 +77,11 @@ def test_samples_are_spread_evenly_over_all_occurrences():
     assert paths(found) == {(100 + i,): 5 for i in range(10)}
 
 
-def test_the_same_query_has_the_same_answer():
-    rng = np.random.default_rng(0)
-    documents = [rng.integers(0, 20, 400) for _ in range(20)]
-    first, second = MemoryIndex(documents), MemoryIndex(documents)
-    for _ in range(50):
-        context = rng.integers(0, 20, 6).astype(np.int32)
-        assert first.query(context, Limits(samples=30)) == second.query(context, Limits(samples=30))
-
-
 def test_nothing_crosses_from_one_document_to_the_next():
     assert query([[1, 2], [3, 4]], [2, 3]) is None
+    assert query([[5]], [5, 5]) is None
     found = query([[1, 2], [3, 4]], [1, 2])
     assert (found.match, found.counted, list(found.tokens)) == (2, 1, [])
-
-
-@pytest.mark.parametrize("documents", [[], [[]], [[], []], [[5]]])
-def test_an_index_of_nothing_finds_nothing(documents):
-    assert query(documents, [5, 5]) is None
-    assert query(documents, []) is None
 
 
 def test_ids_beyond_any_in_the_corpus_do_not_match():
@@ -119,41 +91,17 @@ def test_ids_beyond_any_in_the_corpus_do_not_match():
         assert index.query(np.array([2, head], np.int32), Limits(shortest=1)) is None
 
 
-@pytest.mark.parametrize("bad", [-1, MAX_ID + 1])
-def test_ids_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError, match="token ids"):
-        MemoryIndex([[1, bad]])
-
-
-@pytest.mark.parametrize(
-    "bad", [{"shortest": 0}, {"longest": 1}, {"samples": 0}, {"depth": 0}, {"nodes": 0}, {"longest": 17, "depth": 16}]
-)
-def test_limits_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError):
-        query([[1, 2, 3]], [1, 2], **bad)
-
-
-def test_an_index_takes_eight_bytes_a_token():
-    rng = np.random.default_rng(0)
-    index = MemoryIndex([rng.integers(0, 3000, 100) for _ in range(1000)])
-    assert len(index) == 100_000
-    search = index._search
-    assert search._text.nbytes + search._order.nbytes < 8.2 * len(index)
-
-
-def quickest_query(n_tokens):
-    """Seconds, of an index of so many tokens."""
-    rng = np.random.default_rng(0)
-    words = (rng.zipf(1.3, n_tokens) % 30_000).astype(np.int64)
-    index = MemoryIndex(words.reshape(-1, 1000))
-    seconds = []
-    for _ in range(300):
-        context = words[(start := int(rng.integers(0, n_tokens - 1000))) : start + 5].astype(np.int32)
-        start_time = time.perf_counter()
-        index.query(context, Limits())
-        seconds.append(time.perf_counter() - start_time)
-    return min(seconds)
-
-
-def test_a_query_of_a_hundred_times_the_tokens_takes_little_longer():
-    assert quickest_query(1_000_000) < 12 * quickest_query(10_000)  # on a quiet machine about twice
+def test_ids_and_limits_out_of_range_are_refused():
+    for bad_id in (-1, MAX_ID + 1):
+        with pytest.raises(ValueError, match="token ids"):
+            MemoryIndex([[1, bad_id]])
+    for bad in (
+        {"shortest": 0},
+        {"longest": 1},
+        {"samples": 0},
+        {"depth": 0},
+        {"nodes": 0},
+        {"longest": 17, "depth": 16},
+    ):
+        with pytest.raises(ValueError):
+            query([[1, 2, 3]], [1, 2], **bad)

@@ -29,7 +29,7 @@ def test_suffixes_are_in_the_order_of_their_first_tokens(text, depth):
 
 
 @pytest.mark.parametrize("period", [1, 2, 7])
-def test_long_repeats_are_decided_as_deep_as_asked(period):
+def test_long_repeats_are_sorted_to_the_requested_depth(period):
     text = (list(range(period)) * 400)[:400]
     order = sort_suffixes(np.array(text, np.uint32), 400).tolist()
     assert keys(text, order, 400) == sorted(keys(text, order, 400))
@@ -44,7 +44,7 @@ def test_buckets_are_the_suffix_array_piece_by_piece(text, depth, size):
     order = list(chain.from_iterable(pieces))
     assert order == sort_suffixes(array, depth).tolist()
     starts = [place for place, token in enumerate(text) if token != END]
-    # float("inf") stands for what is behind the text and for END alike.
+    # float("inf") stands for the end of the text and for END alike.
     endless = [float("inf") if token == END else token for token in text] + [float("inf")] * depth
     wanted = sorted(starts, key=lambda place: endless[place : place + depth])
     assert order == wanted
@@ -53,7 +53,7 @@ def test_buckets_are_the_suffix_array_piece_by_piece(text, depth, size):
 
 
 @given(st.lists(st.sampled_from([0, 1, END]), max_size=60), st.integers(1, 12))
-def test_neighbours_share_what_comparing_them_says(text, depth):
+def test_the_common_prefixes_of_neighbours_are_those_of_a_comparison(text, depth):
     array = np.array(text, np.uint32)
     order = sort_suffixes(array, depth)
     for n, (place, before) in enumerate(zip(order[1:].tolist(), order.tolist(), strict=False), start=1):

@@ -1,4 +1,4 @@
-"""Choosing texts by what they cover, against a greedy choice that works every gain out at every step."""
+"""The choice of texts by coverage equals a greedy choice that computes every gain at every step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_store.refine.coverage import CONTEXT, _places, covering
+from retrieval_store.refine.coverage import CONTEXT, covering
 from retrieval_store.refine.selection import Budget
 from retrieval_store.refine.texts import Texts, TextWriter
 
@@ -62,27 +61,3 @@ def test_the_text_that_adds_most_per_token_comes_next(
         likelihoods = [data.draw(st.sampled_from([1.0, 0.5, 0.25])) for _ in pool]
     found = chosen(pool, Budget(tokens=budget), likelihoods if is_weighted else None)
     assert found == literal(pool, budget, likelihoods)
-
-
-def test_repetitive_texts_are_taken_once_and_what_the_pool_has_once_is_worth_nothing() -> None:
-    common, other, odd = [1, 2, 3, 4] * 3, [5, 6, 7, 8] * 3, list(range(20, 32))
-    pool = [common, common, common, other, other, odd]
-    assert chosen(pool, Budget(texts=2)) == [0, 3]
-    assert chosen(pool, Budget(texts=3), order=[5, 4, 3, 2, 1, 0]) == [2, 4, 5]  # nothing more to cover: the first
-    assert chosen(pool, Budget(texts=3, tokens=24)) == [0, 3]
-
-
-def test_what_unlikely_texts_have_in_common_counts_little() -> None:
-    pool = [[1, 2, 3, 4], [1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8]]
-    assert chosen(pool, Budget(texts=1)) == [2]
-    assert chosen(pool, Budget(texts=1), [0.5, 0.5, 0.1, 0.1, 0.1]) == [0]
-
-
-@pytest.mark.parametrize("pool", [[[1]], [[1, 2], [2, 1]]])
-def test_texts_shorter_than_a_context_are_taken_in_order(pool: list[list[int]]) -> None:
-    assert chosen(pool, Budget(texts=9)) == list(range(len(pool)))
-
-
-def test_contexts_rarely_share_a_place() -> None:
-    rng = np.random.default_rng(0)
-    assert len(_places(rng.integers(0, 4096, 20_000).astype(np.int32), 1 << 20)) > 19_500

@@ -1,4 +1,4 @@
-"""Which texts are kept."""
+"""The selection of texts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def table(lengths: list[int], sources: list[int] | None = None, hashes: list[int
     return rows
 
 
-def test_short_and_repeated_texts_are_told() -> None:
+def test_short_and_repeated_texts_are_found() -> None:
     rows = table([3, 7, 8, 900], hashes=[5, 9, 5, 5])
     assert too_short(rows, 8).tolist() == [True, True, False, False]
     assert repeated(rows).tolist() == [False, False, True, True]  # the first one stays
     assert repeated(rows[:0]).tolist() == []
 
 
-def test_the_likeliest_come_first_and_of_equals_the_earlier() -> None:
+def test_the_likeliest_texts_come_first_and_equal_ones_in_order() -> None:
     found = likeliest(np.array([2, 3, 5, 7, 11]), np.array([4.0, 1.5, np.inf, 1.5, 1.0]))
     assert found.tolist() == [11, 3, 7, 2]
     again = likeliest(np.array([11, 7, 5, 3, 2]), np.array([1.0, 1.5, np.nan, 1.5, 4.0]))
@@ -58,14 +58,11 @@ def test_a_seed_decides_a_sample() -> None:
         (Budget(texts=3, tokens=30), [3, 0]),
     ],
 )
-def test_a_budget_is_of_texts_or_of_tokens(budget: Budget, kept: list[int]) -> None:
+def test_a_budget_limits_texts_or_tokens(budget: Budget, kept: list[int]) -> None:
     assert first(table([20, 50, 1, 10]), np.array([3, 0, 1, 2]), budget).tolist() == kept
-
-
-@pytest.mark.parametrize(("texts", "tokens"), [(None, None), (0, None), (None, 0), (-1, 5)])
-def test_a_budget_of_nothing_is_refused(texts: int | None, tokens: int | None) -> None:
-    with pytest.raises(ValueError, match=r"budget|at least 1"):
-        Budget(texts, tokens)
+    for texts, tokens in ((None, None), (0, None), (None, 0), (-1, 5)):
+        with pytest.raises(ValueError, match=r"budget|at least 1"):
+            Budget(texts, tokens)
 
 
 def test_every_source_keeps_its_share() -> None:

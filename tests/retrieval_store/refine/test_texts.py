@@ -1,4 +1,4 @@
-"""Texts on disk: what was saved counts, what was being written does not."""
+"""Saved texts on disk count; unsaved ones do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST = ([ids(1, 2, 3), ids(262_143)], 0, "a.txt")
 SECOND = ([ids(1, 2, 3)], 1, "b.jsonl, line 7\nof evil")
 
 
-def test_texts_come_back_with_where_they_are_from(tmp_path: Path) -> None:
+def test_texts_come_back_with_their_origins(tmp_path: Path) -> None:
     write(tmp_path, FIRST, ([], 0, "empty.txt"), SECOND).close()
     texts = Texts(tmp_path)
     assert [texts.tokens(i).tolist() for i in range(len(texts))] == [[1, 2, 3], [262_143], [1, 2, 3]]
@@ -39,7 +39,7 @@ def test_texts_come_back_with_where_they_are_from(tmp_path: Path) -> None:
     texts.close()
 
 
-def test_what_was_not_saved_is_cut_off(tmp_path: Path) -> None:
+def test_texts_that_were_not_saved_are_cut_off(tmp_path: Path) -> None:
     writer = write(tmp_path / "killed", FIRST, is_complete=False)
     writer.add([ids(9, 9)], 0, "lost.txt")
     writer.close()  # which flushes: the bytes are there, and do not count
@@ -52,18 +52,13 @@ def test_what_was_not_saved_is_cut_off(tmp_path: Path) -> None:
     assert resumed.state.is_complete
 
 
-@pytest.mark.parametrize("name", [IDS, ROWS, ORIGINS])
-def test_files_shorter_than_the_state_says_count_for_nothing(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [IDS, ROWS, ORIGINS, STATE])
+def test_a_folder_with_a_damaged_file_counts_as_empty(name: str, tmp_path: Path) -> None:
+    assert read_state(tmp_path / "nowhere") == State()
     write(tmp_path, FIRST).close()
     assert read_state(tmp_path).texts == 2
     with (tmp_path / name).open("r+b") as file:
         file.truncate(1)
-    assert read_state(tmp_path) == State()
-
-
-def test_a_damaged_state_counts_for_nothing(tmp_path: Path) -> None:
-    assert read_state(tmp_path / "nowhere") == State()
-    (tmp_path / STATE).write_text("{")
     assert read_state(tmp_path) == State()
 
 

@@ -1,60 +1,74 @@
-"""One folder of snapshots, several processes: each is whole or not there, is brought once, and is freed by a kill."""
+"""Processes that share a folder of snapshots find each of them whole or not at all, and fetch it once."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from retrieval_store.errors import DamagedSnapshotError
-from retrieval_store.snapshots import cache, snapshot
 from retrieval_store.snapshots.cache import UNFINISHED_S, SnapshotFolder
-from retrieval_store.snapshots.snapshot import MANIFEST, FileEntry, Manifest, entry_of, read_manifest, verify
+from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest
 from retrieval_store.snapshots.snapshot_writer import FILES
 from tests.support.retrieval_service import build
+from tests.support.snapshot_folders import contents
+
+Bring = Callable[[Path], None]
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """The folder of a snapshot."""
     return build([[5, 6, 7, 8, 9]], tmp_path)
 
 
-def _version(folder: Path) -> str:
-    return read_manifest(folder).version
+@pytest.fixture
+def version(built: Path) -> str:
+    return read_manifest(built).version
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.fixture
+def bring(built: Path) -> Bring:
+    """Copies the snapshot into a folder."""
+
+    def copy(into: Path) -> None:
+        for name, raw in contents(built).items():
+            (into / name).write_bytes(raw)
+
+    return copy
 
 
-def copy(source: Path, into: Path) -> None:
-    for name, raw in contents(source).items():
-        (into / name).write_bytes(raw)
+@pytest.fixture
+def folder(tmp_path: Path) -> SnapshotFolder:
+    return SnapshotFolder(tmp_path / "cache")
 
 
-def test_a_version_is_brought_once_however_many_ask_at_once(built: Path, tmp_path: Path) -> None:
-    brought: list[Path] = []
+def flip_a_bit(file: Path) -> None:
+    raw = file.read_bytes()
+    file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
 
-    def bring(into: Path) -> None:
-        brought.append(into)
-        time.sleep(0.1)
-        copy(built, into)
 
-    folders = [SnapshotFolder(tmp_path / "cache") for _ in range(4)]
-    threads = [threading.Thread(target=folder.fetch, args=(_version(built), bring)) for folder in folders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(brought) == 1
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [_version(built)]
+def test_a_version_is_fetched_once_by_all_who_want_it_at_once(
+    built: Path, version: str, bring: Bring, folder: SnapshotFolder
+) -> None:
+    fetched: list[Path] = []
+    others_wait = threading.Barrier(4)
+
+    def fetch(_: int) -> None:
+        others_wait.wait()
+        SnapshotFolder(folder.path).fetch(version, lambda into: (fetched.append(into), bring(into))[1])
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(fetch, range(4)))
+    assert len(fetched) == 1
+    assert [path.name for path in folder.path.iterdir()] == [version]
+    assert contents(folder.snapshot(version)) == contents(built)
 
 
 KILLED = """
@@ -70,39 +84,33 @@ SnapshotFolder(Path(sys.argv[1])).fetch(sys.argv[2], bring)
 """
 
 
-def test_a_process_killed_while_it_brings_frees_the_lock_and_its_half_is_swept(built: Path, tmp_path: Path) -> None:
-    version, cache = _version(built), tmp_path / "cache"
-    assert subprocess.run([sys.executable, "-c", KILLED, cache, version], check=False).returncode == -9
-    (left,) = cache.iterdir()
-    folder = SnapshotFolder(cache)
+@pytest.mark.cluster
+def test_a_process_that_is_killed_while_it_fetches_frees_the_lock_and_its_files_are_swept(
+    built: Path, version: str, bring: Bring, folder: SnapshotFolder
+) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, folder.path, version], check=False).returncode == -9
+    (left,) = folder.path.iterdir()
     assert not folder.has(version)
-    assert contents(folder.fetch(version, lambda into: copy(built, into))) == contents(built)
+    assert contents(folder.fetch(version, bring)) == contents(built)
     assert left.exists()  # its process might still write
     long_ago = time.time() - UNFINISHED_S - 1
     for path in (*left.rglob("*"), left):
         os.utime(path, (long_ago, long_ago))
     folder.sweep([version])
-    assert [path.name for path in cache.iterdir()] == [version]
+    assert [path.name for path in folder.path.iterdir()] == [version]
 
 
-@pytest.mark.parametrize("missing", [FILES[0], MANIFEST])
-def test_a_snapshot_that_was_not_brought_whole_is_refused_and_leaves_nothing(
-    missing: str, built: Path, tmp_path: Path
+def test_an_incomplete_or_failed_fetch_is_refused_and_leaves_what_was_there(
+    built: Path, version: str, bring: Bring, folder: SnapshotFolder
 ) -> None:
-    folder = SnapshotFolder(tmp_path / "cache")
+    def bring_without(missing: str) -> Bring:
+        return lambda into: (bring(into), (into / missing).unlink())[1]
 
-    def bring(into: Path) -> None:
-        copy(built, into)
-        (into / missing).unlink()
-
-    with pytest.raises(DamagedSnapshotError, match=_version(built)):
-        folder.fetch(_version(built), bring)
-    assert list(folder.path.iterdir()) == []
-
-
-def test_a_full_disk_leaves_nothing_and_what_was_there(built: Path, tmp_path: Path) -> None:
-    version, folder = _version(built), SnapshotFolder(tmp_path / "cache")
-    place = folder.fetch(version, lambda into: copy(built, into))
+    for missing in (FILES[0], MANIFEST):
+        with pytest.raises(DamagedSnapshotError, match=version):
+            folder.fetch(version, bring_without(missing))
+        assert list(folder.path.iterdir()) == []
+    place = folder.fetch(version, bring)
     (place / FILES[0]).write_bytes(b"short")
 
     def full(into: Path) -> None:
@@ -112,79 +120,19 @@ def test_a_full_disk_leaves_nothing_and_what_was_there(built: Path, tmp_path: Pa
     with pytest.raises(OSError, match="No space left"):
         folder.fetch(version, full)
     assert [path.name for path in folder.path.iterdir()] == [version]
-    assert (place / FILES[0]).read_bytes() == b"short"  # gives way to something better only
-    folder.fetch(version, lambda into: copy(built, into))
+    assert (place / FILES[0]).read_bytes() == b"short"  # stays until there is a better one
+    folder.fetch(version, bring)
     assert contents(place) == contents(built)
 
 
-def test_a_damaged_copy_is_removed_when_it_is_verified(built: Path, tmp_path: Path) -> None:
-    version, folder = _version(built), SnapshotFolder(tmp_path / "cache")
-    place = folder.fetch(version, lambda into: copy(built, into))
-    assert folder.has_sound(version, "")
-    raw = (place / FILES[0]).read_bytes()
-    (place / FILES[0]).write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-    assert folder.has(version)  # the sizes are right
-    assert not folder.has_sound(version, "")
-    assert not place.exists()
-
-
-def test_of_two_processes_that_find_one_damage_the_second_leaves_the_fresh_copy(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version, mine, theirs = _version(built), *(SnapshotFolder(tmp_path / "cache") for _ in range(2))
-    place = mine.fetch(version, lambda into: copy(built, into))
-    raw = (place / FILES[0]).read_bytes()
-    (place / FILES[0]).write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-
-    def while_the_other_mends_it(folder: Path, tokenizer_hash: str) -> Manifest:
-        try:
-            return verify(folder, tokenizer_hash)
-        finally:
-            monkeypatch.undo()
-            assert not theirs.has_sound(version, "")
-            theirs.fetch(version, lambda into: copy(built, into))
-
-    monkeypatch.setattr(cache, "verify", while_the_other_mends_it)
-    assert not mine.has_sound(version, "")
-    assert contents(place) == contents(built)
-    assert mine.has_sound(version, "")
-
-
-def test_a_copy_that_another_process_removes_is_not_here(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version, folder = _version(built), SnapshotFolder(tmp_path / "cache")
-    place = folder.fetch(version, lambda into: copy(built, into))
-
-    def once_it_is_gone(path: Path) -> FileEntry:
-        shutil.rmtree(place, ignore_errors=True)
-        return entry_of(path)
-
-    monkeypatch.setattr(snapshot, "entry_of", once_it_is_gone)
-    assert not folder.has_sound(version, "")
-
-
-def test_a_built_snapshot_is_adopted_and_a_scratch_that_was_not_goes(built: Path, tmp_path: Path) -> None:
-    folder = SnapshotFolder(tmp_path / "cache")
-    with folder.scratch() as scratch:
-        scratch.mkdir()
-        copy(built, scratch)
-        assert folder.adopt(scratch, _version(built)) == folder.snapshot(_version(built))
-    with folder.scratch() as scratch:
-        scratch.mkdir()
-        copy(built, scratch)
-    assert [path.name for path in folder.path.iterdir()] == [_version(built)]
-
-
-def test_what_the_store_confirmed_is_known_to_the_next_process(tmp_path: Path) -> None:
-    folder = SnapshotFolder(tmp_path / "cache")
+def test_the_next_process_knows_the_version_that_the_store_confirmed(folder: SnapshotFolder) -> None:
     assert folder.confirmed() == ("", 0.0)
-    began = time.time()
     folder.confirm("a" * 16)
     folder.confirm("b" * 16)
     os.utime(folder.path / "current.json", (1.0, 1.0))
+    assert SnapshotFolder(folder.path).confirmed() == ("b" * 16, 1.0)
     folder.confirm("b" * 16)
-    version, at = SnapshotFolder(tmp_path / "cache").confirmed()
+    version, at = SnapshotFolder(folder.path).confirmed()
     assert version == "b" * 16
-    assert at >= began - 1
+    assert at > 1.0
     assert [path.name for path in folder.path.iterdir()] == ["current.json"]

@@ -35,7 +35,7 @@ def test_texts_are_lines_or_whole_files(tmp_path):
     assert [document.text for document in read_documents(whole)] == ["def f():\n    return 1\n"]
 
 
-def test_a_folder_is_read_in_order_without_what_is_no_text(tmp_path):
+def test_a_folder_is_read_in_order_without_hidden_and_binary_files(tmp_path):
     (tmp_path / "z").mkdir()
     (tmp_path / ".git").mkdir()
     write(tmp_path / "z" / "b.jsonl", {"text": "last"})
@@ -44,6 +44,8 @@ def test_a_folder_is_read_in_order_without_what_is_no_text(tmp_path):
     (tmp_path / "c.png").write_bytes(b"\x89PNG\r\n\x00\x01")
     (tmp_path / "d.bin").write_bytes(b"\xff\xfe\xfd" * 10)
     (tmp_path / "m.md").write_bytes(b"x" * 4095 + "é".encode())  # a character across the end of the sample
+    (tmp_path / "n.txt").write_bytes(b"x" * 3_000_000 + b"\xff")  # turns binary late
+    (tmp_path / "o.txt").write_bytes(b"x" * 3_000_000 + "é".encode()[:1])
     assert [document.text[:5] for document in read_documents(tmp_path)] == ["first", "xxxxx", "last"]
 
 
@@ -57,19 +59,15 @@ def test_a_folder_is_read_in_order_without_what_is_no_text(tmp_path):
         (b'{"text": "\xff"}', "line 2"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path, line, said):
+def test_a_wrong_line_or_file_is_named(tmp_path, line, said):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"text": "fine"}\n' + line + b"\n")
     with pytest.raises(CorpusError, match=said):
         list(read_documents(path))
-
-
-def test_what_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(CorpusError, match="missing"):
-        list(read_documents(tmp_path / "missing.txt"))
     (tmp_path / "data.bin").write_bytes(b"\xff\xfe")
-    with pytest.raises(CorpusError, match=r"data\.bin is not UTF-8"):
-        list(read_documents(tmp_path / "data.bin"))
+    for name, problem in (("missing.txt", "missing"), ("data.bin", r"data\.bin is not UTF-8")):
+        with pytest.raises(CorpusError, match=problem):
+            list(read_documents(tmp_path / name))
 
 
 def test_a_huge_text_comes_in_parts_that_end_with_lines(tmp_path, monkeypatch):
@@ -82,14 +80,7 @@ def test_a_huge_text_comes_in_parts_that_end_with_lines(tmp_path, monkeypatch):
     assert [document.size for document in found] == [24, 76, 18]
 
 
-def test_a_text_that_turns_binary_late_is_not_in_a_folders_corpus(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"x" * 3_000_000 + b"\xff")
-    (tmp_path / "b.txt").write_bytes(b"x" * 3_000_000 + "é".encode()[:1])
-    (tmp_path / "c.txt").write_text("fine")
-    assert [document.text for document in read_documents(tmp_path)] == ["fine"]
-
-
-def test_a_hash_is_of_every_byte_that_is_read(tmp_path):
+def test_the_hash_covers_every_byte_that_is_read(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("two")
     before, size = corpus_hash(tmp_path)

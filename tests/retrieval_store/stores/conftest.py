@@ -1,22 +1,29 @@
-"""A real store of every kind. Servers start once, when the first test needs them; every test has its own namespace."""
+"""A store of every kind. Servers start once, when a test first needs them; every test has its own namespace."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-import redis
 import trustme
 from redis.cluster import RedisCluster
 
-from tests.support.redis_server import HOST, RedisServer, Sentinel, ask, cluster, sentinel
+from tests.support.redis_server import HOST, RedisServer, ask, cluster, sentinel
 from tests.support.snapshot_folders import make_snapshot
-from tests.support.store_kinds import Place, Worker, new_namespace
+from tests.support.store_kinds import Place
 from tests.support.tls_relay import TlsRelay
 
-KINDS = ("memory", "directory", "redis", "redis-tls", "redis-sentinel", "redis-cluster")
+KINDS = (
+    "memory",
+    "directory",
+    pytest.param("redis", marks=pytest.mark.cluster),
+    *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("redis-tls", "redis-sentinel", "redis-cluster")),
+)
 USER, SECRET = "spectra", "s3cret-of-the-store"
 # The rule of docs/stores.md.
 ACL = (
@@ -24,25 +31,15 @@ ACL = (
     "+xtrim +subscribe +select +ping +hset +pexpire +pttl +persist +hexists +rename +zadd +zrem +zscore "
     "+zrevrange +rpush +ltrim +xadd +publish"
 )
-
 CLUSTER_ACL = "+cluster|slots +command"  # in addition
 SENTINEL_ACL = "resetkeys resetchannels -@all +sentinel|masters"  # of a user of the Sentinels
+LOGIN = {"SPECTRA_REDIS_USERNAME": USER, "SPECTRA_REDIS_PASSWORD": SECRET}
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[Callable[[], list[Worker]]]:
-    """Three processes, started together when somebody asks for them."""
-    started: list[Worker] = []
-
-    def get() -> list[Worker]:
-        if not started:
-            started.extend(Worker() for _ in range(3))
-            assert [worker.receive() for worker in started] == ["ready"] * 3
-        return started
-
-    yield get
-    for worker in started:
-        worker.kill()
+def processes() -> Iterator[Executor]:
+    with ProcessPoolExecutor(3, get_context("spawn")) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")
@@ -53,92 +50,103 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RedisServer, TlsRelay, Path]]:
-    """A server behind TLS, where only one user may do anything but for the tests' own one; and its CA's certificate."""
-    with RedisServer() as running, TlsRelay(running.port) as relay:
-        with running.client() as client:
-            ask(client, "ACL", "SETUSER", USER, "on", f">{SECRET}", *ACL.split())
-            ask(client, "ACL", "SETUSER", "admin", "on", ">admin", "~*", "&*", "+@all")
-            ask(client, "ACL", "SETUSER", "default", "off")
-        yield running, relay, relay.write_ca(tmp_path_factory.mktemp("ca"))
-
-
-@pytest.fixture(scope="session")
-def watched() -> Iterator[Sentinel]:
-    """A primary that a Sentinel watches."""
-    with sentinel() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def nodes() -> Iterator[list[RedisServer]]:
-    """A Cluster."""
-    with cluster() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
 def authority() -> trustme.CA:
-    """Signs certificates."""
     return trustme.CA()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The authority's certificate."""
+    path = tmp_path_factory.mktemp("ca") / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
 def relays(authority: trustme.CA) -> Iterator[Callable[[int], int]]:
-    """The port of a new relay in front of a port."""
+    """Returns the port of the TLS relay to a port."""
     with ExitStack() as stack:
-        yield lambda port: stack.enter_context(TlsRelay(port, authority)).port
+        yield cache(lambda port: stack.enter_context(TlsRelay(port, authority)).port)
+
+
+def restrict(server: RedisServer, *more: str) -> None:
+    """Add the documented user, and an admin for the tests."""
+    with server.client() as client:
+        ask(client, "ACL", "SETUSER", USER, "on", f">{SECRET}", *ACL.split(), *more)
+        ask(client, "ACL", "SETUSER", "admin", "on", ">admin", "~*", "&*", "+@all")
+
+
+@pytest.fixture(scope="session")
+def tls_place(authority: trustme.CA, ca: Path) -> Iterator[tuple[Place, TlsRelay]]:
+    """A server after a TLS relay, whose default user may do nothing."""
+    with RedisServer() as running, TlsRelay(running.port, authority) as relay:
+        restrict(running)
+        with running.client() as client:
+            ask(client, "ACL", "SETUSER", "default", "off")
+        url = f"rediss://localhost:{relay.port}/0?ca={ca}"
+        yield Place("redis-tls", url, LOGIN, lambda: running.client(username="admin", password="admin")), relay
+
+
+@pytest.fixture(scope="session")
+def sentinel_place(relays: Callable[[int], int], ca: Path) -> Iterator[Place]:
+    """With TLS and users everywhere."""
+    with sentinel(password="of the sentinel", seen_port=relays) as running:
+        for server in (running.primary, running.replica):
+            restrict(server)
+        with running.sentinel.client(password="of the sentinel") as client:
+            ask(client, "ACL", "SETUSER", "watcher", "on", ">of the watcher", *SENTINEL_ACL.split())
+        url = f"rediss+sentinel://{HOST}:{relays(running.sentinel.port)}/spectra/0?ca={ca}"
+        watcher = {"USERNAME": "watcher", "PASSWORD": "of the watcher"}
+        login = {f"SPECTRA_REDIS_SENTINEL_{name}": value for name, value in watcher.items()}
+        yield Place("redis-sentinel", url, LOGIN | login, running.primary.client)
+
+
+@pytest.fixture(scope="session")
+def cluster_place(relays: Callable[[int], int], ca: Path) -> Iterator[Place]:
+    """With TLS and users."""
+    with cluster(seen_port=relays) as nodes:
+        for node in nodes:
+            restrict(node, *CLUSTER_ACL.split())
+        url = "rediss+cluster://" + ",".join(f"{HOST}:{relays(node.port)}" for node in nodes) + f"?ca={ca}"
+        yield Place("redis-cluster", url, LOGIN, lambda: RedisCluster(host=HOST, port=nodes[0].port))
 
 
 @pytest.fixture(params=KINDS)
-def place(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    workers: Callable[[], list[Worker]],
-) -> Iterator[Place]:
-    """A store of each kind."""
-    made = _place(request, tmp_path)
-    made.workers = workers
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A store of each kind, with an empty namespace."""
+    found = _place(request, tmp_path)
+    made = Place(found.kind, found.url, found.environment, found.connect)
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
-    yield made
+    if made.kind.startswith("redis"):
+        made.pool = request.getfixturevalue("processes")
+        yield made
+    else:
+        with ThreadPoolExecutor(3) as made.pool:
+            yield made
     for store in made.opened:
         store.close()
 
 
 def _place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    kind, namespace = request.param, new_namespace()
+    kind: str = request.param
     if kind == "memory":
-        return Place(kind, "memory://tests", namespace)
+        return Place(kind, "memory://tests")
     if kind == "directory":
-        return Place(kind, str(tmp_path / "store"), namespace)
+        return Place(kind, str(tmp_path / "store"))
     if kind == "redis":
         plain: RedisServer = request.getfixturevalue("server")
-        return Place(kind, plain.url, namespace, connect=plain.client)
+        return Place(kind, plain.url, connect=plain.client)
     if kind == "redis-tls":
-        guarded, relay, ca = request.getfixturevalue("guarded")
-        login = {"SPECTRA_REDIS_USERNAME": USER, "SPECTRA_REDIS_PASSWORD": SECRET}
-        url = f"rediss://localhost:{relay.port}/0?ca={ca}"
-        return Place(kind, url, namespace, login, connect=lambda: guarded.client(username="admin", password="admin"))
-    if kind == "redis-sentinel":
-        watched: Sentinel = request.getfixturevalue("watched")
-        return Place(kind, watched.url, namespace, connect=watched.primary.client)
-    return _cluster_place(namespace, request.getfixturevalue("nodes"))
-
-
-def _cluster_place(namespace: str, nodes: list[RedisServer]) -> Place:
-    url = "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in nodes)
-    return Place("redis-cluster", url, namespace, connect=lambda: _cluster_client(nodes[0]))
-
-
-def _cluster_client(node: RedisServer) -> redis.RedisCluster:
-    return RedisCluster(host=HOST, port=node.port)
+        made: Place = request.getfixturevalue("tls_place")[0]
+    else:
+        made = request.getfixturevalue(kind.removeprefix("redis-") + "_place")
+    return made
 
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Callable[[int], Path]:
-    """A folder with the snapshot of this number."""
+    """Returns the folder of the snapshot with this number."""
 
     def make(number: int) -> Path:
         folder = tmp_path / "built" / str(number)

@@ -1,36 +1,24 @@
-"""Every store's log of texts, its namespaces, and waiting for what other processes do."""
+"""Every store keeps a bounded log of texts, separates namespaces, and wakes those who wait for a change."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from retrieval_store.errors import (
-    StoreError,
-    UnknownVersionError,
-)
-from retrieval_store.stores.base import Current
-from tests.support.store_kinds import Place, names, publish
+from retrieval_store.errors import StoreError, UnknownVersionError
+from retrieval_store.stores.base import Current, Store
+from tests.support.store_kinds import Place, append_each, names, publish
+from tests.support.waiting import LIMIT_S, wait_until
 
 
-def test_an_entry_that_is_no_text_does_not_hold_up_what_is_behind_it(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = place.open()
-    store.append([[1, 2], [3], [4], [5]], limit=10)
-    place.alter_entries({1: b"12345", 2: b"\xff\xff\xff\xff"})
-    for _ in range(2):
-        assert [list(entry.tokens) for entry in store.entries()] == [[1, 2], [], [], [5]]
-    warned = [record.getMessage() for record in caplog.records if "does not decode" in record.getMessage()]
-    assert len(warned) == 1
-    assert store.entries()[1].id in warned[0]
+def tokens(store: Store, **selection: str) -> list[list[int]]:
+    return [list(entry.tokens) for entry in store.entries(**selection)]  # type: ignore[arg-type]
 
 
-def test_the_log_keeps_texts_in_order(place: Place) -> None:
+def test_the_log_keeps_texts_in_order_until_it_is_trimmed(place: Place) -> None:
     store = place.open()
     assert store.entries() == []
     texts = [[1, 2, 3], [], [262_143, 2**31 - 1, 0]]
@@ -48,10 +36,10 @@ def test_the_log_keeps_texts_in_order(place: Place) -> None:
     store.trim("")
     assert store.entries() == []
     store.append([[7]], limit=100)
-    assert [list(entry.tokens) for entry in store.entries(after=entries[2].id)] == [[7]]
+    assert tokens(store, after=entries[2].id) == [[7]]
 
 
-def test_the_log_is_bounded(place: Place) -> None:
+def test_the_log_drops_the_oldest_texts_beyond_its_limit(place: Place) -> None:
     store = place.open()
     for first in range(0, 1000, 250):
         store.append([[number] for number in range(first, first + 250)], limit=50)
@@ -60,16 +48,16 @@ def test_the_log_is_bounded(place: Place) -> None:
     assert kept == list(range(1000 - len(kept), 1000))
 
 
-def test_the_log_takes_texts_from_several_processes(place: Place) -> None:
-    mine = [[[number, text] for text in range(40)] for number in range(3)]
-    place.together(*[("append", (texts, 1000)) for texts in mine])
+def test_the_log_takes_texts_of_several_processes(place: Place) -> None:
+    mine = [[[number, text] for text in range(20)] for number in range(3)]
+    place.together(append_each, *((texts,) for texts in mine))
     entries = place.open().entries()
     for number in range(3):
         assert [list(entry.tokens) for entry in entries if entry.tokens[0] == number] == mine[number]
-    assert len({entry.id for entry in entries}) == len(entries) == 120
+    assert len({entry.id for entry in entries}) == len(entries) == 60
 
 
-def test_the_log_refuses_what_is_no_text_or_id(place: Place) -> None:
+def test_the_log_refuses_wrong_tokens_limits_and_ids(place: Place) -> None:
     store = place.open()
     for wrong in ([-1], [2**31], [[1]]):
         with pytest.raises(ValueError, match="token ids"):
@@ -80,71 +68,58 @@ def test_the_log_refuses_what_is_no_text_or_id(place: Place) -> None:
         with pytest.raises(ValueError, match="limit"):
             store.entries(limit=limit)
     for name in ("abc", "1", "1-2-3", "$"):
-        with pytest.raises(StoreError, match="not the id"):
-            store.entries(after=name)
-        with pytest.raises(StoreError, match="not the id"):
-            store.trim(name)
+        for use in (store.entries, store.trim):
+            with pytest.raises(StoreError, match="not the id"):
+                use(name)
     assert store.entries() == []
 
 
-def test_namespaces_are_apart(place: Place, snapshot: Callable[[int], Path]) -> None:
-    own = place.open()
+def test_a_namespace_sees_nothing_of_another(place: Place, snapshot: Callable[[int], Path]) -> None:
+    own, shared = place.open(), place.open(namespace="")
     version = publish(own, snapshot(1))
     own.activate(version)
+    assert publish(shared, snapshot(1)) in names(place.open(namespace=""))
     ends = ("/x", "{x}", "%2Fx", ":x", "ä", "*", " ", "..")
-    others = [place.open(namespace=name) for name in (*(f"{place.namespace}{end}" for end in ends), "..", ".")]
+    others = [
+        place.open(namespace=name)
+        for name in (*(f"{place.namespace}{end}" for end in ends), "..", ".", "@shared", "shared")
+    ]
     for number, store in enumerate(others):
         assert (store.current(), store.versions(), store.entries(), store.history()) == (Current("", 0), [], [], [])
         with pytest.raises(UnknownVersionError):
             store.fetch(version, Path("never written"))
         store.append([[number]], limit=10)
     for number, store in enumerate(others):
-        assert [list(entry.tokens) for entry in store.entries()] == [[number]]
-        store.trim(store.entries()[-1].id)  # names that tests share are left empty
+        assert tokens(store) == [[number]]
+        store.trim(store.entries()[-1].id)  # some of these namespaces are shared by tests
     assert own.entries() == []
 
 
-def test_the_shared_namespace_is_one_like_the_others(place: Place, snapshot: Callable[[int], Path]) -> None:
-    shared = place.open(namespace="")
-    version = publish(shared, snapshot(1))
-    assert version in names(place.open(namespace=""))
-    assert place.open(namespace="@shared").versions() == []
-    assert place.open(namespace="shared").versions() == []
-
-
-def test_waiting_ends_when_another_process_does_something(place: Place, snapshot: Callable[[int], Path]) -> None:
+def opened_and_drained(place: Place) -> Store:
+    """A store whose ``wait`` has returned all hints so far."""
     store = place.open()
-    version = publish(store, snapshot(1))
-    while store.wait(0.1):  # what happened before
-        pass
-    for job in (("activate", (version,)), ("append", ([[1]], 10))):
-        other = threading.Timer(0.1, place.together, args=(job,))
-        other.start()
-        begun = time.monotonic()
-        assert store.wait(20.0)
-        assert time.monotonic() - begun < 10.0
-        other.join()
-        while store.wait(0.1):
-            pass
+    store.append([[1]], 10)
+    assert store.wait(LIMIT_S)
+    wait_until(lambda: not store.wait(0.0))
+    return store
 
 
-def test_waiting_ends_after_its_time(place: Place) -> None:
-    store = place.open()
-    while store.wait(0.1):  # a subscription that was just made says "look"
-        pass
-    for timeout in (0.0, 0.15):
-        begun = time.monotonic()
-        assert not store.wait(timeout)
-        assert timeout - 0.02 <= time.monotonic() - begun < timeout + 2.0
+def test_waiting_ends_when_another_store_changes_something(place: Place, snapshot: Callable[[int], Path]) -> None:
+    other = place.open()
+    version = publish(other, snapshot(1))
+    store = opened_and_drained(place)
+    for change in (lambda: other.activate(version), lambda: other.append([[1]], 10)):
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(store.wait, 10 * LIMIT_S)
+            change()
+            assert waiting.result(LIMIT_S)
+        wait_until(lambda: not store.wait(0.0))
 
 
-def test_closing_ends_a_wait_and_is_harmless_twice(place: Place) -> None:
-    store = place.open()
-    store.wait(0.1)
-    waiting = threading.Thread(target=store.wait, args=(60.0,))
-    waiting.start()
-    time.sleep(0.05)
-    store.close()
-    store.close()
-    waiting.join(5.0)
-    assert not waiting.is_alive()
+def test_closing_ends_a_wait(place: Place) -> None:
+    store = opened_and_drained(place)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(store.wait, 10 * LIMIT_S)
+        store.close()
+        store.close()
+        assert not waiting.result(LIMIT_S)

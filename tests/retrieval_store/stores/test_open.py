@@ -1,4 +1,4 @@
-"""Which kind of store a URL or path means."""
+"""A URL or path names a kind of store; anything else is refused without showing a password."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from retrieval_store.errors import StoreAddressError, StoreError, StoreUnavailableError
 from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
+from retrieval_store.stores.live_text import decode_tokens
 from retrieval_store.stores.memory import MemoryStore
 from retrieval_store.stores.open import open_store, shown
 from retrieval_store.stores.redis import RedisStore
@@ -31,41 +32,45 @@ def test_paths_and_urls_name_their_stores(tmp_path: Path) -> None:
             assert store.namespace == "space"
     version = make_snapshot(tmp_path / "built", 1)
     open_store(tmp_path / "a b", "space").publish(tmp_path / "built")
-    assert open_store((tmp_path / "a b").as_uri(), "space").manifest(version).version == version
-    assert open_store(f"file://localhost{tmp_path}/a%20b", "space").manifest(version).version == version
+    for where in ((tmp_path / "a b").as_uri(), f"file://localhost{tmp_path}/a%20b"):
+        assert open_store(where, "space").manifest(version).version == version
+    assert (shown("/some/folder"), shown("memory://here")) == ("/some/folder", "memory://here")
 
 
 @pytest.mark.parametrize(
-    "where", ["", "http://h", "file://h/x", "file://", "memory://", "memory://a/b", "a\0b", "s3://b"]
+    ("where", "namespace", "said"),
+    [
+        *((where, "space", "") for where in ("", "http://h", "file://h/x", "file://", "memory://", "memory://a/b")),
+        *((where, "space", "") for where in ("a\0b", "s3://b")),
+        *(("memory://names", name, "namespace") for name in ("x" * 201, "ä" * 40, "\ud800")),
+        *((where, "space", "'//' is missing") for where in ("redis:/:secret@h", "rediss:secret", "redis:")),
+        ("Redis+cluster:/u:secret@h/0", "space", "'//' is missing"),
+    ],
+    ids=ascii,
 )
-def test_what_names_no_store_is_refused(where: str) -> None:
-    with pytest.raises(StoreAddressError):
-        open_store(where, "space")
+def test_an_address_or_namespace_that_names_no_store_is_refused(where: str, namespace: str, said: str) -> None:
+    with pytest.raises(StoreAddressError, match=said or None) as refused:
+        open_store(where, namespace)
+    assert "secret" not in f"{refused.value} {shown(where)}"
 
 
-@pytest.mark.parametrize("namespace", ["x" * 201, "ä" * 40, "\ud800"])
-def test_namespaces_that_cannot_be_written_are_refused(namespace: str) -> None:
-    with pytest.raises(StoreAddressError, match="namespace"):
-        open_store("memory://names", namespace)
-
-
-def test_memory_stores_share_by_name() -> None:
+def test_memory_stores_of_one_name_share_their_contents() -> None:
     one, same, other = (open_store(f"memory://{name}", "space") for name in ("one", "one", "other"))
     one.append([[1]], 10)
     assert len(same.entries()) == 1
     assert other.entries() == []
 
 
-def test_a_directory_that_cannot_be_is_away(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_makes_the_store_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     make_snapshot(tmp_path / "built", 1)
     store = open_store(tmp_path / "file", "space")
-    for attempt in (store.current, lambda: store.publish(tmp_path / "built"), lambda: store.append([[1]], 10)):
+    for use in (store.current, lambda: store.publish(tmp_path / "built"), lambda: store.append([[1]], 10)):
         with pytest.raises(StoreUnavailableError):
-            attempt()
+            use()
 
 
-def test_files_of_a_directory_store_that_do_not_decode_are_named(tmp_path: Path) -> None:
+def test_a_file_of_a_directory_store_that_does_not_decode_is_named(tmp_path: Path) -> None:
     store = open_store(tmp_path, "space")
     store.append([[1]], 10)
     (tmp_path / "space" / "log.sqlite").write_bytes(b"no database" * 100)
@@ -77,21 +82,13 @@ def test_files_of_a_directory_store_that_do_not_decode_are_named(tmp_path: Path)
             store.current()
 
 
-@pytest.mark.parametrize("where", ["redis:/:secret@h", "rediss:secret", "Redis+cluster:/u:secret@h/0", "redis:"])
-def test_half_a_redis_url_is_no_folder_and_is_not_shown(where: str) -> None:
-    with pytest.raises(StoreAddressError, match="'//' is missing") as refused:
-        open_store(where, "space")
-    assert "secret" not in f"{refused.value} {shown(where)}"
+def test_a_ca_file_that_is_not_there_is_named_at_once() -> None:
+    for url, options in (("rediss://h/0?ca=nowhere.pem", None), ("rediss://h/0", StoreOptions(ca_file="nowhere.pem"))):
+        with pytest.raises(StoreError, match=r"nowhere\.pem"):
+            open_store(url, "space", options)
 
 
-def test_plain_text_is_shown_as_it_is() -> None:
-    assert shown("/some/folder") == "/some/folder"
-    assert shown("memory://here") == "memory://here"
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"grace_seconds": -1.0}, {"chunk_bytes": 0}, {"chunk_bytes": 1 << 30}, {"read_seconds": 0.0}]
-)
-def test_options_out_of_range_are_named(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        StoreOptions(**wrong)  # type: ignore[arg-type]
+def test_a_log_entry_that_does_not_decode_is_empty_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    assert [list(decode_tokens(raw, "1-2", "here")) for raw in (b"12345", b"\xff" * 4, b"\1\0\0\0")] == [[], [], [1]]
+    (warned,) = caplog.records
+    assert "1-2" in warned.getMessage()

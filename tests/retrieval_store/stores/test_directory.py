@@ -1,10 +1,11 @@
-"""What is written survives a power cut, is nobody else's to read, and is not swept away while it is written."""
+"""A directory store syncs a version before it appears, hides it from other users, and keeps unfinished copies."""
 
 from __future__ import annotations
 
 import os
 import stat
-import time
+from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from retrieval_store.snapshots.snapshot import MANIFEST
 from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
 from tests.support.snapshot_folders import FILES, make_snapshot
+from tests.support.store_kinds import Place, append_each, publish_often, win_moves
 
 
 @pytest.fixture
@@ -23,7 +25,6 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """The folder of a snapshot."""
     make_snapshot(tmp_path / "built", 1)
     return tmp_path / "built"
 
@@ -64,7 +65,7 @@ def test_a_version_appears_only_when_it_is_on_the_disk(
         assert folder.stat().st_ino in synced
 
 
-def test_tenants_texts_are_for_this_user_alone(store: DirectoryStore, built: Path, tmp_path: Path) -> None:
+def test_only_this_user_can_read_what_is_stored(store: DirectoryStore, built: Path, tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         store.append([[1]], 10)
@@ -78,22 +79,7 @@ def test_tenants_texts_are_for_this_user_alone(store: DirectoryStore, built: Pat
     assert mode(folder / "log.sqlite") == 0o600
 
 
-def test_a_copy_whose_files_are_being_written_is_not_swept_away(
-    store: DirectoryStore, built: Path, tmp_path: Path
-) -> None:
-    version = store.publish(built)
-    old = time.time() - 9999.0
-    left = {name: tmp_path / "local" / f".{version}.{name * 32}" for name in "ab"}
-    for folder in left.values():
-        folder.mkdir(parents=True)
-        (folder / FILES[0]).touch()
-        os.utime(folder, (old, old))
-    os.utime(left["b"] / FILES[0], (old, old))
-    store.fetch(version, tmp_path / "local")
-    assert [folder.exists() for folder in left.values()] == [True, False]
-
-
-def test_names_that_differ_in_capitals_alone_have_folders_of_their_own() -> None:
+def test_names_that_differ_only_in_case_have_folders_of_their_own() -> None:
     names = [
         "acme",
         "ACME",
@@ -114,3 +100,15 @@ def test_names_that_differ_in_capitals_alone_have_folders_of_their_own() -> None
     assert len({folder.lower() for folder in folders}) == len(names)
     assert max(map(len, folders)) < 250
     assert folder_segment("tenant-2") == segment("tenant-2") == "tenant-2"
+
+
+@pytest.mark.cluster
+def test_processes_share_a_directory_store(
+    tmp_path: Path, snapshot: Callable[[int], Path], processes: Executor
+) -> None:
+    place = Place("directory", str(tmp_path / "store"), pool=processes)
+    versions = place.together(publish_often, *((str(snapshot(number)), 3) for number in (1, 1, 2)))
+    won = place.together(win_moves, *[(sorted(set(versions)), 3)] * 3)
+    assert sorted(revision for mine in won for revision in mine) == list(range(1, 10))
+    place.together(append_each, *(([[number, text] for text in range(10)],) for number in range(3)))
+    assert len(place.open().entries()) == 30

@@ -1,0 +1,32 @@
+"""A store in a folder, and a clock that tests move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrieval_store.service import backoff, interest, learner, reader
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of learners, readers and their pauses; for tests without threads."""
+    made = Clock()
+    for module in (backoff, interest, learner, reader):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
