@@ -1,4 +1,4 @@
-"""How exactly a GPU calculates; the settings exist without one."""
+"""GPU products are exact; the settings exist without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision
 
 
 @pytest.fixture
-def loose() -> Iterator[None]:
+def inexact() -> Iterator[None]:
     """Settings as inexact as they can be, until the test is over."""
     before, precision = {name: getattr(MATMUL, name) for name in NAMES}, torch.get_float32_matmul_precision()
     for name, value in zip(NAMES, (True, True, "tf32"), strict=True):
@@ -25,26 +25,15 @@ def loose() -> Iterator[None]:
         setattr(MATMUL, name, value)
 
 
-@pytest.mark.usefixtures("loose")
-@pytest.mark.parametrize("switch", ["fp32_precision", "set_float32_matmul_precision", "allow_tf32"])
-def test_no_product_is_made_in_tf32_and_torch_can_tell_so(switch: str) -> None:
-    """torch refuses to tell when its switches disagree, which its own kernels ask."""
-    set_precision(torch.device("cuda"))
-    if switch == "fp32_precision":
-        MATMUL.fp32_precision = "tf32"
-    elif switch == "allow_tf32":
-        MATMUL.allow_tf32 = True
-    else:
-        torch.set_float32_matmul_precision("high")
-    set_precision(torch.device("cuda"))
-    assert MATMUL.fp32_precision == "ieee"
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not MATMUL.allow_tf32
-
-
-@pytest.mark.usefixtures("loose")
-def test_products_on_a_gpu_add_up_in_fp32() -> None:
+@pytest.mark.usefixtures("inexact")
+def test_a_gpu_multiplies_in_ieee_fp32_and_all_switches_of_torch_agree() -> None:
+    """torch's own kernels fail when its switches disagree."""
     set_precision(torch.device("cpu"))
     assert [getattr(MATMUL, name) for name in NAMES] == [True, True, "tf32"]
-    set_precision(torch.device("cuda", 1))
-    assert [getattr(MATMUL, name) for name in NAMES] == [False, False, "ieee"]
+    torch.set_float32_matmul_precision("high")
+    for _ in range(2):
+        set_precision(torch.device("cuda", 1))
+        assert [getattr(MATMUL, name) for name in NAMES] == [False, False, "ieee"]
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not MATMUL.allow_tf32
+        MATMUL.allow_tf32 = True

@@ -15,49 +15,30 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
+from speculators.methods import AVAILABLE, TRAINED
 from tests.support.engines import complete_all, make_engine, make_target
-from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
+from tests.support.tiny_models import FAMILIES, random_prompts, reference_tokens, saved_model
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 METHODS = (
-    "autoregressive",
-    "pld",
-    "anpd",
-    "lookahead",
-    "pld-plus-h",
-    "pld-plus-a",
-    "rest",
-    "spectra-core",
-    "spectra-retrieval",
-    "spectra",
-    "suffix",
-    "token-recycling",
-    "prediction",
-    "goose",
-    "adapld",
-    "stand",
+    *(method for method in AVAILABLE if method not in (*TRAINED, "grammar")),
     "suffix+token-recycling",
     "suffix+token-recycling+spectra-core+lookahead",
-    "auto",
     "auto-costs",
-    "draft-model",
     "draft-tree",
     "always-wrong",
     "always-right",
 )
-DEPTH = 4  # tokens per draft of the last two
+DEPTH = 4  # tokens per draft of always-wrong and always-right
 EOS = 2
 N_TOKENS = 20
-
-
 # (batch size, stages, reference attention, prefill chunk); all prompts are longer than the sliding window.
 SETUPS = [(1, 1, False, 512), (6, 2, False, 17), (3, 4, True, 40)]
-
-
-def setups(family: str, method: str) -> list[tuple[int, int, bool, int]]:
-    """All of them for one family; of each other family every method has one, and they differ from method to method."""
-    turn = FAMILIES.index(family) + METHODS.index(method)
-    return SETUPS if family == "llama" else [SETUPS[turn % len(SETUPS)]]
+# Each method in three of the cells family x set-up; `make test` runs the first.
+CELLS = [
+    pytest.param(method, FAMILIES[(i + 2 * turn) % 5], SETUPS[(i + turn) % 3], marks=[pytest.mark.matrix] * (turn > 0))
+    for i, method in enumerate(METHODS)
+    for turn in range(3)
+]
 
 
 def greedy(prompt: list[int], method: str, **changes: Any) -> Request:
@@ -65,20 +46,18 @@ def greedy(prompt: list[int], method: str, **changes: Any) -> Request:
     return Request(prompt, SamplingParams(**params), method)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_method_writes_what_generate_writes(family: str, method: str) -> None:
-    texts = random_prompts(6)
-    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
-    answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
-    for batch, stages, reference, chunk in setups(family, method):
-        runner = make_engine(
-            make_target(family, stages=stages, reference=reference), answers, SchedulerOptions(prefill_chunk=chunk)
-        )
-        done = complete_all(runner, [greedy(text, method) for text in texts[:batch]], batch)
-        assert [completion.token_ids for completion in done] == wanted[:batch], (batch, stages, reference, chunk)
-        for completion in done:
-            check_stats(method, completion)
+@pytest.mark.parametrize(("method", "family", "setup"), CELLS)
+def test_greedy_text_equals_generate(method: str, family: str, setup: tuple[int, int, bool, int]) -> None:
+    batch, stages, reference, chunk = setup
+    texts = random_prompts(batch)
+    expected = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
+    answers = {tuple(text): answer for text, answer in zip(texts, expected, strict=True)}
+    target = make_target(family, stages=stages, reference=reference)
+    engine = make_engine(target, answers, SchedulerOptions(prefill_chunk=chunk))
+    done = complete_all(engine, [greedy(text, method) for text in texts], batch)
+    assert [completion.token_ids for completion in done] == expected
+    for completion in done:
+        check_stats(method, completion)
 
 
 def check_stats(method: str, completion: Completion) -> None:
@@ -95,7 +74,7 @@ def check_stats(method: str, completion: Completion) -> None:
         assert stats.target_forwards == -(-(len(completion.token_ids) - 1) // (DEPTH + 1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
 def test_scattered_block_tables_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
 
@@ -104,55 +83,47 @@ def test_scattered_block_tables_change_nothing(family: str, monkeypatch: pytest.
 
     monkeypatch.setattr(BlockAllocator, "_next_block", any_block)
     texts = random_prompts(4)
-    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
-    runner = make_engine(
-        make_target(family, stages=2, n_blocks=300, block_size=4), None, SchedulerOptions(prefill_chunk=17)
-    )
-    jobs = [greedy(text, "pld+spectra-core") for text in texts]
-    assert [completion.token_ids for completion in complete_all(runner, jobs, 3)] == wanted
+    target = make_target(family, stages=2, n_blocks=300, block_size=4)
+    engine = make_engine(target, None, SchedulerOptions(prefill_chunk=17))
+    done = complete_all(engine, [greedy(text, "pld+spectra-core") for text in texts], 3)
+    assert [one.token_ids for one in done] == [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
 
 
 def test_methods_may_differ_within_a_batch() -> None:
     texts = random_prompts(len(METHODS))
-    wanted = [reference_tokens("qwen2", tuple(text), N_TOKENS) for text in texts]
-    answers = {tuple(text): answer for text, answer in zip(texts, wanted, strict=True)}
+    expected = [reference_tokens("qwen2", tuple(text), N_TOKENS) for text in texts]
+    answers = {tuple(text): answer for text, answer in zip(texts, expected, strict=True)}
     jobs = [greedy(text, method) for text, method in zip(texts, METHODS, strict=True)]
     done = complete_all(make_engine(make_target("qwen2"), answers, SchedulerOptions(prefill_chunk=11)), jobs, len(jobs))
-    assert [completion.token_ids for completion in done] == wanted
+    assert [completion.token_ids for completion in done] == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_stop_id_ends_the_text_wherever_it_is_drawn(method: str) -> None:
-    text = random_prompts(1)[0]
-    plain = reference_tokens("llama", tuple(text), N_TOKENS)
-    for place in range(8):  # the prefill's token, within an accepted path, its last token, the bonus token
-        stop = plain[place]
-        wanted = reference_tokens("llama", tuple(text), N_TOKENS, eos_token_id=stop)
-        assert wanted == plain[: plain.index(stop) + 1]
-        runner = make_engine(make_target("llama"), {tuple(text): plain})
-        (done,) = complete_all(runner, [greedy(text, method, stop_ids=(96, stop))])
-        assert (done.token_ids, done.finish_reason) == (wanted, STOP)
-        assert len(wanted) == 1 + sum(done.stats.step_tokens)
-        if method == "always-right":
-            assert done.stats.accepted_tokens == sum(done.stats.step_tokens) - (len(wanted) - 1) // (DEPTH + 1)
+QUICK = ("autoregressive", "spectra", "draft-tree", "always-wrong", "always-right")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_length_limit_cuts_drafts_and_text_at_the_same_token(method: str) -> None:
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m in QUICK else [pytest.mark.matrix]) for m in METHODS])
+def test_a_stop_id_or_the_length_limit_ends_the_text_at_its_token(method: str) -> None:
+    """At the prefill's token, within an accepted path, at its last token and at the bonus token."""
     text = random_prompts(1)[0]
     plain = reference_tokens("gemma3", tuple(text), N_TOKENS)
-    runner = make_engine(make_target("gemma3"), {tuple(text): plain})
-    jobs = [greedy(text, method, max_tokens=n, stop_ids=()) for n in range(1, 9)]
-    for n, done in enumerate(complete_all(runner, jobs, 4), start=1):
-        assert (done.token_ids, done.finish_reason) == (plain[:n], LENGTH)
-        assert done.stats.accepted_tokens <= max(0, n - 1)
+    stopped = [greedy(text, method, stop_ids=(96, plain[place])) for place in range(8)]
+    limited = [greedy(text, method, stop_ids=(), max_tokens=n) for n in range(1, 9)]
+    done = complete_all(make_engine(make_target("gemma3"), {tuple(text): plain}), [*stopped, *limited], 4)
+    for place, one in enumerate(done[:8]):
+        expected = plain[: plain.index(plain[place]) + 1]
+        assert (one.token_ids, one.finish_reason) == (expected, STOP)
+        assert len(expected) == 1 + sum(one.stats.step_tokens)
+        if method == "always-right":
+            assert one.stats.accepted_tokens == sum(one.stats.step_tokens) - (len(expected) - 1) // (DEPTH + 1)
+    for n, one in enumerate(done[8:], start=1):
+        assert (one.token_ids, one.finish_reason) == (plain[:n], LENGTH)
+        assert one.stats.accepted_tokens <= max(0, n - 1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_bf16_runs(family: str) -> None:
     path = saved_model(family)
-    made = LocalTarget.load(TargetOptions(str(path), stages=2, dtype="bfloat16", kv_bytes=1 << 20), path)
-    for method in ("autoregressive", "pld+spectra-core"):
-        jobs = [greedy(text, method, max_tokens=8, stop_ids=()) for text in random_prompts(2)]
-        for done in complete_all(make_engine(made), jobs, 2):
-            assert (len(done.token_ids), done.finish_reason) == (8, LENGTH)
+    target = LocalTarget.load(TargetOptions(str(path), stages=2, dtype="bfloat16", kv_bytes=1 << 20), path)
+    jobs = [greedy(text, "pld+spectra-core", max_tokens=8, stop_ids=()) for text in random_prompts(2)]
+    for done in complete_all(make_engine(target), jobs, 2):
+        assert (len(done.token_ids), done.finish_reason) == (8, LENGTH)

@@ -1,4 +1,4 @@
-"""Needs that no stage could serve are refused in words; hidden states may be projected before they travel."""
+"""Needs that no stage can serve are refused; hidden states may be projected before they travel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.tiny_models import random_prompts
 
 
 class Listener:
-    """Keeps the hidden states it is told; drafts a wrong token and a guess."""
+    """Keeps the hidden states it observes; drafts a wrong token and a guess."""
 
     name = "listener"
 
@@ -28,8 +28,7 @@ class Listener:
         self.needs = needs
         self.hidden: list[np.ndarray[Any, Any]] = []
 
-    def begin(self, request: RequestView) -> None:
-        """Nothing to do."""
+    def begin(self, request: RequestView) -> None: ...
 
     def propose(self, request: RequestView, budget: int) -> list[Branch]:
         context = request.context.view.tolist()
@@ -39,8 +38,7 @@ class Listener:
         if outcome.artefacts is not None and outcome.artefacts.hidden is not None:
             self.hidden.append(outcome.artefacts.hidden)
 
-    def end(self, request: RequestView) -> None:
-        """Nothing to drop."""
+    def end(self, request: RequestView) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -51,33 +49,24 @@ class Listener:
         (Needs(heads=((0, 0), (4, 0))), r"heads contains \(4, 0\); .* to \(3, 3\)"),
         (Needs(heads=((0, 4),)), r"heads contains \(0, 4\)"),
         (Needs(heads=((-1, 0),)), r"heads contains \(-1, 0\)"),
-        (Needs(heads=((0, -1),)), r"heads contains \(0, -1\)"),
     ],
 )
-def test_what_the_model_has_not_is_refused_at_the_start_and_fails_a_request_by_name(needs: Needs, message: str) -> None:
-    runner = make_engine(make_target("llama"), extra={"listener": lambda _: Listener(needs)})
+def test_a_need_that_the_model_cannot_serve_is_refused(needs: Needs, message: str) -> None:
+    engine = make_engine(make_target("llama"), extra={"listener": lambda _: Listener(needs)})
     with pytest.raises(RequestError, match=f"method 'listener': {message}") as refused:
-        runner.submit(Request([3, 4, 5], SamplingParams(max_tokens=4), "listener"))
+        engine.submit(Request([3, 4, 5], SamplingParams(max_tokens=4), "listener"))
     assert refused.value.param == "method"
+    check_idle(engine)
     with pytest.raises(ConfigError, match=f"method: {message}"):
         check_needs(needs, make_target("llama").info.spec)
-    check_idle(runner)
-    assert len(complete_all(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "pld")])[0].token_ids) == 4
 
 
-def test_the_last_layer_and_head_are_allowed() -> None:
-    listener = Listener(Needs(hidden_layer=3, heads=((3, 3), (0, 0))))
-    runner = make_engine(make_target("llama"), extra={"listener": lambda _: listener})
-    complete_all(runner, [Request([3, 4, 5], SamplingParams(max_tokens=4), "listener")])
-    assert sum(map(len, listener.hidden)) >= 3
-
-
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, 4])
 def test_projected_states_are_the_projection_of_the_states(stages: int) -> None:
-    """Side by side with requests that want them whole, and with requests that want none."""
     dims = {"whole": 0, "small": 6, "smaller": 3, "none": None}
     listeners = {
-        name: Listener(Needs() if n is None else Needs(hidden_layer=1, hidden_dims=n)) for name, n in dims.items()
+        name: Listener(Needs() if n is None else Needs(hidden_layer=3, hidden_dims=n, heads=((3, 3), (0, 0))))
+        for name, n in dims.items()
     }
     extra = {name: lambda _, made=made: made for name, made in listeners.items()}
     text = random_prompts(1)[0]
@@ -91,30 +80,11 @@ def test_projected_states_are_the_projection_of_the_states(stages: int) -> None:
         states = {name: np.concatenate(listener.hidden) for name, listener in listeners.items() if listener.hidden}
         assert {name: array.shape[1] for name, array in states.items()} == {"whole": 32, "small": 6, "smaller": 3}
         for name in ("small", "smaller"):
-            wanted = project(torch.from_numpy(states["whole"]), dims[name]).numpy()
-            assert np.allclose(states[name], wanted, atol=1e-4)
+            expected = project(torch.from_numpy(states["whole"]), dims[name]).numpy()
+            assert np.allclose(states[name], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_projection_keeps_cosines(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    base = torch.randn(40, 1024, generator=generator)
-    mixed = torch.cat((base, base + 0.3 * torch.randn(40, 1024, generator=generator)))
-    small = project(mixed.to(dtype), 256)
-    assert small.dtype == torch.float32
-    before, after = (torch.nn.functional.normalize(states) for states in (mixed, small))
-    error = (before @ before.T - after @ after.T).abs()
-    assert error.max() < 0.3  # five standard deviations of unrelated states
-    assert error.diagonal(40).max() < 0.05  # cosine about 0.96: near ones keep theirs much better
-    assert (after[40:] @ after[:40].T).argmax(1).tolist() == list(range(40))
-
-
-def test_a_projection_that_would_not_shrink_is_none() -> None:
-    states = torch.randn(3, 8, dtype=torch.bfloat16)
-    assert project(states, 0) is project(states, 8) is project(states, 9) is states
-
-
-def test_needs_that_differ_in_the_projection_cannot_be_merged() -> None:
+def test_needs_are_merged_unless_their_projections_differ() -> None:
     small = Needs(hidden_layer=1, hidden_dims=8)
     assert small.merge(Needs(heads=((0, 0),))) == Needs(hidden_layer=1, hidden_dims=8, heads=((0, 0),))
     assert Needs().merge(small) == small.merge(small) == small

@@ -1,4 +1,4 @@
-"""Slow oracles of drafted trees: every path with its probability, the best of them, and a walk that a target takes."""
+"""Slow oracles of drafted trees: every path with its probability, the best of them, and the target's text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def grown(
     randomness: Callable[[NoiseKey], Randomness] = draft_randomness,
     vocabulary: DraftVocabulary | None = None,
 ) -> Branch | None:
-    """What a draft becomes when ``model`` scores its rows."""
+    """The draft when ``model`` scores its rows."""
     expanded = [ROOT]
     while expanded:
         rows = torch.stack([model(path_to(growth, node)) for node in expanded])
@@ -47,7 +47,7 @@ def path_to(growth: Growth, node: int) -> Path:
 
 
 def chances(logits: torch.Tensor, params: SamplingParams, position: int, history: History | None = None) -> Any:
-    """``softmax(logits + T g)`` of one row, fp64 ``[vocab]``: what a drafter believes of a target."""
+    """``softmax(logits + T g)`` of one row, fp64 ``[vocab]``."""
     scores = process(logits[None].clone(), [params], [history])[0].double().numpy()
     if not params.is_greedy:
         scores = (scores + gumbel_row((params.seed, params.choice, position), len(scores))) * params.temperature
@@ -98,7 +98,7 @@ def products(branch: Branch) -> list[float]:
 
 
 def written(model: Model, params: SamplingParams, position: int, depth: int) -> Path:
-    """What a target of the same logits writes."""
+    """The text of a target with the same logits."""
     path: Path = ()
     for d in range(depth):
         path = (*path, int(chances(model(path), params, position + d).argmax()))

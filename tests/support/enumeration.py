@@ -1,7 +1,7 @@
-"""Proof by enumeration: random programs replayed over all their outcomes, and a target of three tokens to run them on.
+"""Proof by enumeration on a target of three tokens.
 
 Each random decision, the drafter's draws included, is replayed over all its outcomes with their exact weights; the
-distribution of the first ``LENGTH`` tokens can then be compared with the autoregressive one.
+distribution of the first ``LENGTH`` tokens is compared with the autoregressive one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from engine.sampling.processors import process
 from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Row, decide_rejection
-from tests.support.reference_walks import walk
 
 VOCAB, LENGTH = 3, 3
 EXACT = 1e-9
@@ -40,7 +39,7 @@ SETTINGS = [
 
 
 class Replay:
-    """One run of a random program: follows a script of decisions, then takes the first outcome of each."""
+    """One run of a random program: decides by a script, then takes the first outcome of each decision."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self.script = script
@@ -146,6 +145,19 @@ def sampled_tree(random: Randomness, width: int, replace: bool) -> Branch:
         tokens.append(random.draw(rows[-1].astype(np.float64)))
         parents.append(parent)
     return Branch(tokens, "drafter", parents, q=np.stack(rows))
+
+
+def walk(tree: TokenTree, decide: Callable[[int], Decision]) -> tuple[list[int], list[int]]:
+    """Accepted nodes, and tokens with the bonus token, of decisions that begin at the root."""
+    accepted: list[int] = []
+    tokens: list[int] = []
+    child: int | None = ROOT
+    while child is not None:
+        child, token = decide(child)
+        tokens.append(token)
+        if child is not None:
+            accepted.append(child)
+    return accepted, tokens
 
 
 def worst_error(target: Target, draft: Drafter, rule: Rule = decide_rejection) -> float:

@@ -1,4 +1,4 @@
-"""Grammars for the tiny checkpoint, and a target that masks by them."""
+"""Grammars for the tiny checkpoint's tokenizer and for one of single letters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ PERSON: dict[str, Any] = {
 
 
 def of_schema(schema: dict[str, Any], whitespace: bool = True) -> Grammar:
-    """JSON that fits a schema."""
     overrides: Any = {"whitespace_flexible": whitespace}
     return Grammar(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
 
@@ -38,13 +37,12 @@ def of_lark(lark: str) -> Grammar:
 
 
 def tiny_grammars() -> Grammars:
-    """Of the tiny checkpoint's tokenizer."""
     tokenizer = tiny_tokenizer()
     return Grammars(lambda: tokenizer.backend_tokenizer.to_str(), (2,), len(tokenizer))
 
 
 def letters(n: int = 3, vocab_size: int | None = None) -> Grammars:
-    """Of a vocabulary of the first ``n`` letters, each a token, and an end behind them; a model may have more ids."""
+    """Of a vocabulary of the first ``n`` letters, each a token, and an end token; a model may have more ids."""
     vocab = {chr(ord("a") + i): i for i in range(n)} | {"<end>": n}
     added = {"id": n, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}
     text = json.dumps(

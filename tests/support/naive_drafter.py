@@ -14,7 +14,7 @@ import numpy as np
 from tests.support.tiny_drafters import TinyDrafter
 
 ROOT = -1
-Tree = Sequence[tuple[int, int]]  # parent's place (ROOT: the last committed token) and token of every drafted node
+Tree = Sequence[tuple[int, int]]  # parent (ROOT: the last committed token) and token of every node
 Sees = np.ndarray  # bool [rows, rows]
 
 

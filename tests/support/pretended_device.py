@@ -1,4 +1,4 @@
-"""A CPU that is treated as a device with memory of its own: what runs on a GPU, with the numbers of a CPU."""
+"""A CPU that is treated as a device with its own memory: the code paths of a GPU, run on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from engine.verify import batch, masks
 
 @contextmanager
 def pretended_device() -> Iterator[None]:
-    """Inside, everything is drawn, read back and fetched as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (device, noise, processors, choice, batch, masks, artefacts, logit_readback):
             patch.setattr(module, "is_host", lambda _: False)

@@ -33,7 +33,6 @@ SETTINGS = DrafterSettings("", depth=4, beam=3)
 
 
 def drafter_spec(kind: str, target: ModelSpec) -> DrafterSpec:
-    """A drafter of some kind for a target."""
     layers = LayerShape(1, target.hidden_size, 40, 4, 2, 8, 1e4, 1e-6)
     plain = DrafterSpec("eagle", 1, target.hidden_size, target.vocab_size, target.vocab_size, (), layers)
     taps = (0, target.n_layers // 2, target.n_layers - 1)
@@ -61,7 +60,6 @@ def drafter_spec(kind: str, target: ModelSpec) -> DrafterSpec:
 
 
 def random_checkpoint(spec: DrafterSpec, seed: int = 0) -> DrafterCheckpoint:
-    """Random weights."""
     torch.manual_seed(seed)
     network = new_network(spec, TargetParts(torch.nn.Identity(), torch.nn.Identity()))
     tensors = {name: weight.detach() for name, weight in network.named_parameters()}
@@ -100,7 +98,7 @@ def with_drafter(
 
 
 class Recording(TrainedDrafts):
-    """Hands drafts out and remembers what each stood behind; asks for one behind every so many tokens of a text."""
+    """Records every draft with the text before it; asks for a draft after every ``every`` tokens of a text."""
 
     def __init__(self, method: str, every: int = 1) -> None:
         super().__init__(method, method)
@@ -108,7 +106,6 @@ class Recording(TrainedDrafts):
         self.told: list[tuple[list[int], Branch]] = []  # text, draft
 
     def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
-        """The drafts, remembered."""
         drafts: list[list[Branch]] = []
         for view, budget in zip(views, budgets, strict=True):
             branches = self.propose(view, budget)
@@ -118,7 +115,7 @@ class Recording(TrainedDrafts):
 
 
 class DraftsAnew:
-    """The draft behind a text by a drafter that reads all of it at once, with Hugging Face's states of the target."""
+    """Drafts by a drafter that reads a whole text at once, with Hugging Face's states of the target."""
 
     def __init__(self, family: str, checkpoint: DrafterCheckpoint) -> None:
         self._model, self._spec = tiny_model(family), checkpoint.spec
@@ -129,7 +126,6 @@ class DraftsAnew:
         self._n = 0
 
     def draft(self, text: list[int], ask: BlockAsk) -> Branch | None:
-        """Behind ``text``, by a sequence of its own."""
         with torch.inference_mode():
             hidden, states = outputs_of(self._model, text[:-1])
             if self._spec.taps:
@@ -147,7 +143,7 @@ class DraftsAnew:
 
 
 def outputs_of(model: Any, text: list[int]) -> tuple[list[Tensor], Tensor]:
-    """The embedding and every layer's output, none of them normed, and what the final norm leaves; ``[n, hidden]``."""
+    """The embedding and every layer's output before the final norm, and the final norm's output, ``[n, hidden]``."""
     outputs: list[Tensor] = []
     hooks = [
         layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output[0]))

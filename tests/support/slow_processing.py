@@ -1,4 +1,4 @@
-"""Bias, penalties and masks one row and one token at a time, from the whole text: the oracle of batched ones."""
+"""The oracle of bias, penalties and masks: one row and one token at a time, from the whole text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from engine.sampling.params import SamplingParams
 def shifted_row(
     logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> torch.Tensor:
-    """A row ``[vocab]`` as it is before temperature, behind ``prompt`` and ``output``."""
+    """The row ``[vocab]`` before temperature, after ``prompt`` and ``output``."""
     row = logits.clone()
     for token, bias in params.logit_bias.items():
         row[token] += torch.tensor(bias, dtype=torch.float32)
     if params.repetition_penalty != 1.0:
         for token in {*prompt, *output}:
-            row[token] = (
-                row[token] * params.repetition_penalty if row[token] < 0 else row[token] / params.repetition_penalty
-            )
+            penalty = params.repetition_penalty
+            row[token] = row[token] * penalty if row[token] < 0 else row[token] / penalty
     if params.presence_penalty or params.frequency_penalty:
         for token in set(output):
             count = torch.tensor(float(output.count(token)))

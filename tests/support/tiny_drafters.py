@@ -1,4 +1,4 @@
-"""Tiny random drafters of every method, in float64, and what they use of their target."""
+"""Tiny random drafters of every method, in float64, and the parts of their target that they use."""
 
 from __future__ import annotations
 
@@ -14,28 +14,11 @@ from engine.drafter.networks.build import AnyNetwork, load_network, new_network
 from engine.drafter.spec import DrafterSpec, LayerShape
 
 VOCAB, HIDDEN, MASK = 23, 12, 22
-LAYER = LayerShape(
-    n_layers=1,
-    hidden_size=HIDDEN,
-    ffn_size=20,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=6,
-    rope_theta=100.0,
-    rms_norm_eps=1e-5,
-)
+LAYER = LayerShape(1, HIDDEN, ffn_size=20, n_heads=4, n_kv_heads=2, head_dim=6, rope_theta=100.0, rms_norm_eps=1e-5)
 TWO_LAYERS = replace(LAYER, n_layers=2)
 QWEN3 = replace(TWO_LAYERS, qk_norm=True)
 BIASED = replace(LAYER, attention_bias=True, output_bias=True)
-_PLAIN = DrafterSpec(
-    method="eagle",
-    generation=1,
-    target_hidden_size=HIDDEN,
-    vocab_size=VOCAB,
-    draft_vocab_size=VOCAB,
-    taps=(),
-    layers=LAYER,
-)
+_PLAIN = DrafterSpec("eagle", 1, HIDDEN, VOCAB, VOCAB, taps=(), layers=LAYER)
 _EAGLE3 = replace(_PLAIN, generation=3, taps=(1, 3, 4), own_head=True, draft_vocab_size=11)
 _P_EAGLE = replace(_EAGLE3, method="p-eagle", generation=1, mask_token_id=MASK, has_mask_state=True, n_drafts=4)
 _DFLASH = replace(_PLAIN, method="dflash", taps=(0, 2), layers=QWEN3, mask_token_id=MASK, n_drafts=3)
@@ -76,7 +59,7 @@ MEDUSA = replace(_PLAIN, method="medusa", layers=None, n_heads=3, n_head_layers=
 
 @dataclass(frozen=True, slots=True)
 class TinyDrafter:
-    """A network, and its weights and its target's as the oracle takes them."""
+    """A network, and its weights and its target's for the oracle."""
 
     spec: DrafterSpec
     network: AnyNetwork
@@ -102,8 +85,7 @@ def tiny_states(spec: DrafterSpec, n: int) -> Tensor:
 
 
 def noise(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Numbers that a name and a shape determine: matrices keep the size of what they are applied to, vectors are ones
-    and up to a third."""
+    """Numbers determined by name and shape: matrices keep the size of their inputs, vectors are 1 +- 1/3."""
     steps = np.arange(np.prod(shape), dtype=np.float64) * 12.9898 + zlib.crc32(name.encode()) % 997
     uniform = torch.from_numpy((np.sin(steps) * 43758.5453 % 1 * 2 - 1).reshape(shape))
     return uniform * 2.5 / shape[-1] ** 0.5 if len(shape) > 1 else 1 + uniform / 3

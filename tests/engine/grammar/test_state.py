@@ -1,4 +1,4 @@
-"""Masks depend on the path alone; states are kept up to a limit; what cannot be done says why."""
+"""Masks depend on the path alone; compiled grammars are kept up to a limit; errors give their reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -26,7 +26,7 @@ EOS = 2
 
 @st.composite
 def trees(draw: st.DrawFn) -> TokenTree:
-    """Trees of pieces of texts, some of which fit, of ends, and of any tokens."""
+    """Trees of tokens from texts that fit or not, of ends, and of other tokens."""
     n = draw(st.integers(0, 12))
     encoded = [tiny_tokenizer().encode(text, add_special_tokens=False) for text in TEXTS]
     tokens, parents = list[int](), list[int]()
@@ -41,7 +41,6 @@ def trees(draw: st.DrawFn) -> TokenTree:
 
 
 @given(trees(), st.sampled_from([of_schema(PERSON), of_regex(r'\{ ?"[a-z]+.*'), of_lark('start: "{" /.*/ "}"?')]))
-@settings(max_examples=150)
 def test_every_node_has_the_mask_of_its_own_path(tree: TokenTree, grammar: Grammar) -> None:
     state = GRAMMARS.state(grammar)
     found = state.rows(tree, len(tree))
@@ -53,10 +52,10 @@ def test_every_node_has_the_mask_of_its_own_path(tree: TokenTree, grammar: Gramm
         if allowed:
             alone.advance(path[-1])
             assert np.array_equal(found[node][0], alone.words())
-    assert np.array_equal(state.words(), GRAMMARS.state(grammar).words())  # it has come back
+    assert np.array_equal(state.words(), GRAMMARS.state(grammar).words())  # unchanged
 
 
-def test_only_an_end_follows_an_end() -> None:
+def test_only_an_end_follows_an_end_or_an_error() -> None:
     state = GRAMMARS.state(of_regex("a+"), tiny_tokenizer().encode("aa", add_special_tokens=False))
     assert has(state.words(), EOS)
     state.advance(EOS)
@@ -64,15 +63,12 @@ def test_only_an_end_follows_an_end() -> None:
         assert np.flatnonzero(~forbidden(state.words(), len(tiny_tokenizer()))).tolist() == [EOS]
         state.advance(40)
     assert not state.error
+    wrong = GRAMMARS.state(of_regex("a+"), [40])
+    assert "cannot follow" in wrong.error
+    assert np.array_equal(wrong.words(), words_of([EOS], len(tiny_tokenizer())))
 
 
-def test_a_text_outside_its_grammar_is_an_error_and_may_only_end() -> None:
-    state = GRAMMARS.state(of_regex("a+"), [40])
-    assert "cannot follow" in state.error
-    assert np.array_equal(state.words(), words_of([EOS], len(tiny_tokenizer())))
-
-
-def test_forced_tokens_are_the_tokenizers_and_none_where_there_is_a_choice() -> None:
+def test_forced_tokens_end_where_there_is_a_choice() -> None:
     state = GRAMMARS.state(of_schema(PERSON, whitespace=False))
     assert tiny_tokenizer().decode(state.forced()) == '{"name":"'
     state.advance(state.forced()[0])
@@ -97,7 +93,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("grammar", "reason"), REFUSED)
-def test_a_grammar_that_no_text_keeps_to_says_why(grammar: Grammar, reason: str) -> None:
+def test_a_grammar_without_texts_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
     with pytest.raises(GrammarError) as caught:
         GRAMMARS.prepare(grammar).result()
     assert reason in str(caught.value)
@@ -105,8 +101,7 @@ def test_a_grammar_that_no_text_keeps_to_says_why(grammar: Grammar, reason: str)
     assert GRAMMARS.state(grammar).error == str(caught.value)
 
 
-def test_work_that_grows_ends_in_an_error_and_not_in_a_standstill() -> None:
-    """It takes ever more items to parse what may be cut in ever more ways."""
+def test_a_grammar_whose_work_grows_without_bound_ends_in_an_error() -> None:
     state = GRAMMARS.state(of_lark('start: start start | "a"'))
     (letter,) = tiny_tokenizer().encode("a", add_special_tokens=False)
     for _ in range(4000):
@@ -122,13 +117,12 @@ MARK = "<tool_call>"
 
 
 def bytewise() -> Tokenizer:
-    """The tiny checkpoint's; pieces are bytes and words."""
     copy: Tokenizer = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
     return copy
 
 
 def unigram(marks: list[str]) -> Tokenizer:
-    """Pieces are letters; marks are part of the model's list, as in checkpoints of SentencePiece."""
+    """Pieces are letters; marks are in the model's list, as in SentencePiece checkpoints."""
     pieces = [("<unk>", 0.0), ("<end>", 0.0), *((mark, 0.0) for mark in marks), *((c, -2.0) for c in {*MARK, *"wet"})]
     made = Tokenizer(models.Unigram(pieces, unk_id=0))
     made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -138,7 +132,7 @@ def unigram(marks: list[str]) -> Tokenizer:
 
 @pytest.mark.parametrize("is_special", [False, True])
 @pytest.mark.parametrize("tokenizer", [bytewise(), unigram([]), unigram([MARK])], ids=["bpe", "unigram", "listed"])
-def test_text_that_is_an_added_token_elsewhere_can_be_forced_and_the_token_named(
+def test_the_text_of_an_added_token_can_be_spelled_and_the_token_can_be_named(
     tokenizer: Tokenizer, is_special: bool
 ) -> None:
     tokenizer.add_tokens([AddedToken(MARK, special=is_special, normalized=False)])
@@ -169,23 +163,20 @@ def test_compiled_grammars_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatc
     assert grammars.prepare(Grammar(a.source)) is first  # by content
     grammars.prepare(b)
     grammars.prepare(a)
-    grammars.prepare(c)  # b was asked for longest ago
+    grammars.prepare(c)  # evicts b
     assert grammars.prepare(a) is first
     kept = [grammars.prepare(grammar) for grammar in (c, b)]
     assert all(made.result() for made in kept)
     assert grammars.prepare(a) is not first
 
 
-def test_a_model_without_an_end_or_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    endless = compiler.Grammars(lambda: json.dumps({}), (), 5)
+def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    endless = Grammars(lambda: json.dumps({}), (), 5)
     assert "no token that ends" in endless.state(of_regex("a")).error
-    missing = compiler.Grammars((tmp_path / "tokenizer.json").read_text, (1,), 5)
+    missing = Grammars((tmp_path / "tokenizer.json").read_text, (1,), 5)
     assert "tokenizer" in missing.state(of_regex("a")).error
-
-
-def test_a_vocabulary_with_a_token_that_llguidance_cannot_hold_is_refused() -> None:
-    for length in (513, 5000):  # at 5,000 it would panic
+    for length in (513, 5000):  # llguidance panics at 5,000
         tokenizer = bytewise()
         tokenizer.add_tokens([AddedToken("a" * length, normalized=False)])
-        long = compiler.Grammars(tokenizer.to_str, (EOS,), tokenizer.get_vocab_size())
+        long = Grammars(tokenizer.to_str, (EOS,), tokenizer.get_vocab_size())
         assert f"has {length} characters; at most 512" in long.state(of_regex("a+")).error

@@ -1,6 +1,6 @@
-"""Grammars of little text that ask for much work: refused, or compiled so that their masks never do that work.
+"""Small grammars that need much work are refused, or compiled so that their masks never do that work.
 
-No test looks at a clock: without the limits most of these take minutes, or the memory of the machine.
+Without the limits most of these take minutes, or the memory of the machine.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ def number(multiple: float, **more: Any) -> dict[str, Any]:
     return {"type": "number", "multipleOf": multiple, **more}
 
 
-@pytest.mark.parametrize("multiple", [10_007, 30_000_001, 12345.678, -2_000_003, 1e-9])
-def test_a_multiple_of_many_remainders_is_refused_with_its_value(multiple: float) -> None:
-    with pytest.raises(GrammarError, match=r"multipleOf is -?[0-9].*at most 8 decimal places.*at most 10000") as caught:
-        GRAMMARS.prepare(of_schema({"type": "array", "items": number(multiple)})).result()
-    assert str(abs(multiple)).replace("e-0", "e-") in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    "schemas",
-    [[number(9001), number(9007)], [number(0.001), number(11)], [number(0.0625), number(3), number(7)]],
+    ("schema", "value"),
+    [
+        ({"type": "array", "items": number(10_007)}, "10007"),
+        (number(12345.678), "12345.678"),
+        (number(-2_000_003), "-2000003"),
+        (number(1e-9), "1e-9"),
+        ({"anyOf": [number(9001), number(9007)]}, "9001, 9007"),  # the states of both count together
+        ({"allOf": [number(0.0625), number(3), number(7)]}, "0.0625, 3, 7"),
+    ],
 )
-def test_multiples_that_may_meet_count_together(schemas: list[dict[str, Any]]) -> None:
-    for form in ("anyOf", "allOf"):
-        with pytest.raises(GrammarError, match="multipleOf is"):
-            GRAMMARS.prepare(of_schema({form: schemas})).result()
+def test_a_multiple_with_too_many_remainders_is_refused_with_its_value(schema: dict[str, Any], value: str) -> None:
+    with pytest.raises(GrammarError, match=r"multipleOf is .*at most 8 decimal places.*at most 10000") as caught:
+        GRAMMARS.prepare(of_schema(schema)).result()
+    assert value in str(caught.value).replace("e-09", "e-9")
 
 
 @pytest.mark.parametrize(
     "schema",
     [
-        number(0.01),
         number(1e-7),
         number(9973),
         number(0),  # llguidance refuses it itself
@@ -53,11 +52,11 @@ def test_multiples_that_may_meet_count_together(schemas: list[dict[str, Any]]) -
         {"properties": {"multipleOf": {"const": 7}}, "title": 'no "multipleOf": 30000001 but text'},
     ],
 )
-def test_usual_multiples_are_kept_to(schema: dict[str, Any]) -> None:
+def test_usual_multiples_are_accepted(schema: dict[str, Any]) -> None:
     check_multiples(of_schema(schema).source)
 
 
-@pytest.mark.parametrize("key", ["multipleOf", r"multiple\u004ff", r"\u006dultipleOf"])
+@pytest.mark.parametrize("key", ["multipleOf", r"\u006dultip\u006ceOf"])
 def test_a_schema_in_a_lark_grammar_hides_no_multiple(key: str) -> None:
     with pytest.raises(GrammarError, match="multipleOf is 2000003"):
         GRAMMARS.prepare(of_lark(f'start: "a" %json {{"type": "integer", "{key}"\n : 2000003}}')).result()
@@ -67,20 +66,14 @@ def test_a_schema_in_a_lark_grammar_hides_no_multiple(key: str) -> None:
     "grammar",
     [
         of_regex("(a{1000}){1000}"),
-        of_regex("((a{1000}){1000}){1000}"),
         of_regex("a{1000000}"),
         of_lark('start: A20\nA0: "a"\n' + "\n".join(f"A{i + 1}: A{i} A{i}" for i in range(20))),
         of_lark("start: A\nA: /(a{997})+/ & /(a{991})+/"),
     ],
 )
-def test_a_beginning_that_takes_too_much_work_is_refused_before_a_text_begins(grammar: Grammar) -> None:
+def test_a_grammar_whose_first_mask_takes_too_much_work_is_refused(grammar: Grammar) -> None:
     with pytest.raises(GrammarError, match=r"no text can begin|fuel|too big"):
         GRAMMARS.prepare(grammar).result()
-
-
-@pytest.mark.parametrize("grammar", [of_regex("a{30000}"), of_schema({"const": "ab c" * 15_000})])
-def test_a_long_text_can_be_forced(grammar: Grammar) -> None:
-    assert GRAMMARS.prepare(grammar).result()
 
 
 LONG = "a" * (MOST_FORCED + 1)
@@ -102,7 +95,7 @@ def is_forced(grammar: Grammar) -> bool:
 
 
 @pytest.mark.parametrize("schema", FORCES)
-def test_a_schema_from_which_a_long_text_may_come_is_not_forced(schema: dict[str, Any]) -> None:
+def test_a_schema_with_long_texts_is_compiled_without_forcing(schema: dict[str, Any]) -> None:
     grammars = [of_schema(schema), of_lark(f"start: %json {json.dumps({'items': schema})}")]
     for grammar in grammars:
         assert with_bounded_forcing(grammar.source).startswith(UNFORCED)
@@ -124,8 +117,8 @@ def test_usual_schemas_are_forced(schema: dict[str, Any]) -> None:
     assert is_forced(of_lark(f"start: %json {json.dumps(schema)}"))
 
 
-def test_a_long_text_many_times_is_written_without_a_look_at_all_of_it() -> None:
-    """With forcing it takes 40 s and 1.7 GB here."""
+def test_a_long_constant_many_times_needs_no_look_ahead() -> None:
+    """With forcing it takes 40 s and 1.7 GB."""
     grammar = of_schema({"type": "array", "items": {"const": "a" * 10_000}, "minItems": 1000}, whitespace=False)
     state = GRAMMARS.state(grammar)
     for _ in range(50):
@@ -137,10 +130,8 @@ def test_a_long_text_many_times_is_written_without_a_look_at_all_of_it() -> None
 
 def test_a_schema_means_the_same_without_forcing() -> None:
     schema = PERSON | {"properties": PERSON["properties"] | {"kind": {"enum": ["town", LONG]}}}
-    state = GRAMMARS.state(of_schema(schema, whitespace=False))
-    assert not is_forced(of_schema(schema, whitespace=False))
-    for token in tiny_tokenizer().encode('{"name":"ab","kind":"town","age":7}', add_special_tokens=False):
-        state.advance(token)
-    assert not state.error
-    state.advance(tiny_tokenizer().encode("}", add_special_tokens=False)[0])
-    assert state.error
+    grammar = of_schema(schema, whitespace=False)
+    assert not is_forced(grammar)
+    tokens = tiny_tokenizer().encode('{"name":"ab","kind":"town","age":7}', add_special_tokens=False)
+    assert not GRAMMARS.state(grammar, tokens).error
+    assert GRAMMARS.state(grammar, [*tokens, tokens[-1]]).error

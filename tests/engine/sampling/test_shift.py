@@ -1,4 +1,4 @@
-"""Bias, penalties and masks of whole trees at once: bitwise what they are for one row after the other."""
+"""Bias, penalties and masks of whole trees at once equal those of one row after the other, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling.history import History
@@ -50,7 +50,6 @@ def texts(draw: st.DrawFn) -> Text:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(texts(), max_size=4), st.integers(0, 2**32))
 def test_rows_of_many_sequences_and_paths_equal_rows_alone(batch: list[Text], seed: int) -> None:
     rows = [(text, path) for text in batch for path in text.paths]
@@ -74,7 +73,7 @@ def test_rows_of_many_sequences_and_paths_equal_rows_alone(batch: list[Text], se
     assert torch.equal(plan.apply(logits, owned=True), scores)
 
 
-def test_a_history_that_grew_knows_what_one_made_at_once_knows() -> None:
+def test_a_grown_history_equals_one_built_at_once() -> None:
     rng = random.Random(0)
     prompt, output = ([rng.randrange(300) for _ in range(n)] for n in (200, 500))
     grown = History(prompt)

@@ -1,4 +1,4 @@
-"""Weights as one file or several, as safetensors or pickles; of pickles nothing but tensors is read."""
+"""Weights in one file or several, as safetensors or pickles; a pickle may contain tensors only."""
 
 from __future__ import annotations
 
@@ -38,22 +38,20 @@ def test_an_index_names_the_files(ending: str, tmp_path: Path) -> None:
     check(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["pytorch_model.bin", "medusa_lm_head.pt"])
-def test_pickles_of_tensors_are_read(file: str, tmp_path: Path) -> None:
-    torch.save(TENSORS, tmp_path / file)
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "medusa_lm_head.pt", "model.safetensors"])
+def test_a_single_file_is_read(file: str, tmp_path: Path) -> None:
+    if file == "model.safetensors":  # read first
+        save_file(TENSORS, tmp_path / file)
+        (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
+    else:
+        torch.save(TENSORS, tmp_path / file)
     torch.save({"learning_rate": 1}, tmp_path / "training_args.bin")
-    check(tmp_path)
-
-
-def test_safetensors_come_first(tmp_path: Path) -> None:
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
     check(tmp_path)
 
 
 @dataclass
 class Calls:
-    """A pickle that makes a file when it is read."""
+    """A pickle that creates a file when it is loaded."""
 
     file: Path
 
@@ -61,21 +59,18 @@ class Calls:
         return Path.touch, (self.file,)
 
 
-def test_a_pickle_that_runs_something_is_refused(tmp_path: Path) -> None:
+def test_a_pickle_of_anything_but_tensors_is_refused(tmp_path: Path) -> None:
     torch.save({"a": Calls(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="holds something else than tensors"):
         read_tensors(tmp_path)
     assert not (tmp_path / "ran").exists()
+    for content in ([1.0], {"a": 1.0}):
+        torch.save(content, tmp_path / "pytorch_model.bin")
+        with pytest.raises(UnsupportedModelError, match="is no table of tensors by name"):
+            read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize("content", [[1.0], {"a": 1.0}])
-def test_a_pickle_of_something_else_is_refused(content: object, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModelError, match="is no table of tensors by name"):
-        read_tensors(tmp_path)
-
-
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="holds no weights; read are"):
         read_tensors(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
@@ -94,7 +89,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     ("content", "message"),
     [(None, "holds no drafter"), ("{", "is no JSON"), ("[1]", "holds no object, but list")],
 )
-def test_a_config_is_an_object(content: str | None, message: str, tmp_path: Path) -> None:
+def test_a_config_that_is_no_object_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""Every public layout is read unchanged: description, taps, draft ids, and each tensor under its normalised name."""
+"""Every public layout is read: description, taps, draft ids, and each tensor under its normalised name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import load_network
 from engine.drafter.spec import LayerShape
 from engine.errors import ConfigError
-from tests.support.drafter_tensors import DRAFTED, FFN, MASK, RANK, TARGET, Maker
-from tests.support.drafters import LAYOUTS, eagle1, eagle31, peagle
+from tests.support.drafters import DRAFTED, FFN, LAYOUTS, MASK, RANK, TARGET, eagle1, eagle31
 
 SMALL = {"draft_vocab_size": DRAFTED}
 EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,8 +63,8 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_is_read_as_what_it_is(layout: str, tmp_path: Path) -> None:
-    public = LAYOUTS[layout](TARGET)
+def test_a_layout_is_read_as_its_network(layout: str, tmp_path: Path) -> None:
+    public = LAYOUTS[layout]()
     read = read_drafter(public.save(tmp_path), TARGET)
     name, fields = EXPECTED[layout]
     assert read.layout == name
@@ -73,21 +72,11 @@ def test_a_layout_is_read_as_what_it_is(layout: str, tmp_path: Path) -> None:
     assert (read.spec.vocab_size, read.spec.target_hidden_size) == (97, 32)
     stored = [tensor for given, tensor in public.tensors.items() if given not in ("d2t", "t2d")]
     kept = sorted(tensor.flatten().tolist() for tensor in read.tensors.values())
-    assert kept == sorted(tensor.flatten().tolist() for tensor in stored)  # each once, none changed
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layouts_weights_are_those_of_its_network(layout: str, tmp_path: Path) -> None:
-    read = read_drafter(LAYOUTS[layout](TARGET).save(tmp_path), TARGET)
+    assert kept == sorted(tensor.flatten().tolist() for tensor in stored), "each once, none changed"
     network = load_network(read.spec, read.tensors, TargetParts(torch.nn.Identity(), torch.nn.Identity()))
     found = dict(network.named_parameters())
     assert found.keys() == read.tensors.keys()
     assert all(torch.equal(weight, read.tensors[name]) for name, weight in found.items())
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_draft_ids_are_the_targets(layout: str, tmp_path: Path) -> None:
-    read = read_drafter(LAYOUTS[layout](TARGET).save(tmp_path), TARGET)
     if read.spec.draft_vocab_size == TARGET.vocab_size:
         assert read.draft_ids is None
     else:
@@ -96,70 +85,55 @@ def test_draft_ids_are_the_targets(layout: str, tmp_path: Path) -> None:
         assert read.draft_ids.tolist() == list(range(1, 8 * DRAFTED, 8))
 
 
-def test_the_shape_of_layers_is_the_configs(tmp_path: Path) -> None:
-    public = eagle31()
+NAMES = {  # in a layout: normalised names and public ones
+    "peagle": {
+        "embed.weight": "embed_tokens.weight",
+        "head.weight": "lm_head.weight",
+        "norm.weight": "norm.weight",
+        "fc.weight": "fc.weight",
+        "layers.0.embed_norm.weight": "layers.0.input_layernorm.weight",
+        "layers.0.hidden_norm.weight": "layers.0.hidden_norm.weight",
+        "layers.0.ffn_norm.weight": "layers.0.post_attention_layernorm.weight",
+        "layers.0.q.weight": "layers.0.self_attn.q_proj.weight",
+        "layers.0.k.weight": "layers.0.self_attn.k_proj.weight",
+        "layers.0.v.weight": "layers.0.self_attn.v_proj.weight",
+        "layers.0.gate.weight": "layers.0.mlp.gate_proj.weight",
+        "layers.0.up.weight": "layers.0.mlp.up_proj.weight",
+        "layers.0.down.weight": "layers.0.mlp.down_proj.weight",
+        "layers.1.input_norm.weight": "layers.1.input_layernorm.weight",
+        "layers.1.o.weight": "layers.1.self_attn.o_proj.weight",
+    },
+    "deepspec": {
+        "markov.w1": "markov_head.markov_w1.weight",
+        "markov.w2": "markov_head.markov_w2.weight",
+        "markov.joint.bias": "markov_head.joint_proj.bias",
+        "confidence.weight": "confidence_head.proj.weight",
+        "hidden_norm.weight": "hidden_norm.weight",
+        "layers.0.input_norm.weight": "layers.0.input_layernorm.weight",
+        "layers.1.q_norm.weight": "layers.1.self_attn.q_norm.weight",
+        "layers.1.k_norm.weight": "layers.1.self_attn.k_norm.weight",
+    },
+    "medusa": {"heads.3.blocks.0.bias": "3.0.linear.bias", "heads.4.out.weight": "4.1.weight"},
+    "eagle31": {
+        "layers.0.embed_norm.weight": "midlayer.input_layernorm.weight",
+        "fc_norms.2.weight": "fc_norm.2.weight",
+    },
+}
+
+
+@pytest.mark.parametrize("layout", NAMES)
+def test_tensor_names_are_normalised(layout: str, tmp_path: Path) -> None:
+    public = LAYOUTS[layout]()
     read = read_drafter(public.save(tmp_path), TARGET)
-    assert read.spec.layers == LayerShape(1, 32, FFN, 4, 2, 8, 500000.0, 1e-5)
+    for normalised, name in NAMES[layout].items():
+        assert torch.equal(read.tensors[normalised], public.tensors[name]), name
+    if layout == "peagle":
+        assert torch.equal(read.tensors["mask_state"], public.tensors["mask_hidden"].flatten())
+    if layout == "eagle31":
+        assert read.spec.layers == LayerShape(1, 32, FFN, 4, 2, 8, 500000.0, 1e-5)
 
 
-EAGLE3_NAMES = {
-    "embed.weight": "embed_tokens.weight",
-    "head.weight": "lm_head.weight",
-    "norm.weight": "norm.weight",
-    "fc.weight": "fc.weight",
-    "mask_state": "mask_hidden",
-    "layers.0.embed_norm.weight": "layers.0.input_layernorm.weight",
-    "layers.0.hidden_norm.weight": "layers.0.hidden_norm.weight",
-    "layers.0.ffn_norm.weight": "layers.0.post_attention_layernorm.weight",
-    "layers.0.q.weight": "layers.0.self_attn.q_proj.weight",
-    "layers.0.k.weight": "layers.0.self_attn.k_proj.weight",
-    "layers.0.v.weight": "layers.0.self_attn.v_proj.weight",
-    "layers.0.gate.weight": "layers.0.mlp.gate_proj.weight",
-    "layers.0.up.weight": "layers.0.mlp.up_proj.weight",
-    "layers.0.down.weight": "layers.0.mlp.down_proj.weight",
-    "layers.1.input_norm.weight": "layers.1.input_layernorm.weight",
-    "layers.1.o.weight": "layers.1.self_attn.o_proj.weight",
-}
-
-
-@pytest.mark.parametrize(("normal", "public"), EAGLE3_NAMES.items())
-def test_names_of_speculators_are_normalised(normal: str, public: str, tmp_path: Path) -> None:
-    given = peagle()
-    read = read_drafter(given.save(tmp_path), TARGET)
-    assert torch.equal(read.tensors[normal], given.tensors[public].flatten() if normal == "mask_state" else
-                       given.tensors[public])  # fmt: skip
-
-
-BLOCK_NAMES = {
-    "markov.w1": "markov_head.markov_w1.weight",
-    "markov.w2": "markov_head.markov_w2.weight",
-    "markov.joint.bias": "markov_head.joint_proj.bias",
-    "confidence.weight": "confidence_head.proj.weight",
-    "hidden_norm.weight": "hidden_norm.weight",
-    "layers.0.input_norm.weight": "layers.0.input_layernorm.weight",
-    "layers.1.q_norm.weight": "layers.1.self_attn.q_norm.weight",
-    "layers.1.k_norm.weight": "layers.1.self_attn.k_norm.weight",
-}
-
-
-@pytest.mark.parametrize(("normal", "public"), BLOCK_NAMES.items())
-def test_names_of_a_block_are_normalised(normal: str, public: str, tmp_path: Path) -> None:
-    given = LAYOUTS["deepspec"](TARGET)
-    assert torch.equal(read_drafter(given.save(tmp_path), TARGET).tensors[normal], given.tensors[public])
-
-
-def test_names_of_heads_and_of_the_middle_layer_are_normalised(tmp_path: Path) -> None:
-    heads = LAYOUTS["medusa"](TARGET)
-    read = read_drafter(heads.save(tmp_path / "heads"), TARGET).tensors
-    assert torch.equal(read["heads.3.blocks.0.bias"], heads.tensors["3.0.linear.bias"])
-    assert torch.equal(read["heads.4.out.weight"], heads.tensors["4.1.weight"])
-    middle = eagle31()
-    read = read_drafter(middle.save(tmp_path / "middle"), TARGET).tensors
-    assert torch.equal(read["layers.0.embed_norm.weight"], middle.tensors["midlayer.input_layernorm.weight"])
-    assert torch.equal(read["fc_norms.2.weight"], middle.tensors["fc_norm.2.weight"])
-
-
-def test_a_prefix_and_copies_of_the_target_are_left_out(tmp_path: Path) -> None:
+def test_a_prefix_and_copies_of_the_target_are_left_out_and_biases_found(tmp_path: Path) -> None:
     public = eagle31()
     public.tensors = {f"model.{name}": tensor for name, tensor in public.tensors.items()}
     public.tensors["verifier_lm_head.weight"] = torch.zeros(DRAFTED, 32)
@@ -168,12 +142,9 @@ def test_a_prefix_and_copies_of_the_target_are_left_out(tmp_path: Path) -> None:
     read = read_drafter(public.save(tmp_path / "prefixed"), TARGET)
     assert read.tensors.keys() == plain.tensors.keys()
     assert torch.equal(read.draft_ids, plain.draft_ids)  # type: ignore[arg-type]
-
-
-def test_biases_of_attention_are_found(tmp_path: Path) -> None:
-    public = eagle1()
-    Maker(TARGET, public.tensors).layer("layers.0.", (), bias=True)
-    read = read_drafter(public.save(tmp_path), TARGET)
+    biased = eagle1()
+    biased.add_layer("layers.0.", (), bias=True)
+    read = read_drafter(biased.save(tmp_path / "biased"), TARGET)
     assert read.spec.layers is not None
     assert read.spec.layers.attention_bias
     assert read.tensors["layers.0.k.bias"].shape == (16,)
@@ -189,7 +160,9 @@ def test_biases_of_attention_are_found(tmp_path: Path) -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {}}}, 9.0, {}),
     ],
 )
-def test_rotary_frequencies(fields: dict[str, Any], theta: float, scaling: dict[str, Any], tmp_path: Path) -> None:
+def test_rope_fields_of_all_versions_are_read(
+    fields: dict[str, Any], theta: float, scaling: dict[str, Any], tmp_path: Path
+) -> None:
     public = eagle1()
     public.config |= fields
     layers = read_drafter(public.save(tmp_path), TARGET).spec.layers
@@ -198,8 +171,8 @@ def test_rotary_frequencies(fields: dict[str, Any], theta: float, scaling: dict[
     assert dict(layers.rope_scaling) == (scaling and scaling | {"original_max_position_embeddings": 256})
 
 
-def test_layers_with_a_window_see_earlier_slots_only(tmp_path: Path) -> None:
-    public = LAYOUTS["speculators_dflash"](TARGET)
+def test_a_window_makes_blocks_causal_unless_the_config_says_otherwise(tmp_path: Path) -> None:
+    public = LAYOUTS["speculators_dflash"]()
     inner = public.config["transformer_layer_config"]
     inner |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}
     spec = read_drafter(public.save(tmp_path / "causal"), TARGET).spec
@@ -210,8 +183,8 @@ def test_layers_with_a_window_see_earlier_slots_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mask_token_id", "pard_token", "ptd_token_id"])
-def test_the_masks_token_has_many_names(name: str, tmp_path: Path) -> None:
-    public = LAYOUTS["vllm_peagle"](TARGET)
+def test_all_names_of_the_mask_token_are_read(name: str, tmp_path: Path) -> None:
+    public = LAYOUTS["vllm_peagle"]()
     del public.config["ptd_token_id"]
     public.config[name] = 9
     assert read_drafter(public.save(tmp_path), TARGET).spec.mask_token_id == 9
@@ -225,10 +198,10 @@ def test_taps_may_be_overridden(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the target has no layer -2, its layers are 0 to 11"):
         read_drafter(folder, TARGET, (-2, 0, 1))
     with pytest.raises(ConfigError, match=r"--drafter-layers is \[1\], but a drafter of method medusa reads no layer"):
-        read_drafter(LAYOUTS["medusa"](TARGET).save(tmp_path / "medusa"), TARGET, (1,))
+        read_drafter(LAYOUTS["medusa"]().save(tmp_path / "medusa"), TARGET, (1,))
 
 
-def test_a_narrow_drafter_with_ends_of_its_own_goes_with_a_wide_target(tmp_path: Path) -> None:
+def test_a_narrow_drafter_needs_its_own_embedding_and_head(tmp_path: Path) -> None:
     public = eagle31()
     public.config["target_hidden_size"] = 48
     public.tensors["fc.weight"] = torch.zeros(32, 3 * 48)

@@ -1,4 +1,4 @@
-"""What is no drafter, none that is run, or none of this target is refused, and the message says what to change."""
+"""A checkpoint that is no drafter, an unsupported one, or one of another target is refused with the reason."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from engine.drafter.checkpoint.read import read_drafter
 from engine.errors import ConfigError, UnsupportedModelError
-from tests.support.drafter_tensors import TARGET, Maker, Public
-from tests.support.drafters import LAYOUTS, dflash, eagle3, eagle31, medusa, parallelspec
+from tests.support.drafters import LAYOUTS, TARGET, Public, layers, medusa
 
 Change = Callable[[Public], object]
 
@@ -77,84 +76,52 @@ UNSUPPORTED: dict[str, tuple[str, Change, str]] = {
     "few offsets": ("eagle3", tensor("d2t", 10, dtype=torch.int64), "d2t in .* is of 10 draft ids; .* is 11"),
     "ids for offsets": ("eagle3", put("d2t", torch.arange(11) * 8 + 9), "must hold offsets"),
     "tables that differ": ("eagle3", put("d2t", torch.zeros(11).long()), "d2t and t2d in .* name different ids"),
+    "ids for offsets, without the other table": (
+        "eagle3", lambda public: (public.tensors.pop("t2d"), put("d2t", torch.arange(11) * 9 + 6)(public)),
+        "does not lead to 11 different ids under 97"),
     "own layout, another method": ("parallelspec_eagle", own(method="eagle"), "'eagle'; this layout is ParallelSpec's"),
     "own layout, one draft": ("parallelspec_eagle", own(n_drafts=1), "n_drafts, which is at least 2"),
+    "own layout, few masks": ("parallelspec_medusa", tensor("mask_embeddings", 3, 32),
+                              r"'mask_embeddings' .* shape \[3, 32\], .* needs \[4, 32\]"),
 }  # fmt: skip
+OF_ANOTHER_TARGET: list[tuple[str, Change, dict[str, Any], str]] = [
+    *((name, config(), {"vocab_size": 98}, "vocabulary of 97 token ids, the target has 98") for name in LAYOUTS),
+    *((name, config(), {"hidden_size": 64}, r"the target's are of width 64 \(hidden_size") for name in LAYOUTS),
+    *((name, config(), {"n_layers": 9}, r"has no layer (9|11), its layers are 0 to 8")
+      for name in ("dflash", "speculators_dflash", "deepspec", "nvidia_eagle3")),
+    ("eagle31", config(eagle_aux_hidden_state_layer_ids=[2, 6]), {},
+     r"reads 3 states of width 32 \(fc.weight\), but 2 layers are named: \[1, 5\]"),
+    ("dflash", lambda public: public.config["dflash_config"].update(mask_token_id=97), {},
+     "mask_token_id 97, which the target's vocabulary of 97 token ids lacks"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_what_cannot_be_run_is_refused(case: str, tmp_path: Path) -> None:
+def test_an_unsupported_drafter_is_refused(case: str, tmp_path: Path) -> None:
     layout, change, message = UNSUPPORTED[case]
-    public = LAYOUTS[layout](TARGET)
+    public = LAYOUTS[layout]()
     change(public)
     with pytest.raises(UnsupportedModelError, match=message):
         read_drafter(public.save(tmp_path), TARGET)
 
 
-def test_a_plain_language_model_is_no_drafter(tmp_path: Path) -> None:
-    maker = Maker(TARGET)
-    maker.layer("model.layers.0.", ("input_layernorm",))
-    public = Public({"architectures": ["LlamaForCausalLM"], **maker.layers()}, maker.tensors)
+@pytest.mark.parametrize(("layout", "change", "target", "message"), OF_ANOTHER_TARGET)
+def test_a_drafter_of_another_target_is_refused(
+    layout: str, change: Change, target: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    public = LAYOUTS[layout]()
+    change(public)
+    with pytest.raises(ConfigError, match=message):
+        read_drafter(public.save(tmp_path), replace(TARGET, **target))
+
+
+def test_language_models_and_hydra_heads_are_refused(tmp_path: Path) -> None:
+    model = Public({"architectures": ["LlamaForCausalLM"], **layers()})
+    model.add_layer("model.layers.0.", ("input_layernorm",))
     with pytest.raises(UnsupportedModelError, match=r"holds no drafter that is known; .* \(--draft-model\)"):
-        read_drafter(public.save(tmp_path), TARGET)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_target_of_another_vocabulary_is_refused(layout: str, tmp_path: Path) -> None:
-    folder = LAYOUTS[layout](TARGET).save(tmp_path)
-    with pytest.raises(ConfigError, match="vocabulary of 97 token ids, the target has 98"):
-        read_drafter(folder, replace(TARGET, vocab_size=98))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_target_of_another_width_is_refused(layout: str, tmp_path: Path) -> None:
-    folder = LAYOUTS[layout](TARGET).save(tmp_path)
-    with pytest.raises(ConfigError, match=r"states of width 32, the target's are of width 64 \(hidden_size\)"):
-        read_drafter(folder, replace(TARGET, hidden_size=64))
-
-
-@pytest.mark.parametrize("make", [dflash, LAYOUTS["speculators_dflash"], LAYOUTS["deepspec"], LAYOUTS["nvidia_eagle3"]])
-def test_a_target_with_fewer_layers_is_refused(make: Callable[[Any], Public], tmp_path: Path) -> None:
-    folder = make(TARGET).save(tmp_path)
-    with pytest.raises(ConfigError, match=r"has no layer (9|11), its layers are 0 to 8"):
-        read_drafter(folder, replace(TARGET, n_layers=9))
-
-
-def test_as_many_layers_must_be_named_as_are_read(tmp_path: Path) -> None:
-    public = eagle31()
-    public.config["eagle_aux_hidden_state_layer_ids"] = [2, 6]
-    with pytest.raises(
-        ConfigError, match=r"reads 3 states of width 32 \(fc.weight\), but 2 layers are named: \[1, 5\]"
-    ):
-        read_drafter(public.save(tmp_path), TARGET)
-
-
-def test_a_masks_token_must_be_one_of_the_targets(tmp_path: Path) -> None:
-    public = dflash()
-    public.config["dflash_config"]["mask_token_id"] = 97
-    with pytest.raises(ConfigError, match="mask_token_id 97, which the target's vocabulary of 97 token ids lacks"):
-        read_drafter(public.save(tmp_path), TARGET)
-
-
-def test_the_message_of_hydra_comes_before_its_weights_are_read(tmp_path: Path) -> None:
-    public = medusa()
-    public.save(tmp_path)
-    (tmp_path / "medusa_lm_head.pt").rename(tmp_path / "hydra_lm_head.pt")
-    (tmp_path / "hydra_lm_head.pt").write_bytes(b"not a pickle")
+        read_drafter(model.save(tmp_path / "model"), TARGET)
+    folder = medusa().save(tmp_path / "hydra")
+    (folder / "medusa_lm_head.pt").unlink()
+    (folder / "hydra_lm_head.pt").write_bytes(b"not a pickle")  # refused before it is read
     with pytest.raises(UnsupportedModelError, match="holds Hydra heads"):
-        read_drafter(tmp_path, TARGET)
-
-
-def test_ids_that_are_no_offsets_are_noticed_without_the_other_table(tmp_path: Path) -> None:
-    public = eagle3()
-    del public.tensors["t2d"]
-    public.tensors["d2t"] = torch.arange(11) * 9 + 6  # ids up to 96, as if they were offsets
-    with pytest.raises(UnsupportedModelError, match="does not lead to 11 different ids under 97"):
-        read_drafter(public.save(tmp_path), TARGET)
-
-
-def test_masks_are_counted_in_our_own_layout(tmp_path: Path) -> None:
-    public = parallelspec("parallelspec-medusa")
-    public.tensors["mask_embeddings"] = torch.zeros(3, 32)
-    with pytest.raises(UnsupportedModelError, match=r"'mask_embeddings' .* shape \[3, 32\], .* needs \[4, 32\]"):
-        read_drafter(public.save(tmp_path), TARGET)
+        read_drafter(folder, TARGET)

@@ -1,11 +1,10 @@
-"""Layer ids of every layout become outputs of layers; tables of draft ids become ids."""
+"""Layer ids of every layout are read as outputs of layers, tables of draft ids as ids."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from engine.drafter.checkpoint import taps, vocabulary
 from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.spec import DrafterSpec
-from tests.support.drafter_tensors import TARGET
-from tests.support.drafters import eagle3
+from tests.support.drafters import TARGET, eagle3
 
 BASE = DrafterSpec("eagle", 3, 32, 97, 97, (1, 5, 8), None)
 PUBLISHED = {  # ids in public files, by layers of their target: what they name
@@ -27,27 +25,22 @@ PUBLISHED = {  # ids in public files, by layers of their target: what they name
 }
 
 
-@pytest.mark.parametrize(("ids", "n_layers"), PUBLISHED)
-def test_published_ids_of_eagle3(ids: tuple[int, ...] | None, n_layers: int) -> None:
-    assert taps.of_inputs(ids, n_layers) == PUBLISHED[ids, n_layers]
-
-
-@pytest.mark.parametrize(
-    ("n_layers", "n_draft_layers", "expected"),
-    [(36, 5, (1, 9, 17, 25, 33)), (24, 5, (1, 6, 11, 16, 21)), (32, 5, (1, 8, 15, 22, 29)), (36, 1, (18,))],
-)
-def test_dflash_reads_evenly_by_default(n_layers: int, n_draft_layers: int, expected: tuple[int, ...]) -> None:
-    assert taps.of_dflash(None, n_layers, n_draft_layers) == expected
+def test_published_ids_are_outputs_of_layers() -> None:
+    for (ids, n_layers), expected in PUBLISHED.items():
+        assert taps.of_inputs(ids, n_layers) == expected
+    evenly = {(36, 5): (1, 9, 17, 25, 33), (24, 5): (1, 6, 11, 16, 21), (32, 5): (1, 8, 15, 22, 29), (36, 1): (18,)}
+    for (n_layers, n_draft_layers), expected in evenly.items():  # DFlash without ids
+        assert taps.of_dflash(None, n_layers, n_draft_layers) == expected
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(4, 60))
-def test_ids_as_inputs_are_read_back(chosen: list[int], n_layers: int) -> None:
+def test_written_ids_are_read_again(chosen: list[int], n_layers: int) -> None:
     assert taps.of_inputs(taps.as_inputs(chosen), n_layers) == tuple(chosen)
     assert taps.of_dflash(chosen, n_layers, 3) == tuple(chosen)
 
 
 @given(st.sets(st.integers(0, 96), min_size=1, max_size=96), st.booleans(), st.booleans())
-def test_tables_of_draft_ids_lead_back_to_them(chosen: set[int], offsets: bool, drafted: bool) -> None:
+def test_written_tables_of_draft_ids_are_read_again(chosen: set[int], offsets: bool, drafted: bool) -> None:
     ids = torch.tensor(sorted(chosen))
     spec = replace(BASE, draft_vocab_size=len(ids))
     d2t = vocabulary.offset_table(ids) if offsets or not drafted else None
@@ -57,7 +50,7 @@ def test_tables_of_draft_ids_lead_back_to_them(chosen: set[int], offsets: bool, 
     assert read.tolist() == sorted(chosen)
 
 
-def test_an_untrained_table_is_the_first_ids(tmp_path: Path) -> None:
+def test_an_untrained_table_means_the_first_ids(tmp_path: Path) -> None:
     public = eagle3()
     public.tensors["d2t"].zero_()
     public.tensors["t2d"].fill_(True)

@@ -1,4 +1,4 @@
-"""What a request says of ids, where a condition is evaluated on a few columns of the vocabulary only."""
+"""A condition is evaluated on a few columns of the vocabulary; parameters by id hold there too."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from engine.sampling.params import SamplingParams
 from tests.support.draft_oracles import chances, paths
 
 WIDTH, DEPTH, ROOT_TOKEN, POSITION = 3 * N_CANDIDATES, 3, 2, 20
-LIKELY = [5, 70, 150, 190]  # most of them are not the number of a candidate's column
+LIKELY = [5, 70, 150, 190]  # ids, not columns of candidates
 BY_ID: dict[str, dict[str, Any]] = {
     "allowed": {"allowed_ids": (70, 150, 190)},
-    "bad words": {"bad_words": ((5,), (150,), (0,))},  # columns 0 are the best candidates
+    "bad words": {"bad_words": ((5,), (150,), (0,))},
     "bias": {"logit_bias": {5: -50.0, 70: 1.0}},
     "all": {"allowed_ids": (70, 150, 190), "bad_words": ((150,),), "logit_bias": {190: 2.0}},
 }
@@ -32,20 +32,20 @@ def condition(
 
 def logits() -> torch.Tensor:
     rows = torch.randn(1, DEPTH, WIDTH, generator=torch.Generator().manual_seed(0)) - 20.0
-    rows[:, :, LIKELY] += 25.0  # so that those beside the candidates do not count
+    rows[:, :, LIKELY] += 25.0  # the others do not count
     return rows
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.9], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", BY_ID)
-def test_what_is_said_of_ids_holds_under_a_condition(name: str, heat: float) -> None:
+def test_parameters_by_id_hold_under_a_condition(name: str, heat: float) -> None:
     params = SamplingParams(temperature=heat, seed=7, **BY_ID[name])
-    wanted = BlockAsk(params, None, ROOT_TOKEN, POSITION, DEPTH, 12)
+    limited = BlockAsk(params, None, ROOT_TOKEN, POSITION, DEPTH, 12)
     free = BlockAsk(SamplingParams(temperature=heat, seed=7), None, ROOT_TOKEN, POSITION, DEPTH, 12)
-    branch, other = block_trees(logits().repeat(2, 1, 1), [wanted, free], "drafter", condition=condition)
+    branch, other = block_trees(logits().repeat(2, 1, 1), [limited, free], "drafter", condition=condition)
     assert branch is not None
     assert other is not None
-    assert set(other.tokens) & {5, 150}, "what is said changes something"
+    assert set(other.tokens) & {5, 150}, "the parameters matter"
     assert set(branch.tokens) <= set(params.allowed_ids or range(WIDTH))
     assert not {(token,) for token in branch.tokens} & set(params.bad_words)
     assert branch.scores is not None
