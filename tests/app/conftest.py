@@ -50,22 +50,14 @@ class ScriptedBackend:
         self.holds_after: int | None = None  # steps after which requests wait until this is None again
         self.fails_after: int | None = None  # steps until the failure
         self.failure: SpectraError = TargetLostError("the target is gone")
-        self.reports_drafts = True
         self.is_healthy = True
         self.is_full = False
         self.running: set[str] = set()
         self.cancelled: set[str] = set()
         self.seen: list[Request] = []
+        limits = {"max_model_len": 256, "vocab_size": len(tokenizer), "eos_ids": (2,), "max_nodes": 4}
         self.model_card = ModelCard(
-            name=MODEL,
-            max_model_len=256,
-            vocab_size=len(tokenizer),
-            eos_ids=(2,),
-            created=7,
-            fingerprint="fp",
-            aliases=("org/alias",),
-            method="pld",
-            max_nodes=4,
+            name=MODEL, created=7, fingerprint="fp", aliases=("org/alias",), method="pld", **limits
         )
 
     @property
@@ -100,42 +92,35 @@ class ScriptedBackend:
                 self.cancelled.add(request.id)
 
     async def _events(self, prompt_ids: list[int], params: SamplingParams) -> AsyncIterator[StepEvent]:
-        ids, done, steps = self.ids_for(params), 0, []
-        while True:
-            if self.fails_after is not None and len(steps) >= self.fails_after:
+        ids = self.ids_for(params)[: params.max_tokens]
+        ends = [i for i, token in enumerate(ids) if token in params.stop_ids]
+        ids += [5] * (params.max_tokens - len(ids))  # where EOS is ignored
+        n = ends[0] + 1 if ends else len(ids)
+        sizes: list[int] = []
+        while sum(sizes) < n:
+            if self.fails_after is not None and len(sizes) >= self.fails_after:
                 raise self.failure
             await asyncio.sleep(self.delay)
-            while self.holds_after is not None and len(steps) >= self.holds_after:
+            while self.holds_after is not None and len(sizes) >= self.holds_after:
                 await asyncio.sleep(0.001)
-            batch, finish, reason = [], None, None
-            for token in ids[done : done + STEPS[len(steps) % len(STEPS)]] or [5]:
-                batch.append(token)
-                if token in params.stop_ids:
-                    finish, reason = STOP, token
-                elif done + len(batch) == params.max_tokens:
-                    finish = LENGTH
-                if finish:
-                    break
-            done += len(batch)
-            steps.append(len(batch))
-            hits = len(batch) - 1
+            done = sum(sizes)
+            batch = ids[done : min(n, done + STEPS[len(sizes) % len(STEPS)])]
+            sizes.append(len(batch))
+            is_last, hits = sum(sizes) == n, len(batch) - 1
             yield StepEvent(
                 token_ids=batch,
-                finish_reason=finish,
-                stop_reason=reason,
+                finish_reason=None if not is_last else STOP if ends else LENGTH,
+                stop_reason=batch[-1] if is_last and ends else None,
                 logprobs=self._logprobs(batch, params.logprobs),
-                prompt_logprobs=self._logprobs(prompt_ids[1:], params.prompt_logprobs) if len(steps) == 1 else None,
-                drafts={"pld": SourceCounts(4, hits, 4, hits, hits)} if self.reports_drafts else None,
-                stats=self._stats(len(prompt_ids), steps[1:]) if finish else None,
+                prompt_logprobs=self._logprobs(prompt_ids[1:], params.prompt_logprobs) if not done else None,
+                drafts={"pld": SourceCounts(4, hits, 4, hits, hits)},
+                stats=self._stats(len(prompt_ids), sizes[1:]) if is_last else None,
             )
-            if finish:
-                return
 
     def _logprobs(self, ids: list[int], k: int | None) -> list[TokenLogprob] | None:
         if k is None:
             return None
-        tops = [tuple((t + j, -0.5 - j) for j in range(k)) for t in ids]
-        return [TokenLogprob(t, -0.5, top) for t, top in zip(ids, tops, strict=True)]
+        return [TokenLogprob(t, -0.5, tuple((t + j, -0.5 - j) for j in range(k))) for t in ids]
 
     def _stats(self, n_prompt: int, steps: list[int]) -> RequestStats:
         drafted, accepted = 4 * len(steps), sum(steps) - len(steps)

@@ -50,9 +50,7 @@ KEY = new_key()
         ({KEY: 1}, "holds a key"),
     ],
 )
-def test_a_wrong_record_is_refused_by_line_field_and_value_but_shows_no_secret(
-    fields: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_record_is_refused_without_showing_a_secret(fields: dict[str, Any], message: str) -> None:
     lines = [json.dumps(GOOD | {"id": "k0", "sha256": "1" * 64}), "", json.dumps(GOOD | fields)]
     with pytest.raises(ConfigError) as caught:
         parse_records("\n".join(lines).encode(), "keys.jsonl")

@@ -92,9 +92,7 @@ def test_a_request_above_a_replicas_share_waits_for_the_whole_share_and_leaves_a
     st.integers(1, 500),
     st.lists(st.tuples(st.integers(0, 4), st.floats(0, 30), st.integers(1, 600)), max_size=60),
 )
-def test_replicas_together_never_exceed_the_limit(
-    replicas: int, limit: int, asked: list[tuple[int, float, int]]
-) -> None:
+def test_replicas_never_exceed_the_limit(replicas: int, limit: int, asked: list[tuple[int, float, int]]) -> None:
     clock = Clock()
     shares = [Allowance(Limits(tokens=limit), replicas, clock) for _ in range(replicas)]
     admitted = 0
@@ -146,7 +144,7 @@ async def test_only_used_tokens_are_charged(edge: Serve, keys: Keys, backend: An
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_request_counts_as_concurrent_until_its_stream_ends(
+async def test_a_request_counts_until_its_stream_ends(
     edge: Serve, keys: Keys, backend: Any, is_cancelled: bool
 ) -> None:
     mine = keys.add("mine", max_concurrent=2)

@@ -37,9 +37,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 @BODIES
-async def test_fields_without_influence_on_a_text_are_accepted(
-    client: AsyncClient, path: str, body: dict[str, Any]
-) -> None:
+async def test_fields_without_any_effect_are_accepted(client: AsyncClient, path: str, body: dict[str, Any]) -> None:
     plain = await post(client, path, body)
     assert (await post(client, path, body, **IDLE)).keys() == plain.keys()
     for name, value in (IDLE | ({"best_of": 1} if path == TEXT_PATH else {"tool_choice": "none"})).items():
@@ -59,9 +57,7 @@ async def test_continuous_usage_is_in_every_chunk(client: AsyncClient, path: str
 
 
 @BODIES
-async def test_obfuscation_pads_every_chunk_to_one_of_few_sizes(
-    client: AsyncClient, path: str, body: dict[str, Any]
-) -> None:
+async def test_obfuscation_pads_chunks_to_few_sizes(client: AsyncClient, path: str, body: dict[str, Any]) -> None:
     async def stream(is_padded: bool) -> httpx.Response:
         return await client.post(
             path, json=body | {"stream": True, "stream_options": {"include_obfuscation": is_padded}}
@@ -89,9 +85,7 @@ async def test_include_stop_str_in_output_keeps_the_stop_string(
     assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "STOP")
 
 
-async def test_a_stop_id_is_reported_and_its_text_is_kept_only_if_requested(
-    client: AsyncClient, backend: ScriptedBackend
-) -> None:
+async def test_the_text_of_a_stop_id_is_kept_only_on_request(client: AsyncClient, backend: ScriptedBackend) -> None:
     ids = backend.tokenizer.encode(backend.answer, add_special_tokens=False)
     end = ids.index(ids[4])
     for is_kept in (False, True):
@@ -104,9 +98,7 @@ async def test_a_stop_id_is_reported_and_its_text_is_kept_only_if_requested(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_special_tokens_are_shown_if_requested(
-    client: AsyncClient, backend: ScriptedBackend, stream: bool
-) -> None:
+async def test_special_tokens_are_shown_on_request(client: AsyncClient, backend: ScriptedBackend, stream: bool) -> None:
     backend.answer = "a<|user|>b"
     for skips, text in ((True, "ab"), (False, "a<|user|>b")):
         response = await client.post(TEXT_PATH, json=TEXT | {"stream": stream, "skip_special_tokens": skips})
@@ -137,7 +129,7 @@ async def test_allowed_ids_and_bad_words_reach_the_backend(client: AsyncClient, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_puts_each_prompt_before_its_texts(
+async def test_echo_puts_the_prompt_before_its_text(
     client: AsyncClient, backend: ScriptedBackend, stream: bool
 ) -> None:
     ids = backend.tokenizer.encode("the fox", add_special_tokens=False)

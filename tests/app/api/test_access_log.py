@@ -58,9 +58,7 @@ async def test_a_served_request_is_one_line_with_its_figures_and_no_text(client:
     assert "CANARY" not in str(fields)
 
 
-async def test_refusals_are_logged_with_their_reason_counted_and_cut_when_they_flood(
-    client: AsyncClient, app: Any, lines: Lines
-) -> None:
+async def test_refusals_are_logged_counted_and_cut_in_a_flood(client: AsyncClient, app: Any, lines: Lines) -> None:
     for _ in range(2 * MOST_REFUSALS):
         assert (await client.post(CHAT_PATH, json=CHAT | {"stream_options": {}})).status_code == 400
     assert len(lines) == MOST_REFUSALS
@@ -91,7 +89,7 @@ async def test_refusals_are_logged_with_their_reason_counted_and_cut_when_they_f
         ("/tokenize", {"prompt": ["CANARY"]}),
     ],
 )
-async def test_a_logged_refusal_holds_no_text_of_the_client(
+async def test_a_logged_refusal_holds_no_client_text(
     client: AsyncClient, lines: Lines, path: str, body: dict[str, Any]
 ) -> None:
     assert (await client.post(path, json={"model": "tiny"} | body)).status_code == 400
@@ -138,7 +136,7 @@ async def test_a_failed_stream_and_a_disconnect_are_logged(server: str, backend:
     assert vars(lines[-1])["finish_reason"] is None
 
 
-async def test_probes_are_not_logged_and_prompts_only_on_request(
+async def test_probes_and_prompts_are_not_logged_by_default(
     backend: ScriptedBackend, tokenizer: Any, lines: Lines
 ) -> None:
     def client(**settings: Any) -> AsyncClient:

@@ -60,9 +60,7 @@ def test_the_acceptance_histogram_is_dense_as_in_vllm(
     assert sum(j * n for j, n in enumerate(histogram)) == figures["num_accepted_draft_tokens"]
 
 
-def test_choices_differ_by_number_and_the_first_equals_a_single_one(
-    client: openai.OpenAI, backend: ScriptedBackend
-) -> None:
+def test_choices_differ_and_the_first_equals_a_single_one(client: openai.OpenAI, backend: ScriptedBackend) -> None:
     several = TEXT | {"prompt": ["one", "two words"], "n": 2, "temperature": 1.0, "seed": 3}
     whole = client.completions.create(**several)
     texts = [choice.text for choice in whole.choices]
@@ -82,9 +80,7 @@ def test_choices_differ_by_number_and_the_first_equals_a_single_one(
         assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
 
 
-def test_any_64_bit_seed_is_accepted_and_a_missing_one_is_drawn_and_returned(
-    client: openai.OpenAI, backend: ScriptedBackend
-) -> None:
+def test_a_seed_has_64_bits_and_a_missing_one_is_returned(client: openai.OpenAI, backend: ScriptedBackend) -> None:
     for seed in (0, -1, 2**63, 2**64 - 1, -(2**63)):
         assert client.chat.completions.create(**CHAT, max_tokens=1, seed=seed).seed == seed
         assert backend.seen[-1].params.seed == seed % 2**64

@@ -82,7 +82,7 @@ async def test_a_prompt_is_scored_once_for_all_its_choices(client: AsyncClient, 
     assert all(len(tops) == 1 for one in choices for tops in one["logprobs"]["top_logprobs"][1:])
 
 
-async def test_an_answer_with_many_log_probabilities_is_written_in_a_thread(
+async def test_many_log_probabilities_are_written_in_a_thread(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, loops = StreamWriter.whole, threading.get_ident()

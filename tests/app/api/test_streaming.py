@@ -102,9 +102,7 @@ async def test_nothing_is_sent_after_a_disconnect_in_mid_stream(app: Any, backen
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_failure_in_mid_stream_is_the_last_event_and_ends_all_choices(
-    app: Any, backend: ScriptedBackend, n: int
-) -> None:
+async def test_a_failure_in_mid_stream_is_the_last_event(app: Any, backend: ScriptedBackend, n: int) -> None:
     backend.fails_after = 2
     client = Client(app, stream=True, n=n)
     await client.task

@@ -12,7 +12,6 @@ from app.api.requests.tokenizing import TextEncoder, most_characters_per_token
 from app.demo.paths import DEMO_TARGET
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import PromptTooLongError
-from tests.support.tiny_models import tiny_tokenizer
 
 COMPOSED = ["ᾂ", "α\u0313\u0300\u0345", "e\u0301", "ﷺ", "각", "각", "İ", "ﬃ"]
 
@@ -48,7 +47,6 @@ def byte_fallback() -> Tokenizer:
 
 BOUNDED = {
     "demo": load_tokenizer(DEMO_TARGET).backend_tokenizer,
-    "tiny": tiny_tokenizer(400).backend_tokenizer,
     "byte level": byte_level(),
     "composing": with_normalizer(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])),
     "byte fallback": byte_fallback(),
@@ -67,12 +65,6 @@ def test_no_text_has_more_characters_per_token_than_the_bound(name: str, text: s
     assert len(text) <= most * len(BOUNDED[name].encode(text, add_special_tokens=False).ids)
 
 
-def with_pre_tokenizer(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Tokenizer:
-    tokenizer = byte_level()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, pre_tokenizers.ByteLevel(False)])
-    return tokenizer
-
-
 def with_greedy_token() -> Tokenizer:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
@@ -81,8 +73,6 @@ def with_greedy_token() -> Tokenizer:
 
 UNBOUNDED: dict[str, tuple[Tokenizer, str]] = {  # a tokenizer, and a long text of few tokens
     "strips": (with_normalizer(normalizers.Strip()), "a" + " " * 99),
-    "shortens": (with_normalizer(normalizers.Replace("aaa", "b")), "aaa" * 33),
-    "drops spaces": (with_pre_tokenizer(pre_tokenizers.Whitespace()), "a" + " " * 99),
     "a token takes spaces": (with_greedy_token(), "<|end|>" + " " * 99),
     "unknown letters": (Tokenizer(models.BPE(vocab={"ab": 0, "a": 1, "b": 2}, merges=[("a", "b")])), "c" * 99),
 }

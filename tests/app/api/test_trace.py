@@ -12,7 +12,7 @@ from httpx import AsyncClient
 
 from app.api import choice
 from app.inputs.tokenizers import load_tokenizer
-from tests.app.conftest import chunks_of, error_of
+from tests.app.conftest import chunks_of
 from tests.support.engine_backend import over_engine
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox sleeps. the quick"
@@ -71,9 +71,7 @@ def check_step(step: dict[str, Any]) -> Counter[str]:
 
 
 @BODIES
-async def test_a_trace_accounts_for_every_token_and_every_node(
-    real: AsyncClient, path: str, body: dict[str, Any]
-) -> None:
+async def test_a_trace_accounts_for_all_tokens_and_nodes(real: AsyncClient, path: str, body: dict[str, Any]) -> None:
     answer = await whole(real, path, body, **TRACED, cache_salt="a")
     plain = await whole(real, path, body, speculative={"method": METHOD}, return_token_ids=True)
     [choice], figures = answer["choices"], answer["metrics"]["speculative_decoding"]
@@ -122,9 +120,7 @@ def drafted(step: dict[str, Any]) -> list[dict[str, Any]]:
     return [token for token in step["tokens"] if token["node"] is not None]
 
 
-async def test_a_whole_answer_beyond_the_limit_keeps_the_accepted_nodes_alone(
-    real: AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_trace_is_cut_to_accepted_nodes(real: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     full = steps_of(await whole(real, PATH, TEXT, **TRACED, cache_salt="a"))
     monkeypatch.setattr(choice, "MOST_HELD", 100)
     cut = steps_of(await whole(real, PATH, TEXT, **TRACED, cache_salt="b"))
@@ -141,10 +137,3 @@ async def test_a_whole_answer_beyond_the_limit_keeps_the_accepted_nodes_alone(
         assert [token["node"] for token in drafted(step)] == list(range(len(path)))
         assert [token["text"] for token in step["tokens"]] == [token["text"] for token in whole_step["tokens"]]
     assert 0 < n_cut < len(cut)
-
-
-@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": [PROMPT, "hello"]}], ids=["n", "prompts"])
-async def test_several_choices_are_not_traced(client: AsyncClient, fields: dict[str, Any]) -> None:
-    error = error_of(await client.post(PATH, json=TEXT | fields | TRACED), 400)
-    assert error["param"] == "n"
-    assert error["message"].endswith("it must be at most 1 with speculative.trace")

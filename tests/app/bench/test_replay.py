@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from app.bench.replay import ReplayTarget
 from app.demo.paths import DEMO_TARGET
-from app.inputs.recordings import split
 from app.inputs.tokenizers import load_tokenizer
 from engine.loop import Engine
 from engine.request import Request
@@ -23,7 +22,6 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.tree import TokenTree
 from engine.verify.batch import WalkItem, verify
 from engine.verify.rules import walk_text
-from retrieval_store.snapshots.corpus import Document, Message
 from speculators.pool import SpeculatorPool
 from speculators.testing import AlwaysRight, AlwaysWrong
 from tests.support.cli_run import CliRun, run_cli
@@ -75,9 +73,7 @@ def trees(draw: st.DrawFn) -> TokenTree:
 
 
 @given(trees(), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6))
-def test_walking_along_the_record_equals_verification_of_one_hot_predictions(
-    tree: TokenTree, future: list[int]
-) -> None:
+def test_walking_along_a_record_equals_verification(tree: TokenTree, future: list[int]) -> None:
     on_path = {-1}
     for node, parent in enumerate(tree.parents):
         depth = tree.depths[node] - 1
@@ -164,9 +160,7 @@ def test_the_history_is_the_corpus_and_the_state_of_warm_methods(replay: Replay,
     assert replay(logs, "rest", "--history", other, "--retrieval", logs).tau("rest") > 5
 
 
-def test_a_stopped_replay_is_resumed_and_other_settings_are_refused(
-    replay: Replay, write: Write, tmp_path: Path
-) -> None:
+def test_a_stopped_replay_is_resumed(replay: Replay, write: Write, tmp_path: Path) -> None:
     logs, out = write(talk("One.", LIST), talk("Two.", POEM)), tmp_path / "out"
     whole = replay(logs, "pld", "--out", out)
     files = {"records.jsonl", "tables.md", "bench.json", "tau.png", "sources.png"}
@@ -200,7 +194,7 @@ def test_a_stopped_replay_is_resumed_and_other_settings_are_refused(
         ("pld", ["--history", "gone.jsonl"], "--history gone.jsonl"),
     ],
 )
-def test_an_impossible_replay_is_refused_by_name(
+def test_an_impossible_replay_is_refused(
     replay: Replay, write: Write, methods: str, flags: list[str], message: str
 ) -> None:
     logs = write(talk("One.", LIST, source="model-a"), talk("Two.", POEM, source="model-a"))
@@ -212,33 +206,3 @@ def test_an_impossible_replay_is_refused_by_name(
 @pytest.mark.parametrize("line", [{"text": "no answer"}, {"messages": [{"role": "assistant", "content": "hello"}]}])
 def test_a_line_without_an_answer_is_named(replay: Replay, write: Write, line: object) -> None:
     assert "line 2: there is no answer" in replay(write(talk("One.", LIST), line), "pld", status=2).err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--replay LOGS", "--tokenizer DIR"),
-        ("--prompts LOGS", "--out DIR"),
-        *(
-            (f"--prompts LOGS --out x {flag} 0.5", f"{flag} goes with --replay")
-            for flag in ("--tokenizer", "--history")
-        ),
-    ],
-)
-def test_flags_that_need_each_other_are_named(
-    flags: str, message: str, write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs = write({"turns": ["hi"]})
-    run = run_cli(capsys, "bench", "--methods", "pld", *(logs if flag == "LOGS" else flag for flag in flags.split()))
-    assert run.status == 2
-    assert message in run.err
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.floats(0.05, 0.95))
-def test_a_split_keeps_the_answers_to_one_prompt_together(prompts: list[int], fraction: float) -> None:
-    documents = [Document(origin=str(i), messages=[Message("user", str(p))]) for i, p in enumerate(prompts)]
-    history, test = split(documents, fraction)
-    sides = [{d.messages[0].content for d in side} for side in (history, test)]
-    assert not sides[0] & sides[1]
-    assert sorted(d.origin for d in (*history, *test)) == sorted(d.origin for d in documents)
-    assert abs(len(sides[0]) - fraction * len(set(prompts))) <= 1

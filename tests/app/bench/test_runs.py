@@ -9,21 +9,16 @@ from typing import Any
 
 import pytest
 
-from app.bench.figures import compare
 from app.bench.records import Record, RecordFile, Setting
-from app.bench.report import tables
 from app.bench.runs import Bench, Plan, rotated
 from app.inputs.prompts import Question
 from app.inputs.tokenizers import load_tokenizer
-from app.speculation.heads import with_model
-from engine.errors import ConfigError, SpectraError, UnknownMethodError
+from engine.errors import ConfigError, UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.sampling.params import SamplingParams
 from engine.target.local import LocalTarget
 from engine.target.options import GIB, TargetOptions
-from speculators.methods import AVAILABLE
 from speculators.pool import SpeculatorPool
-from speculators.registry import SpeculatorOptions
 
 QUESTIONS = [
     Question(["The quick brown fox", "jumps over"], 11, "chat"),
@@ -67,15 +62,6 @@ class Remembering:
 
     def _key(self, request: RequestView) -> tuple[str, tuple[int, ...]]:
         return request.request.scope, tuple(request.context.view[: request.n_prompt].tolist())
-
-
-class Failing(Remembering):
-    """Fails on the second draft of every request."""
-
-    def propose(self, request: RequestView, budget: int) -> list[Branch]:
-        if len(request.context) > request.n_prompt + 1:
-            raise RuntimeError("on purpose")
-        return []
 
 
 @pytest.fixture
@@ -151,27 +137,6 @@ def test_a_cold_turn_learns_nothing_from_others(run: Run, speculator: Rememberin
     assert not any(record.by_source for record in records if record.method == "remembering")
 
 
-def test_cold_figures_of_real_methods_do_not_depend_on_the_order(run: Run, target: LocalTarget) -> None:
-    pool = SpeculatorPool(with_model(SpeculatorOptions(), target.info.spec, ((1, 0),)))
-
-    def runs(method: str) -> bool:
-        try:
-            pool.needs(method)
-        except SpectraError:
-            return False
-        return method != "auto"  # which depends on measured times
-
-    methods = [method for method in AVAILABLE if runs(method)]
-    assert {"pld", "spectra-core"} <= set(methods)
-    steps = []
-    for order in (QUESTIONS[1:], QUESTIONS[:0:-1]):
-        params = SamplingParams(max_tokens=20)
-        records = run(pools={False: pool}, methods=methods, questions=order, params=params, max_nodes=24)
-        steps.append({(r.method, r.question_id): (r.step_tokens, r.by_source) for r in records})
-        assert not any(record.failures for record in records)
-    assert steps[0] == steps[1]
-
-
 def test_a_warm_turn_learns_from_earlier_passes_and_turns(run: Run, speculator: Remembering) -> None:
     records = [r for r in run(settings=[COLD, WARM], repeats=2) if r.method == "remembering"]
     warm = [record for record in records if record.warm]
@@ -185,16 +150,6 @@ def test_a_warm_turn_learns_from_earlier_passes_and_turns(run: Run, speculator: 
     pools = {True: SpeculatorPool(extra={"remembering": lambda options: Remembering()})}
     records = run(pools=pools, methods=["remembering"], settings=[WARM], questions=twice, warm_passes=0)
     assert [bool(record.by_source) for record in records] == [False, False, True]
-
-
-def test_failures_of_a_method_are_counted_and_shown(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    pool = SpeculatorPool(extra={"remembering": lambda options: Failing()})
-    methods = ("autoregressive", "remembering")
-    found = compare(run(pools={False: pool}, methods=methods, questions=QUESTIONS[1:]))
-    [reference, failing] = found[COLD]
-    assert (reference.total.failures, failing.total.failures) == (0, 2)
-    assert "remembering FAILED 2 times" in tables(found)
-    assert "on purpose" in caplog.text
 
 
 @pytest.mark.parametrize(

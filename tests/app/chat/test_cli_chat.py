@@ -147,7 +147,7 @@ class KeyedServer:
 
 
 @pytest.mark.parametrize("by_flag", [True, False])
-def test_the_key_is_sent_and_a_refused_trace_is_left_out(
+def test_the_key_is_sent_and_a_refused_trace_dropped(
     chat: Chat, by_flag: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyed = KeyedServer()
@@ -162,15 +162,8 @@ def test_the_key_is_sent_and_a_refused_trace_is_left_out(
     assert "secret" not in shown
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1/v1"),
-        (["--timeout", "0"], "--timeout is '0'; it must be a number from 0.1 to 86400"),
-        (["--url", "localhost"], "--url 'localhost' must begin with http://"),
-    ],
-)
-def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
-    run = run_cli(capsys, "chat", *flags)
-    assert run.status == 2
-    assert message in run.err
+def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_cli(capsys, "chat", "--url", "http://127.0.0.1:1")
+    assert (run.status, run.err.count("no server answers at http://127.0.0.1:1/v1")) == (2, 1)
+    run = run_cli(capsys, "chat", "--timeout", 0)
+    assert (run.status, run.err.count("--timeout is '0'; it must be a number from 0.1 to 86400")) == (2, 1)

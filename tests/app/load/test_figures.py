@@ -8,8 +8,6 @@ from typing import Any
 import matplotlib.image
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.load.figures import figures, identity
 from app.load.plots import plots, tokens_by_bin
@@ -17,8 +15,6 @@ from app.load.records import Break, Record
 from app.load.report import write_records
 from app.load.settings import Slo, parse_slo
 from engine.errors import ConfigError
-
-finite = st.floats(0, 1e6, allow_nan=False)
 
 
 def record(index: int = 0, **fields: Any) -> Record:
@@ -53,15 +49,6 @@ def test_goodput_counts_requests_within_every_limit() -> None:
     without_usage = figures([record(0), record(1, completion_tokens=None)], Slo(tpot=9.0))
     assert (without_usage.output_tokens, without_usage.output_tokens_per_s, without_usage.goodput) == (None, None, None)
     assert figures([record(completion_tokens=None)], Slo(ttft=9.0)).goodput == 0.25, "TTFT needs no usage"
-
-
-@given(st.lists(st.tuples(finite, finite), max_size=20), st.floats(0.1, 1e6), st.floats(1, 10))
-def test_goodput_grows_with_the_limits_and_stays_below_throughput(
-    times: list[tuple[float, float]], limit: float, factor: float
-) -> None:
-    records = [record(i, intended=0.0, chunks=[a], ended=a + b) for i, (a, b) in enumerate(times)]
-    tight, loose = (figures(records, Slo(ttft=x, tpot=x, e2e=x)) for x in (limit, limit * factor))
-    assert 0 <= (tight.goodput or 0) <= (loose.goodput or 0) <= loose.requests_per_s
 
 
 def test_breaks_become_errors_retries_and_times_to_recovery() -> None:

@@ -10,8 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.load.loops import Clock, arrivals, closed_loop, open_loop
 
@@ -100,13 +98,3 @@ def test_fixed_arrivals_are_even_and_poisson_arrivals_seeded_and_exponential() -
     assert statistics.fmean(gaps) == pytest.approx(0.2, rel=0.03)
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.03)
     assert statistics.median(gaps) == pytest.approx(0.2 * 0.6931, rel=0.03)
-
-
-@given(
-    st.floats(0.1, 1e4), st.sampled_from(["poisson", "fixed"]), st.integers(0, 9), st.integers(0, 50), st.floats(0, 9)
-)
-def test_arrivals_ascend_within_their_limits(rate: float, kind: str, seed: int, n: int, duration: float) -> None:
-    times = list(arrivals(rate, kind, seed, n, duration))
-    assert times == sorted(times)
-    assert len(times) <= n
-    assert all(0 <= at < duration for at in times)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.inputs.prompts import BUILTIN, read_bodies
-from app.load.settings import Plan, base_of, common_fields, trusting
+from app.load.settings import Plan, base_of, common_fields
 from engine.errors import ConfigError
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -82,11 +82,3 @@ def test_urls_are_accepted_with_and_without_v1() -> None:
     for wrong in ("http://::1:8000", "http://[::1:8000", "http://:8000", "http://a:99999", "http://a:0"):
         with pytest.raises(ConfigError, match="names no host and port"):
             base_of(wrong)
-
-
-def test_an_unusable_ca_file_is_named(tmp_path: Path) -> None:
-    assert trusting(None) is None
-    (tmp_path / "empty.pem").touch()
-    for name, reason in (("none.pem", "cannot be read: No such file"), ("empty.pem", "holds no PEM certificate")):
-        with pytest.raises(ConfigError, match=rf"--tls-ca '.*{name}' {reason}"):
-            trusting(str(tmp_path / name))

@@ -79,29 +79,22 @@ def test_options_mean_the_same_as_in_a_chat() -> None:
     ("fields", "param", "said"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "does not support"),
-        ({"background": True}, "background", "does not support"),
-        ({"messages": []}, "messages", "unknown field"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"role": "user"}]}, "input[0]", "has no content"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "must be"),
-        ({"input": [CALL | {"output": "x"}]}, "input[0]", "which no function_call has"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "must be"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content", "reads text"),
-        ({"input": [CALL | {"name": "no name"}]}, "input[0].name", "letters"),
         ({"input": [USER] * 3 + [CALL] * 129}, "input", "at most 128 items"),
         ({"input": [{"type": {}, "role": "user"}]}, "input[0].type", "must be"),
         ({"input": [{"role": "user", "content": [{"type": {}}]}]}, "input[0].content", "reads text"),
-        ({"include": ["everything"]}, "include[0]", "must be"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
-        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"top_logprobs": 2}, "top_logprobs", "in include"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "json_schema"),
         ({"text": {"format": BAD_PATTERN}}, "text.format", "cannot"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "must be 'medium'"),
         ({"max_output_tokens": 10**6}, "input", "the context of this model"),
     ],
 )
-async def test_an_unsupported_field_is_refused_as_the_client_wrote_it(
+async def test_an_unsupported_item_or_field_is_refused(
     client: AsyncClient, fields: dict[str, Any], param: str, said: str
 ) -> None:
     body = {"model": "tiny", "input": "hi"}

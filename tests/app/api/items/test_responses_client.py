@@ -10,9 +10,6 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from app.api.edge import Edge
-from app.api.http import Api
-from app.api.service import Settings
 from tests.app.api.tools.conftest import answering
 from tests.app.conftest import ScriptedBackend
 from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, Recorded
@@ -147,14 +144,3 @@ def test_a_failure_within_a_stream_is_its_last_event(server: str, backend: Scrip
         backend.fails_after = 0
         with pytest.raises(openai.InternalServerError):
             client.responses.create(**ASK, stream=True)
-
-
-async def test_a_handle_accepts_the_same_bodies(backend: ScriptedBackend, tokenizer: Any) -> None:
-    edge = Edge(Api(backend, tokenizer, Settings()))
-    body = {"input": "hi", "temperature": 0, "seed": 3}
-    whole = await edge.generate(body)
-    events = [event async for event in edge.generate_stream(body)]
-    assert whole["output"][0]["content"][0]["text"] == backend.answer
-    assert [event["sequence_number"] for event in events] == [*range(len(events))]
-    assert events[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
-    assert (await edge.generate({"input": 3}))["error"]["param"] == "input"

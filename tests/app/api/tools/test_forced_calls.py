@@ -76,9 +76,7 @@ def with_marks(checkpoint: Path, *, is_special: bool) -> tuple[PreTrainedTokeniz
 
 
 @pytest.mark.parametrize("is_special", [True, False])
-async def test_a_mark_that_is_a_token_begins_a_call_whether_forced_or_chosen(
-    is_special: bool, tiny_checkpoint: Path
-) -> None:
+async def test_a_mark_that_is_a_token_begins_a_call(is_special: bool, tiny_checkpoint: Path) -> None:
     tokenizer, mark = with_marks(tiny_checkpoint, is_special=is_special)
     async with over_engine(tiny_checkpoint, tokenizer, 2000) as client:
         forced = await same_with_speculation(client, "pld", "auto", tool_choice=NAMED, temperature=0)

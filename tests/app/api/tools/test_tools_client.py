@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.app.api.tools.conftest import answering, edge_of
-from tests.app.conftest import chunks_of, client_of
+from tests.app.conftest import client_of
 from tests.support.chat_templates import ALWAYS_THINKS, QWEN_2_5, QWEN_3
 from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, Recorded, tagged
 
@@ -68,14 +65,6 @@ def test_without_tools_or_with_choice_none_a_call_is_text() -> None:
             assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALL, None, "stop")
 
 
-def test_without_parallel_calls_there_is_one() -> None:
-    with answering(RECORDED["mistral nemo, two in a list"]) as client:
-        [choice] = client.chat.completions.create(**CHAT, tools=TOOLS, parallel_tool_calls=False).choices
-    [call] = choice.message.tool_calls
-    assert call.function.name == "get_weather"
-    assert re.fullmatch("[A-Za-z0-9]{9}", call.id)
-
-
 def test_a_call_cut_by_the_limit_finishes_with_length() -> None:
     recorded = RECORDED["hermes, one call"]
     with answering(recorded) as client:
@@ -130,20 +119,3 @@ async def test_the_reasoning_parser_can_be_set(template: str, settings: dict[str
     async with client_of(app) as client:
         answer = await client.post("/v1/chat/completions", json=CHAT)
     assert answer.json()["choices"][0]["message"]["content"] == content
-
-
-async def test_raw_chunks_of_a_call_have_openais_form() -> None:
-    async with client_of(edge_of(QWEN_2_5, CALL)[0]) as client:
-        response: httpx.Response = await client.post(
-            "/v1/chat/completions", json=CHAT | {"tools": TOOLS, "stream": True}
-        )
-    chunks = [chunk["choices"][0] for chunk in chunks_of(response)]
-    deltas = [chunk["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    [begin] = [delta for delta in deltas if "id" in delta.get("tool_calls", [{}])[0]]
-    assert begin["tool_calls"][0].keys() == {"index", "id", "type", "function"}
-    assert deltas[-1] == {}
-    assert chunks[-1]["finish_reason"] == "tool_calls"
-    between = deltas[deltas.index(begin) + 1 : -1]
-    assert all(delta["tool_calls"][0].keys() == {"index", "function"} for delta in between)
-    assert json.loads("".join(delta["tool_calls"][0]["function"]["arguments"] for delta in between)) == {"a": 1}
