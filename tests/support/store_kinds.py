@@ -78,7 +78,7 @@ class Place:
                     os.utime(one, times=(at := one.stat().st_mtime - seconds, at))
         else:
             with closing(self.raw()) as client:
-                for key in client.keys(RedisKeys(self.namespace).upload("*")):
+                for key in client.scan_iter(RedisKeys(self.namespace).upload("*")):
                     client.pexpire(key, client.pttl(key) - 1000 * seconds)
 
     def raw(self) -> redis.Redis | redis.RedisCluster:

@@ -1,4 +1,4 @@
-"""A hung stage is found by its unanswered step, and no text changes."""
+"""A hung stage or a request that kills its stages is found, and no other text changes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from deployments.options import RouterOptions
 from deployments.pipeline.step_deadline import CALM_ANSWERS, TIMES_COLD, TIMES_PREDICTED, WARM_UP_STEPS, StepDeadlines
+from engine.errors import StepFailedError
 from engine.loop import Completion
 from engine.request import Request
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step, Work
 from engine.step_cost import StepCosts
-from tests.support.waiting import wait_until_async
+from tests.support.waiting import LIMIT_S, wait_until_async
 
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 MakeJob = Callable[..., Request]
@@ -134,3 +136,41 @@ def test_each_hang_report_doubles_the_deadline_until_many_steps_are_in_time() ->
         deadlines.answered(number, 0.0)
     deadlines.sent(step(1000), 0.0)
     assert deadlines.overdue(1.1) != ""
+
+
+POISON = 311
+
+
+class Dies(Stage):
+    """Loses its device over a prompt with the poison."""
+
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        if any(POISON in work.tokens and work.tree is None for work in step.work):
+            raise torch.AcceleratorError("poisoned")
+        return super().forward(step, incoming)
+
+
+async def keep_alive(served: Any, kinds: list[type[Stage]]) -> None:
+    """Replace a pipeline with a dead stage by one of the same kind, like the supervisor."""
+    while True:
+        if not all(worker.is_alive for worker in served.stages.workers):
+            served.replace(kinds)
+        await asyncio.sleep(0.01)
+
+
+async def test_a_request_that_kills_every_pipeline_fails_alone(
+    serving: Any, make_job: MakeJob, offline: Offline
+) -> None:
+    jobs = [make_job(number, METHODS[number % 4], max_tokens=20, stop_ids=()) for number in range(4)]
+    fatal = make_job(10)
+    kinds = [Dies] * 2
+    async with serving(2, kinds) as served, asyncio.timeout(LIMIT_S):
+        keeper = asyncio.create_task(keep_alive(served, kinds))
+        answers = [asyncio.create_task(served.answer(job)) for job in jobs]
+        with pytest.raises(StepFailedError, match="lost 3 times"):
+            await served.answer(Request([*fatal.prompt, POISON], fatal.params))
+        for job, answer in zip(jobs, await asyncio.gather(*answers), strict=True):
+            assert answer.token_ids == offline(job).token_ids
+        assert (await served.settled())["pipelines_lost"] == 3
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
