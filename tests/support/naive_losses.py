@@ -1,4 +1,4 @@
-"""Losses and acceptance of drafters from their definition: root by root, draft by draft, whole texts recomputed."""
+"""Random texts, and losses of drafters from their definition: root by root, draft by draft, whole texts recomputed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,48 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from app.training.settings import LossSettings
 from app.training.texts import Roots, Texts
+from engine.drafter.spec import DrafterSpec
 from tests.support.naive_drafter import NaiveDrafter
 from tests.support.tiny_drafters import TinyDrafter
+
+LENGTH = 10
+WRITTEN = ((3, 10), (4, 8))  # the tokens of each text that the target wrote; padding follows
+ROOTS = ((6, 2, 4, 8), (3, 6, 5, 1))
+
+
+def some_texts(spec: DrafterSpec) -> Texts:
+    """Two texts, prompts first; the second is padded."""
+    generator = torch.Generator().manual_seed(11)
+    tokens = torch.randint(0, spec.vocab_size, (2, LENGTH), generator=generator)
+    final, tapped = (
+        torch.randn(2, LENGTH, width, generator=generator, dtype=torch.float64)
+        for width in (spec.target_hidden_size, spec.target_hidden_size * max(1, len(spec.taps)))
+    )
+    weights = torch.zeros(2, LENGTH, dtype=torch.float64)
+    for text, (begin, end) in enumerate(WRITTEN):
+        weights[text, begin:end] = 1
+    return Texts(tokens, weights, final, tapped if spec.taps else None)
+
+
+def some_roots() -> Roots:
+    """The last root of the second text does not count."""
+    return Roots(torch.tensor(ROOTS), torch.tensor([[True] * 4, [True, True, True, False]]))
+
+
+def ids_of(spec: DrafterSpec) -> Tensor | None:
+    """Shuffled target ids of a smaller draft vocabulary."""
+    if spec.draft_vocab_size == spec.vocab_size:
+        return None
+    return torch.randperm(spec.vocab_size, generator=torch.Generator().manual_seed(3))[: spec.draft_vocab_size]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One that counts."""
-
     text: int
     root: int
     depth: int
@@ -28,7 +59,7 @@ class Draft:
 
 
 def drafts_of(drafter: TinyDrafter, texts: Texts, roots: Roots, n_depths: int) -> Iterator[tuple[int, Draft]]:
-    """Drafts of all roots that count, of tokens that the target wrote, with their roots' places."""
+    """Drafts of tokens that the target wrote, of all roots that count, with the places of their roots."""
     naive, spec = NaiveDrafter(drafter), drafter.spec
     states = texts.tapped if spec.taps else texts.final
     assert states is not None
@@ -78,7 +109,7 @@ def naive_loss(
             guess = draft.chance
             loss -= settings.confidence * (overlap * math.log(guess) + (1 - overlap) * math.log(1 - guess))
         if settings.regression:
-            # A head with more rows than columns tells the output it was applied to.
+            # The head has more rows than columns, so scores determine its input.
             output = np.linalg.lstsq(drafter.head, draft.scores)[0]
             off = np.abs(output - texts.final[draft.text, draft.at - 1].numpy())
             loss += settings.regression * float(np.where(off < 1, off**2 / 2, off - 0.5).mean())

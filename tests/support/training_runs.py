@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from tests.support.cli_run import CliRun, run_cli
+from tests.support.cli_run import CliRun
+from tests.support.spectra_command import run_here
 from tests.support.tiny_models import saved_checkpoint
 
 N_PROMPTS = 24
-SIZES = ("--max-new-tokens", 24, "--max-length", 64, "--batch", 4, "--roots", 8, "--measured", 4)
+SIZES = ("--max-new-tokens", 16, "--max-length", 64, "--batch", 4, "--roots", 8, "--measured", 4)
 
 
 def write_prompts(folder: Path) -> Path:
-    """Questions without much in common; some have a second turn."""
+    """Questions with little in common; every fifth has a second turn."""
     file = folder / "prompts.jsonl"
     lines = [
         {"turns": [f"{chr(97 + i)} tale of {i * i} things", *(["and then?"] if i % 5 == 0 else [])]}
@@ -25,10 +24,8 @@ def write_prompts(folder: Path) -> Path:
     return file
 
 
-def run_train(capsys: pytest.CaptureFixture[str], folder: Path, method: str, *flags: object) -> CliRun:
-    """Train in ``folder/out`` on the prompts in ``folder``, which are written if they are not there."""
-    prompts = folder / "prompts.jsonl"
-    if not prompts.exists():
-        write_prompts(folder)
-    where = ("--target", saved_checkpoint(), "--out", folder / "out")
-    return run_cli(capsys, "train", "--method", method, *where, "--prompts", prompts, *SIZES, *flags)
+def run_train(folder: Path, method: str, *flags: object) -> CliRun:
+    """Train in ``folder/out`` on the prompts that ``write_prompts`` writes to ``folder``."""
+    folder.mkdir(exist_ok=True)
+    where = ("--target", saved_checkpoint(), "--out", folder / "out", "--prompts", write_prompts(folder))
+    return run_here("train", "--method", method, *where, *SIZES, *flags)

@@ -1,26 +1,11 @@
-"""``spectra generate`` as tests of several of its flags run it."""
-
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import warnings
 
-import pytest
+from tests.support.spectra_command import own_cache, own_threads
 
-from app.cli import main
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # importing Serve warns
+    import ray.serve.schema  # noqa: F401
 
-Lines = list[dict[str, Any]]
-
-
-@pytest.fixture
-def spectra(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Lines]:
-    """``spectra("--prompt", "hi", ...)``: runs the command here and returns its JSON lines."""
-
-    def run(*flags: object) -> Lines:
-        capsys.readouterr()
-        assert main(["generate", "--model", str(tiny_checkpoint), "--json", *map(str, flags)]) == 0
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return run
+__all__ = ["own_cache", "own_threads"]

@@ -1,4 +1,4 @@
-"""``--simulate``: what follows from it, and what is refused."""
+"""``--simulate``: what follows from a profile, and which profiles and answers are refused."""
 
 from __future__ import annotations
 
@@ -21,37 +21,27 @@ from engine.errors import ConfigError
 from engine.simulated.profile import PROFILES, PipelineProfile
 
 
-def _config(**flags: Any) -> ServeConfig:
+def configured(**flags: Any) -> ServeConfig:
     return config_from(argparse.Namespace(**flags))
 
 
-def test_the_stages_come_from_the_profile_unless_they_are_given() -> None:
-    assert _config(simulate="70b-h100x8").stages == 8
-    assert _config(simulate="70b-h100x8", stages="2").stages == 2
-    simulation = target_options(_config(simulate="flat10")).simulation
+def test_stages_and_sources_of_auto_follow_from_the_profile_unless_they_are_given(tmp_path: Path) -> None:
+    assert configured(simulate="70b-h100x8").stages == 8
+    assert configured(simulate="70b-h100x8", stages="2").stages == 2
+    assert target_options(configured(stages="2")).simulation is None
+    plain = configured(simulate="flat10")
+    simulation = target_options(plain).simulation
     assert simulation is not None
     assert simulation.profile is PROFILES["flat10"]
-    assert target_options(_config(stages="2")).simulation is None
-
-
-def test_auto_chooses_from_methods_of_text_alone() -> None:
-    assert speculator_options(_config(simulate="flat10")).auto.sources == ("suffix",)
-    chosen = speculator_options(_config(simulate="flat10", auto='{"sources": ["pld"], "longest_pause": 2}')).auto
+    files = {router_options(config).cost_file for config in (plain, configured(), configured(simulate="70b-h100x2"))}
+    assert len(files - {""}) == 3  # times of simulated steps are not kept for a real target
+    assert speculator_options(plain).auto.sources == ("suffix",)  # only methods that read text alone
+    chosen = speculator_options(configured(simulate="flat10", auto='{"sources": ["pld"], "longest_pause": 2}')).auto
     assert (chosen.sources, chosen.longest_pause) == (("pld",), 2)
-
-
-def test_step_times_of_a_simulated_target_are_not_kept_for_a_real_one() -> None:
-    files = {router_options(_config(simulate=name)).cost_file for name in (None, "flat10", "70b-h100x2")}
-    assert "" not in files
-    assert len(files) == 3
-
-
-def test_a_profile_of_ones_own_is_a_json_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text('{"base_s": 0.02, "stages": 3, "link_bytes_per_s": 1.25e9}')
-    config = _config(simulate=str(file))
-    simulation = target_options(config).simulation
-    assert config.stages == 3
+    (tmp_path / "own.json").write_text('{"base_s": 0.02, "stages": 3, "link_bytes_per_s": 1.25e9}')
+    own = configured(simulate=str(tmp_path / "own.json"))
+    simulation = target_options(own).simulation
+    assert own.stages == 3
     assert simulation is not None
     assert simulation.profile == PipelineProfile(0.02, 3, link_bytes_per_s=1.25e9)
 
@@ -59,48 +49,31 @@ def test_a_profile_of_ones_own_is_a_json_file(tmp_path: Path) -> None:
 def test_recorded_answers_become_tokens_of_the_model(tmp_path: Path) -> None:
     logs = tmp_path / "logs.jsonl"
     logs.write_text(json.dumps({"prompt": "Why?", "answer": "Because it is."}) + "\n")
-    simulation = target_options(_config(simulate="flat10", simulate_answers=str(logs))).simulation
+    simulation = target_options(configured(simulate="flat10", simulate_answers=str(logs))).simulation
     assert simulation is not None
     [(prompt, answer)] = msgspec.msgpack.decode(simulation.recordings)
     tokenizer = load_tokenizer(DEMO_TARGET)
     assert prompt == encode_chat(tokenizer, [{"role": "user", "content": "Why?"}])
     assert tokenizer.decode(answer[:-1]) == "Because it is."
     assert answer[-1] == tokenizer.eos_token_id
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"simulate": "flat11"}, r"--simulate is 'flat11': neither a profile \(70b-h100x2, .*flat10\) nor a JSON file"),
-        ({"simulate_answers": "a.jsonl"}, "--simulate-answers goes with simulate"),
-        ({"simulate": "flat10", "device": "cuda", "stage_gpus": 1}, "simulate needs no device, but --device is cuda"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(flags: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        _config(**flags)
-
-
-def test_a_field_that_does_not_fit_the_profile_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "one-stage.json"
-    file.write_text('{"base_s": 0.02}')
-    with pytest.raises(ConfigError, match=r"^transport is gloo, but has no effect: stages is 1"):
-        _config(simulate=str(file), transport="gloo")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("{", "cannot be read"), ("[]", "no JSON object"), ('{"base_s": 1, "speed": 2}', "no field 'speed'")],
-)
-def test_a_profile_file_is_named_in_what_is_wrong_with_it(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=rf"--simulate .*mine\.json.*{said}"):
-        _config(simulate=str(file))
-
-
-def test_logs_without_an_answer_are_refused_by_flag(tmp_path: Path) -> None:
-    logs = tmp_path / "logs.jsonl"
     logs.write_text('{"prompt": "Why?"}\n')
     with pytest.raises(ConfigError, match="--simulate-answers"):
-        target_options(_config(simulate="flat10", simulate_answers=str(logs)))
+        target_options(configured(simulate="flat10", simulate_answers=str(logs)))
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ("{", r"--simulate .*own\.json.*cannot be read"),
+        ("[]", r"--simulate .*own\.json.*no JSON object"),
+        ('{"base_s": 1, "speed": 2}', r"--simulate .*own\.json.*no field 'speed'"),
+        ('{"base_s": 0.02}', "^transport is gloo, but has no effect: stages is 1"),
+        (None, r"--simulate is .*own\.json.*: neither a profile \(70b-h100x2, .*flat10\) nor a JSON file"),
+    ],
+)
+def test_a_wrong_profile_is_refused_by_name(profile: str | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    if profile is not None:
+        file.write_text(profile)
+    with pytest.raises(ConfigError, match=says):
+        configured(simulate=str(file), transport="gloo")

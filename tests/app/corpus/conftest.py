@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from app.cli import main
+from tests.support.cli_run import CliRun
+from tests.support.spectra_command import own_threads, run_here
+
+__all__ = ["own_threads"]
 
 WORDS = ["snow", "falls", "on", "the", "quiet", "town", "while", "river", "keeps", "running", "over", "dogs", "and"]
-Run = Callable[..., tuple[int, str, str]]
+Build = Callable[..., CliRun]
 
 
 def sentence(random: np.random.Generator, n: int) -> str:
     return " ".join(random.choice(WORDS, n))
-
-
-@pytest.fixture(autouse=True)
-def own_threads() -> Iterator[None]:
-    """The command sets the number of threads of the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -47,21 +41,17 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spectra(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """``spectra("--input", F)``: status, stdout, stderr; the snapshot goes to ``tmp_path/out``."""
+def build(tiny_checkpoint: Path, tmp_path: Path) -> Build:
+    """``build("--input", F)``: the snapshot goes to ``tmp_path/out``."""
 
-    def run(*words: object, model: Path = tiny_checkpoint, out: Path = tmp_path / "out") -> tuple[int, str, str]:
-        capsys.readouterr()
-        given = ("corpus", "build", "--threads", 1, "--out", out, "--model", model, *words)
-        status = main([str(word) for word in given])
-        said = capsys.readouterr()
-        return status, said.out, said.err
+    def run(*words: object, model: Path = tiny_checkpoint, out: Path = tmp_path / "out") -> CliRun:
+        return run_here("corpus", "build", "--threads", 1, "--out", out, "--model", model, *words)
 
     return run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a snapshot; of the manifest all but the time at which it was made."""
+    """Every file of a snapshot; of the manifest all but the time at which it was written."""
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
     manifest = json.loads(found["manifest.json"])
     del manifest["created"]

@@ -13,17 +13,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.inputs import builtin_corpus
 from app.inputs.stores import DEFAULT_NAMESPACE
 from app.inputs.text_index import as_text
 from app.inputs.tokenizers import load_tokenizer
 from engine.model.identity import model_hash, tokenizer_hash
 from engine.model.loader import load_spec
-from retrieval_store.snapshots.corpus import Document, read_documents
+from retrieval_store.snapshots.corpus import read_documents
 from retrieval_store.snapshots.snapshot import verify
 from retrieval_store.snapshots.snapshot_index import open_snapshot
 from retrieval_store.stores.open import open_store
-from tests.app.corpus.conftest import Run, sentence
+from tests.app.corpus.conftest import Build, sentence
 
 
 def perplexity(model: Any, ids: list[int]) -> float:
@@ -32,9 +31,14 @@ def perplexity(model: Any, ids: list[int]) -> float:
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).exp())
 
 
-def test_the_likeliest_texts_are_kept(spectra: Run, corpus: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    status, out, _ = spectra("--input", corpus / "talk.jsonl", "--keep", 7, "--select", "likely")
-    assert status == 0
+def report_of(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((out.with_name(f"{out.name}.report") / "report.json").read_text())
+    return report
+
+
+def test_the_likeliest_texts_are_kept(build: Build, corpus: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    ran = build("--input", corpus / "talk.jsonl", "--keep", 7, "--select", "likely")
+    assert ran.status == 0, ran.err
     tokenizer, model = load_tokenizer(tiny_checkpoint), AutoModelForCausalLM.from_pretrained(tiny_checkpoint).float()
     texts = [as_text(document, tokenizer) for document in read_documents(corpus / "talk.jsonl")]
     ids = [tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids for text in texts[:30]]
@@ -46,48 +50,39 @@ def test_the_likeliest_texts_are_kept(spectra: Run, corpus: Path, tiny_checkpoin
     assert about.perplexity == pytest.approx((min(scores), sorted(scores)[6]), rel=1e-4)
     assert (about.model, about.model_hash) == (tiny_checkpoint.name, model_hash(tiny_checkpoint))
     assert [(one.name, one.texts, one.kept) for one in about.sources] == [(str(corpus / "talk.jsonl"), 32, 7)]
-    document = json.loads(out.splitlines()[-1])
+    document = ran.document
     assert document["version"] == verify(tmp_path / "out").version
     assert (document["texts"], document["tokens"]) == (7, sum(len(ids[i]) for i in best))
     assert document["perplexity"] == list(about.perplexity or ())
     assert not (tmp_path / "out.work").exists()
 
 
-def test_the_report_says_what_was_kept_and_why(spectra: Run, corpus: Path, tmp_path: Path) -> None:
-    status, out, _ = spectra(
-        "--input", corpus / "talk.jsonl", "--input", corpus / "code", "--keep", 20, "--piece-tokens", 250,
-        "--select", "likely",
-    )  # fmt: skip
-    assert status == 0
-    folder = tmp_path / "out.report"
-    report = json.loads((folder / "report.json").read_text())
+def test_the_report_gives_the_reason_for_every_choice(build: Build, corpus: Path, tmp_path: Path) -> None:
+    inputs = ("--input", corpus / "talk.jsonl", "--input", corpus / "code")
+    ran = build(*inputs, "--keep", 20, "--piece-tokens", 250, "--select", "likely")
+    report = report_of(tmp_path / "out")
     talk, code = report["inputs"]
     assert [talk[key] for key in ("documents", "texts", "too_short", "repeated", "scored")] == [32, 32, 1, 1, 30]
     assert (code["documents"], code["bytes"]) == (2, sum(f.stat().st_size for f in (corpus / "code").glob("*.py")))
     assert code["texts"] > 5
     assert talk["kept"] + code["kept"] == report["total"]["kept"] == 20
     assert report["total"]["perplexity"]["kept"]["highest"] <= report["total"]["perplexity"]["dropped"]["lowest"]
-    assert (
-        0 < report["phases"]["scoring"]["tokens"] < report["phases"]["reading"]["tokens"] == report["total"]["tokens"]
-    )
-    assert report["phases"]["scoring"]["tokens_per_second"] > 0
+    folder = tmp_path / "out.report"
     examples = [json.loads(line) for line in (folder / "kept.jsonl").read_text().splitlines()]
-    assert {one["place"]: one["kept"] for one in examples} == {
-        "lowest": True, "just kept": True, "just dropped": False, "highest": False
-    }  # fmt: skip
-    assert [one["perplexity"] for one in examples] == sorted(one["perplexity"] for one in examples)
-    assert all(one["origin"].startswith(str(corpus)) and one["text"] for one in examples)
+    kept = {"lowest": True, "just kept": True, "just dropped": False, "highest": False}
+    assert {one["place"]: one["kept"] for one in examples} == kept
     assert (folder / "perplexity.png").read_bytes().startswith(b"\x89PNG")
-    table = [line.split() for line in out.splitlines()[:4]]
-    assert [line[0] for line in table] == ["input", str(corpus / "talk.jsonl"), str(corpus / "code"), "all"]
-    assert table[1][1:7] == ["32", "1", "1", "0", "30", str(talk["kept"])]
+    row = next(line.split() for line in ran.out.splitlines() if line.startswith(str(corpus / "talk.jsonl")))
+    assert row[1:7] == ["32", "1", "1", "0", "30", str(talk["kept"])]
 
 
-def test_pieces_are_no_longer_than_asked_for_and_nothing_is_lost(
-    spectra: Run, corpus: Path, tmp_path: Path, tiny_checkpoint: Path
+def test_pieces_respect_their_limit_and_lose_nothing(
+    build: Build, corpus: Path, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
     file = corpus / "code" / "all.py"
-    assert spectra("--input", file, "--keep", 999, "--piece-tokens", 120, "--min-tokens", 2)[0] == 0
+    flags = ("--keep", 999, "--piece-tokens", 120, "--min-tokens", 2, "--unrefined")
+    ran = build("--input", file, *flags)
+    assert ran.status == 0, ran.err
     documents = list(open_snapshot(tmp_path / "out").documents())
     assert max(len(one) for one in documents) <= 120
     tokenizer = load_tokenizer(tiny_checkpoint)
@@ -97,152 +92,101 @@ def test_pieces_are_no_longer_than_asked_for_and_nothing_is_lost(
     assert sum(tokenizer.decode(one).endswith("\n") for one in documents) > len(documents) / 2
 
 
-def test_every_input_keeps_its_share_when_asked(spectra: Run, corpus: Path, tmp_path: Path) -> None:
-    inputs = ("--input", corpus / "talk.jsonl", corpus / "code", "--piece-tokens", 64, "--work", tmp_path / "work")
-    kept = {}
-    for flags in ((), ("--per-input",)):
-        assert spectra(*inputs, "--keep", 15, "--select", "likely", *flags, out=tmp_path / f"out{len(flags)}")[0] == 0
-        report = json.loads((tmp_path / f"out{len(flags)}.report" / "report.json").read_text())
-        kept[flags] = [one["kept"] for one in report["inputs"]]
-        scored = [one["scored"] for one in report["inputs"]]
-    assert sum(kept[()]) == sum(kept["--per-input",]) == 15
-    assert kept["--per-input",][0] == 15 * scored[0] // sum(scored) != kept[()][0]
-
-
-def test_an_unrefined_corpus_is_a_sample_that_a_seed_decides(spectra: Run, corpus: Path, tmp_path: Path) -> None:
-    versions = []
-    for i, seed in enumerate((0, 0, 1)):
-        status, out, err = spectra(
-            "--input", corpus, "--keep-tokens", 600, "--unrefined", "--seed", seed, out=tmp_path / f"out{i}"
-        )
-        assert status == 0, err
-        document = json.loads(out.splitlines()[-1])
-        versions.append(document["version"])
-        assert 500 < document["tokens"] <= 600
-        assert document["perplexity"] is None
-    assert versions[0] == versions[1] != versions[2]
-    assert verify(tmp_path / "out0").about.model == ""
-    report = {path.name for path in (tmp_path / "out0.report").iterdir()}
-    assert report == {"report.json", "kept.jsonl"}
-
-
-def test_texts_can_be_kept_for_what_they_cover(spectra: Run, corpus: Path, tmp_path: Path) -> None:
-    found = {}
-    covering = ((), ("--per-input",), ("--select", "cover", "--unrefined"))
-    for flags in (*covering, ("--select", "likely"), ("--unrefined",)):
-        out = tmp_path / f"out{len(found)}"
-        inputs = ("--input", corpus / "talk.jsonl", corpus / "code", "--work", tmp_path / "work")
-        status, said, err = spectra(*inputs, "--keep-tokens", 600, *flags, out=out)
-        assert status == 0, err
-        document = json.loads(said.splitlines()[-1])
-        assert 0 < document["tokens"] <= 600
-        assert (document["perplexity"] is None) == ("--unrefined" in flags)
-        report = json.loads((tmp_path / f"{out.name}.report" / "report.json").read_text())
-        assert report["select"] == ("cover" if flags in covering else "sample" if "--unrefined" in flags else "likely")
-        found[flags] = document["version"]
-    assert len({found[flags] for flags in ((), ("--select", "likely"), ("--unrefined",))}) == 3
-
-
-@pytest.fixture
-def small_vocabulary(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A model whose tokenizer knows ``<beyond>``, which the model does not."""
-    folder = shutil.copytree(tiny_checkpoint, tmp_path / "small vocabulary")
-    tokenizer = load_tokenizer(folder)
-    missing = load_spec(folder).vocab_size - len(tokenizer)
-    tokenizer.add_tokens([*(f"<filler {i}>" for i in range(missing)), "<beyond>"])
-    tokenizer.save_pretrained(folder)
-    return folder
+def test_each_way_of_selecting_keeps_other_texts_within_the_budget(build: Build, corpus: Path, tmp_path: Path) -> None:
+    inputs = ("--input", corpus / "talk.jsonl", corpus / "code", "--work", tmp_path / "work")
+    versions, kept = {}, {}
+    for name, flags, select in (
+        ("cover", (), "cover"),
+        ("cover per input", ("--per-input",), "cover"),
+        ("cover unscored", ("--select", "cover", "--unrefined"), "cover"),
+        ("likely", ("--select", "likely"), "likely"),
+        ("sample", ("--unrefined",), "sample"),
+        ("same sample", ("--unrefined",), "sample"),
+        ("other sample", ("--unrefined", "--seed", 1), "sample"),
+    ):
+        ran = build(*inputs, "--keep-tokens", 600, *flags, out=tmp_path / name)
+        assert ran.status == 0, ran.err
+        assert 0 < ran.document["tokens"] <= 600
+        assert (ran.document["perplexity"] is None) == ("--unrefined" in flags)
+        assert report_of(tmp_path / name)["select"] == select
+        versions[name] = ran.document["version"]
+        kept[name] = [one["kept"] for one in report_of(tmp_path / name)["inputs"]]
+    assert len({versions[name] for name in ("cover", "likely", "sample", "other sample")}) == 4
+    assert versions["sample"] == versions["same sample"]
+    assert kept["cover"] != kept["cover per input"]
+    assert verify(tmp_path / "sample").about.model == ""
+    assert {path.name for path in (tmp_path / "sample.report").iterdir()} == {"report.json", "kept.jsonl"}
 
 
 @pytest.mark.parametrize("flags", [(), ("--unrefined",)], ids=["refined", "unrefined"])
-def test_texts_outside_the_models_vocabulary_are_dropped_and_counted(
-    flags: tuple[str, ...], spectra: Run, small_vocabulary: Path, tmp_path: Path
+def test_texts_outside_the_vocabulary_of_the_model_are_dropped_and_counted(
+    flags: tuple[str, ...], build: Build, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    tokenizer = load_tokenizer(model)  # it will know <beyond>, which the model does not
+    missing = load_spec(model).vocab_size - len(tokenizer)
+    tokenizer.add_tokens([*(f"<filler {i}>" for i in range(missing)), "<beyond>"])
+    tokenizer.save_pretrained(model)
     lines = [sentence(np.random.default_rng(i), 30) for i in range(6)]
     lines[2] += " <beyond> " + lines[0]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     words = ("--input", tmp_path / "texts.jsonl", "--keep", 6, "--piece-tokens", 4000, *flags)
-    assert spectra(*words, model=small_vocabulary)[0] == 0
-    index = open_snapshot(tmp_path / "out", tokenizer_hash(small_vocabulary))
-    assert index.manifest.texts == 5
-    assert index.manifest.about.vocab_size == load_spec(small_vocabulary).vocab_size
-    report = json.loads((tmp_path / "out.report" / "report.json").read_text())
-    assert (report["total"]["outside_vocabulary"], report["total"]["kept"]) == (1, 5)
+    assert build(*words, model=model).status == 0
+    manifest = open_snapshot(tmp_path / "out", tokenizer_hash(model)).manifest
+    assert (manifest.texts, manifest.about.vocab_size) == (5, load_spec(model).vocab_size)
+    total = report_of(tmp_path / "out")["total"]
+    assert (total["outside_vocabulary"], total["kept"]) == (1, 5)
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": lines[2]}) + "\n")
-    status, _, err = spectra(*words, "--force", model=small_vocabulary)
-    assert status == 2
-    assert "outside the vocabulary" in err
+    ran = build(*words, "--force", model=model)
+    assert (ran.status, "outside the vocabulary" in ran.err) == (2, True)
 
 
-def test_the_built_in_texts_stay_within_the_models_vocabulary(
-    small_vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    texts = ("snow falls on the town", "snow <beyond> falls", "the river keeps running")
-    monkeypatch.setattr(builtin_corpus, "documents", lambda: (Document(origin="here", text=text) for text in texts))
-    manifest = verify(builtin_corpus.builtin_snapshot(small_vocabulary))
-    assert (manifest.texts, manifest.about.vocab_size) == (2, load_spec(small_vocabulary).vocab_size)
-    assert "1 texts are outside the vocabulary" in capsys.readouterr().err
-
-
-def test_a_build_can_publish(spectra: Run, corpus: Path, tmp_path: Path) -> None:
+def test_a_build_can_publish(build: Build, corpus: Path, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     for namespace, flags in ((DEFAULT_NAMESPACE, ()), ("team", ("--namespace", "team"))):
-        status, out, err = spectra("--input", corpus, "--keep", 5, "--force", "--redis", url, *flags)
-        assert status == 0, err
-        document = json.loads(out.splitlines()[-1])
+        ran = build("--input", corpus, "--keep", 5, "--unrefined", "--force", "--redis", url, *flags)
+        assert ran.status == 0, ran.err
         store = open_store(url, namespace)
-        assert store.current().version == document["version"]
+        assert store.current().version == ran.document["version"]
         store.close()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "says"),
     [
-        (("--input", "nowhere", "--keep", 5), "--input nowhere: no such file or folder"),
-        (("--input", "F", "--keep", 0), "--keep is 0; it must be at least 1"),
-        (("--input", "F"), "--keep N or --keep-tokens T is needed"),
-        (("--input", "F", "--keep-tokens", 0), "--keep-tokens is 0"),
-        (("--input", "F", "--keep-tokens", 9), "--keep-tokens 9: the first text to keep has more"),
-        (("--input", "F", "--keep", 5, "--min-tokens", 1), "--min-tokens is 1; it must be at least 2"),
-        (("--input", "F", "--keep", 5, "--min-tokens", 1000), "--min-tokens 1000: every text is shorter"),
-        (("--input", "F", "--keep", 5, "--piece-tokens", 7), "--piece-tokens is 7; it must be at least --min-tokens"),
-        (("--input", "F", "--keep", 5, "--piece-tokens", 4096), "--piece-tokens is 4096; .* reads at most 4095 tokens"),
-        (("--input", "F", "--keep", 5, "--device", "tpu"), "--device is tpu; it must be cpu, cuda, cuda:N or auto"),
-        (("--input", "F", "--keep", 5, "--device", "cpu,cpu,cpu,cpu,cpu"), "--device .*has only 4 layers"),
-        (("--input", "F", "--keep", 5, "--dtype", "int3"), "dtype is 'int3'"),
-        (("--input", "F", "--keep", 5, "--threads", 0), "--threads is 0"),
-        (("--input", "F", "--keep", 5, "--unrefined", "--select", "likely"), "--select likely needs scores"),
-        (("--input", "F", "--keep", 5, "--namespace", "a"), "--namespace a: give --redis URL"),
-        (("--input", "F", "--keep", 5, "--redis", "redis://127.0.0.1:1"), "--redis: "),
-        (("--input", "F", "--keep", 5, "--redis", "ftp://x"), "--redis: "),
-        (("--input", "EMPTY", "--keep", 5), "--input .*empty.txt: the inputs hold no text"),
-        (("--input", "BAD", "--keep", 5), r"--input .*bad.jsonl, line 2"),
+        ("--input nowhere --keep 5", "--input nowhere: no such file or folder"),
+        ("--input FILE", "--keep N or --keep-tokens T is needed"),
+        ("--input FILE --keep-tokens 9", "--keep-tokens 9: the first text to keep has more"),
+        ("--input FILE --keep 5 --min-tokens 1000", "--min-tokens 1000: every text is shorter"),
+        ("--input FILE --keep 5 --piece-tokens 7", "--piece-tokens is 7; it must be at least --min-tokens"),
+        ("--input FILE --keep 5 --piece-tokens 4096", "--piece-tokens is 4096; .* reads at most 4095 tokens"),
+        ("--input FILE --keep 5 --device tpu", "--device is tpu; it must be cpu, cuda, cuda:N or auto"),
+        ("--input FILE --keep 5 --device cpu,cpu,cpu,cpu,cpu", "--device .*has only 4 layers"),
+        ("--input FILE --keep 5 --unrefined --select likely", "--select likely needs scores"),
+        ("--input FILE --keep 5 --namespace a", "--namespace a: give --redis URL"),
+        ("--input FILE --keep 5 --redis ftp://x", "--redis: "),
+        ("--input EMPTY --keep 5", "--input .*empty.txt: the inputs hold no text"),
+        ("--input WRONG --keep 5", "--input .*wrong.jsonl, line 2"),
+        ("--input FILE --keep 5 --model BARE", "--model .*/bare: "),
+        ("--input FILE --keep 5 --model ./absent", "--model ./absent: "),
     ],
-)  # fmt: skip
-def test_what_cannot_be_built_is_one_line_that_names_the_flag(
-    words: tuple[object, ...], said: str, spectra: Run, corpus: Path, tmp_path: Path
+)
+def test_a_build_that_cannot_run_names_the_flag(
+    words: str, says: str, build: Build, corpus: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.txt").touch()
-    (tmp_path / "bad.jsonl").write_text('{"text": "fine, and longer than eight tokens"}\n{"no": 1}\n')
-    files = {"F": corpus / "code" / "one.py", "EMPTY": tmp_path / "empty.txt", "BAD": tmp_path / "bad.jsonl"}
-    status, out, err = spectra(*(files.get(str(word), word) for word in words))
-    assert (status, out) == (2, "")
-    last = err.splitlines()[-1]
-    assert re.match(f"spectra: {said}", last), last
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_model_without_a_tokenizer_is_named(
-    spectra: Run, corpus: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
+    (tmp_path / "wrong.jsonl").write_text('{"text": "fine, and longer than eight tokens"}\n{"no": 1}\n')
+    (tmp_path / "bare").mkdir()  # a model without a tokenizer
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(tiny_checkpoint / name, bare)
-    status, _, err = spectra("--input", corpus, "--keep", 5, model=bare)
-    assert status == 2
-    assert f"--model {bare}: " in err.splitlines()[-1]
-    status, _, err = spectra("--input", corpus, "--keep", 5, model=tmp_path / "nowhere")
-    assert status == 2
-    assert f"--model {tmp_path / 'nowhere'}: " in err.splitlines()[-1]
+        shutil.copy(tiny_checkpoint / name, tmp_path / "bare")
+    places = {
+        "FILE": corpus / "code" / "one.py",
+        "EMPTY": tmp_path / "empty.txt",
+        "WRONG": tmp_path / "wrong.jsonl",
+        "BARE": tmp_path / "bare",
+    }
+    ran = build(*(places.get(word, word) for word in words.split()))
+    assert (ran.status, ran.out) == (2, "")
+    last = ran.err.splitlines()[-1]
+    assert re.match(f"spectra: {says}", last), last
+    assert not (tmp_path / "out").exists()

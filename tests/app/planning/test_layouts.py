@@ -1,6 +1,8 @@
-"""Plans against arithmetic that is written out, and against what a server would do with the same numbers."""
+"""Plans equal arithmetic that is written out."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 import torch
@@ -22,12 +24,13 @@ def of_paper(ranges: object) -> object:
     return spread(PROFILES["70b-h100x4"], len(ranges))  # type: ignore[arg-type]
 
 
-def planned(gpus: int, stages: int | None = None, drafts: Drafts | None = None, context: int = 1500) -> list[Layout]:
+@cache
+def planned(gpus: int, stages: int | None = None, context: int = 1500) -> list[Layout]:
     wanted = Wanted(gpus, USABLE, context, stages)
-    return layouts(SEVENTY, wanted, of_paper, (3e-4, 5e-4), drafts or Drafts())  # type: ignore[arg-type]
+    return layouts(SEVENTY, wanted, of_paper, (3e-4, 5e-4), Drafts())  # type: ignore[arg-type]
 
 
-def test_every_stage_is_within_its_gpu_and_one_more_token_would_not_be() -> None:
+def test_every_stage_fits_its_gpu_and_one_more_token_would_not() -> None:
     for found in planned(8):
         if found.why_not:
             continue
@@ -39,9 +42,10 @@ def test_every_stage_is_within_its_gpu_and_one_more_token_would_not_be() -> None
         assert tightest[0] + len(tightest[1].layers) * SEVENTY.kv_layer_bytes > USABLE
         of_one = (-(-1500 // BLOCK) + 1) * BLOCK * SEVENTY.kv_token_bytes
         assert found.sequences == found.replicas * (found.kv_bytes // of_one)
+    assert planned(8, 8, context=500)[0].sequences > planned(8, 8, context=8000)[0].sequences
 
 
-def test_a_model_that_is_too_large_says_what_it_lacks_and_is_not_chosen() -> None:
+def test_a_model_that_is_too_large_is_reported_and_not_chosen() -> None:
     (one,) = planned(1)
     assert one.why_not.startswith("a stage would hold 131.")
     assert chosen([one]) is None
@@ -51,34 +55,21 @@ def test_a_model_that_is_too_large_says_what_it_lacks_and_is_not_chosen() -> Non
 
 
 def test_the_layout_that_holds_most_sequences_is_chosen_fewest_stages_first() -> None:
-    held = [
-        Layout(8, 1, sequences=9),
-        Layout(4, 2, sequences=12),
-        Layout(2, 4, sequences=12),
-        Layout(1, 8, sequences=10),
-    ]
+    held = [Layout(8 // n, n, sequences=most) for n, most in ((1, 9), (2, 12), (4, 12), (8, 10))]
     assert chosen(held) is held[1]
     assert chosen([Layout(8, 1, sequences=9, why_not="too large"), held[3]]) is held[3]
 
 
-def test_rates_are_those_of_the_model_for_the_paper_s_cluster() -> None:
-    found = planned(4, 4, Drafts(2.52, 128))[0]
-    rates = {rate.streams: rate for rate in found.rates}
-    assert (rates[1].plain, rates[1].drafted) == pytest.approx((14.4, 28.5), rel=0.02)  # 14.7 and 28.9 without software
-    two = planned(4, 2)[0]
-    assert two.replicas == 2
+def test_streams_are_divided_among_replicas_and_all_counted() -> None:
     cluster = Cluster(of_paper([None] * 2), 2, 3e-4, 5e-4, 1500)  # type: ignore[arg-type]
-    assert {rate.streams: rate.plain for rate in two.rates}[8] == pytest.approx(2 * cluster.decoding(4).tokens_per_s)
+    rates = {n: cluster.decoding(n).tokens_per_s for n in (2, 3, 4)}
+    for gpus, expected in ((4, 2 * rates[4]), (6, 2 * rates[3] + rates[2])):
+        [layout] = planned(gpus, 2)
+        assert layout.replicas == gpus // 2
+        assert {rate.streams: rate.plain for rate in layout.rates}[8] == pytest.approx(expected)
 
 
-def test_streams_that_do_not_divide_among_replicas_are_all_counted() -> None:
-    [three] = planned(6, 2)
-    cluster = Cluster(of_paper([None] * 2), 2, 3e-4, 5e-4, 1500)  # type: ignore[arg-type]
-    of = {n: cluster.decoding(n).tokens_per_s for n in (2, 3)}
-    assert {rate.streams: rate.plain for rate in three.rates}[8] == pytest.approx(2 * of[3] + of[2])
-
-
-def test_a_derived_profile_reads_weights_once_a_step_or_waits_for_launches() -> None:
+def test_a_derived_profile_reads_weights_once_per_step_or_waits_for_launches() -> None:
     sizes = ModelSizes.of(llama_8b(), torch.bfloat16)
     ranges = sizes.split(1)
     read = (sizes.bytes - sizes.weights.embed) / 4.3e12
@@ -87,23 +78,11 @@ def test_a_derived_profile_reads_weights_once_a_step_or_waits_for_launches() -> 
     assert graphs.flat_rows == pytest.approx(790e12 / 4.3e12, rel=0.01)  # bytes of bf16 weights are twice as many
     assert derived_profile(sizes, ranges, Hardware()).base_s == pytest.approx((32 * 40 + 48) * 6e-6)
     assert derived_profile(sizes, sizes.split(2), Hardware(launch_s=0.0)).base_s < graphs.base_s
-
-
-def test_a_tied_head_is_read_although_the_embedding_is_looked_up() -> None:
     config = llama_8b()
-    untied = ModelSizes.of(config, torch.bfloat16)
     config.tie_word_embeddings = True
-    tied = ModelSizes.of(config, torch.bfloat16)
-    assert tied.bytes < untied.bytes
-    bases = [derived_profile(sizes, sizes.split(1), Hardware(launch_s=0.0)).base_s for sizes in (tied, untied)]
-    assert bases[0] == bases[1]
-
-
-def test_longer_contexts_hold_fewer_sequences_and_slow_a_batch_down() -> None:
-    profile = derived_profile(SEVENTY, SEVENTY.split(4), Hardware())
-    short, long = (Cluster(profile, 4, context=context).decoding(64).tokens_per_s for context in (500, 8000))
-    assert short > long
-    assert planned(8, 8, context=500)[0].sequences > planned(8, 8, context=8000)[0].sequences
+    tied = ModelSizes.of(config, torch.bfloat16)  # a tied head is read, too
+    assert tied.bytes < sizes.bytes
+    assert derived_profile(tied, tied.split(1), Hardware(launch_s=0.0)).base_s == graphs.base_s
 
 
 @pytest.mark.parametrize(
@@ -120,6 +99,6 @@ def test_longer_contexts_hold_fewer_sequences_and_slow_a_batch_down() -> None:
         (lambda: planned(8, context=1 << 20), "the model allows 131072 tokens"),
     ],
 )
-def test_what_is_out_of_range_is_named(make: object, says: str) -> None:
+def test_a_value_out_of_range_is_named(make: object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Held-out acceptance equals counts made root by root."""
+"""Held-out acceptance equals counts taken root by root."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from app.training.acceptance import along, measure
 from app.training.texts import Roots, choose_roots
 from engine.errors import ConfigError
-from tests.support.naive_losses import drafts_of, softmax
+from tests.support.naive_losses import LENGTH, WRITTEN, drafts_of, ids_of, softmax, some_texts
 from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, tiny_drafter
-from tests.support.training_texts import LENGTH, WRITTEN, ids_of, some_texts
 
 SPECS = {
     "medusa": MEDUSA,
@@ -23,7 +22,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_what_is_measured_is_what_is_counted(name: str) -> None:
+def test_measured_acceptance_equals_the_count_over_roots(name: str) -> None:
     spec, n_depths, temperature = SPECS[name], 3, 0.8
     drafter, texts, ids = tiny_drafter(spec), some_texts(spec), ids_of(spec)
     at = torch.arange(1, LENGTH).repeat(2, 1)
@@ -58,9 +57,6 @@ def test_acceptance_is_conditional() -> None:
     assert found.expected == (2 + 1 + 0 + 3) / 4
     assert along(torch.zeros(3, 2)).by_depth == (0.0, 0.0)
     assert along(torch.zeros(0, 2)).expected == 0.0
-
-
-def test_nothing_cannot_be_measured() -> None:
     with pytest.raises(ConfigError, match="batches is empty"):
         measure(tiny_drafter(MEDUSA).network, [], 2)
 

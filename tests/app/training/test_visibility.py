@@ -1,4 +1,4 @@
-"""Which inputs a root's drafts depend on: gradients to the rows of the first layer, and to what is read."""
+"""Which inputs the drafts of a root depend on, by gradients to the rows of the first layer."""
 
 from __future__ import annotations
 
@@ -11,32 +11,37 @@ from torch import Tensor
 
 from app.training.drafted import draft
 from app.training.masks import additive
-from app.training.settings import LossSettings
 from engine.drafter.networks.dflash import DFlash
 from engine.drafter.networks.pairs import PairNetwork
 from engine.drafter.spec import DrafterSpec
+from tests.support.naive_losses import LENGTH, some_roots, some_texts
 from tests.support.tiny_drafters import DFLASH, EAGLE, MEDUSA, PARALLEL, TinyDrafter, tiny_drafter
-from tests.support.training_texts import LENGTH, some_roots, some_texts
 
 GROUPS = {name: spec for name, spec in PARALLEL.items() if spec.method != "p-eagle"}
+EVERY = {**EAGLE, **PARALLEL, **DFLASH, "medusa": MEDUSA}
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_a_group_does_not_see_rows_of_others(name: str) -> None:
-    """Every draft depends on real rows up to its own, on its own group's masks up to itself, and on nothing else."""
-    spec = GROUPS[name]
-    drafter, roots = tiny_drafter(spec), some_roots()
-    counts = [4, 4, 3][: spec.n_drafts or 0]
+def first_layer_rows(network: Any) -> list[Tensor]:
+    """The list into which the next pass puts the input rows of the first layer."""
     rows: list[Tensor] = []
-    shift = 1 if spec.reads_states else 0
-    n = LENGTH - shift
 
     def keep(_: object, inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
         rows.append(inputs[0].detach().requires_grad_())
         return (rows[0], *inputs[1:])
 
+    network.layers[0].register_forward_pre_hook(keep)
+    return rows
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_draft_sees_rows_up_to_its_root_and_the_masks_of_its_own_group(name: str) -> None:
+    spec = GROUPS[name]
+    drafter, roots = tiny_drafter(spec), some_roots()
+    counts = [4, 4, 3][: spec.n_drafts or 0]
+    shift = 1 if spec.reads_states else 0
+    n = LENGTH - shift
     assert isinstance(drafter.network, PairNetwork)
-    drafter.network.layers[0].register_forward_pre_hook(keep)
+    rows = first_layer_rows(drafter.network)
     found = draft(drafter.network, some_texts(spec), roots, counts, None)
     for text in range(2):
         for depth, drafts in enumerate(found):
@@ -48,11 +53,9 @@ def test_a_group_does_not_see_rows_of_others(name: str) -> None:
                 assert seen == {(text, row) for row in [*range(end + 1), *own]}
 
 
-@pytest.mark.parametrize("name", {**EAGLE, **PARALLEL, **DFLASH, "medusa": MEDUSA})
-def test_no_draft_reads_states_from_its_root_on(name: str) -> None:
-    """A drafter gets the target's states of positions before the root, and the tokens up to it; steps and Markov heads
-    are fed the text's next tokens."""
-    spec = {**EAGLE, **PARALLEL, **DFLASH, "medusa": MEDUSA}[name]
+@pytest.mark.parametrize("name", EVERY)
+def test_no_draft_reads_states_of_its_root_or_later_positions(name: str) -> None:
+    spec = EVERY[name]
     drafter, texts, roots = tiny_drafter(spec), some_texts(spec), some_roots()
     n_depths = min(3, spec.n_drafts or spec.n_heads or 3)
     before = draft(drafter.network, texts, roots, [4] * n_depths, None)
@@ -67,20 +70,14 @@ def test_no_draft_reads_states_from_its_root_on(name: str) -> None:
     for depth in range(n_depths):
         torch.testing.assert_close(after[depth].logits[0, 2], before[depth].logits[0, 2], rtol=0, atol=1e-12)
     if spec.reads_states:
-        assert not torch.allclose(after[0].logits[0, 0], before[0].logits[0, 0])  # the root behind it does read them
+        assert not torch.allclose(after[0].logits[0, 0], before[0].logits[0, 0])  # a later root does read them
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_slots_of_a_block_see_their_block(causal: bool) -> None:
+def test_slots_of_a_block_see_only_their_block(causal: bool) -> None:
     drafter = tiny_drafter(replace(DFLASH["dflash"], causal_block=causal))
     assert isinstance(drafter.network, DFlash)
-    rows: list[Tensor] = []
-
-    def keep(_: object, inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        rows.append(inputs[0].detach().requires_grad_())
-        return (rows[0], *inputs[1:])
-
-    drafter.network.layers[0].register_forward_pre_hook(keep)
+    rows = first_layer_rows(drafter.network)
     found = draft(drafter.network, some_texts(drafter.spec), some_roots(), [4, 4, 4], None)
     for depth, drafts in enumerate(found):
         (gradient,) = torch.autograd.grad(drafts.logits[1, 2].square().sum(), rows, retain_graph=True)
@@ -88,7 +85,7 @@ def test_slots_of_a_block_see_their_block(causal: bool) -> None:
         assert (gradient[1].abs().sum(-1) > 0).nonzero().flatten().tolist() == list(range(8, 8 + last))
 
 
-def test_a_window_is_kept() -> None:
+def test_attention_keeps_to_its_window() -> None:
     at = torch.arange(6)[None]
     sees = torch.ones(6, 6, dtype=torch.bool).tril()[None]
     mask = additive(sees, at, at, 3, torch.float64)[0, 0]
@@ -96,13 +93,6 @@ def test_a_window_is_kept() -> None:
     for spec in (EAGLE["eagle"], PARALLEL["parallelspec-medusa"]):
         assert not _same(_with_window(spec, 2), _with_window(spec, None))
         assert _same(_with_window(spec, LENGTH + 4), _with_window(spec, None))
-
-
-def test_groups_that_stop_early() -> None:
-    settings = LossSettings(5, keep=0.7, keep_at_least=0.3)
-    assert settings.counts(64) == [64, 45, 32, 22, 20]
-    assert settings.counts(1) == [1] * 5
-    assert LossSettings(3).counts(7) == [7, 7, 7]
 
 
 def _with_window(spec: DrafterSpec, window: int | None) -> TinyDrafter:

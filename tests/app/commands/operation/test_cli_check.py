@@ -1,133 +1,91 @@
-"""``spectra check``: what Serve would drop from a config file without a word is named, with its place."""
+"""``spectra check`` names, with its place, what Serve would silently drop from a config file."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from app.cli import main
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # importing Serve warns
-    import ray.serve.schema  # noqa: F401
+from tests.support.spectra_command import run_here
 
 FILE = Path(__file__).parents[4] / "docs" / "serve.yaml"
-Captured = pytest.CaptureFixture[str]
+ARGS = "applications.0.args"
+DEPLOYMENT = "applications.0.deployments.0"
+Check = Callable[..., tuple[int, str]]
 
 
-def test_the_documented_file_is_right_also_as_a_ray_service(tmp_path: Path, capsys: Captured) -> None:
-    service = tmp_path / "service.yaml"
-    service.write_text(yaml.safe_dump({"kind": "RayService", "spec": {"serveConfigV2": FILE.read_text()}}))
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Status and errors for the documented file with the values at some places changed."""
+
+    def run(changes: dict[str, Any], *flags: str) -> tuple[int, str]:
+        config = yaml.safe_load(FILE.read_text())
+        for place, value in changes.items():
+            *path, key = place.split(".")
+            inside = config
+            for part in path:
+                inside = inside[int(part) if part.isdigit() else part]
+            inside[key] = value
+        file = tmp_path / "serve.yaml"
+        file.write_text(yaml.safe_dump(config))
+        ran = run_here("check", *flags, file)
+        return ran.status, ran.err
+
+    return run
+
+
+def test_the_documented_file_passes_also_inside_a_ray_service(tmp_path: Path) -> None:
     several = tmp_path / "several.yaml"
-    several.write_text(f"kind: ConfigMap\n---\n{service.read_text()}---\nkind: Service\n")
-    for file in (FILE, service, several):
-        assert main(["check", str(file)]) == 0
-        assert capsys.readouterr().err == ""
+    service = yaml.safe_dump({"kind": "RayService", "spec": {"serveConfigV2": FILE.read_text()}})
+    several.write_text(f"kind: ConfigMap\n---\n{service}---\nkind: Service\n")
+    for file in (FILE, several):
+        ran = run_here("check", file)
+        assert (ran.status, ran.err) == (0, "")
 
 
 @pytest.mark.parametrize(
-    ("place", "key", "says"),
+    ("place", "value", "says"),
     [
-        ("", "proxy_locations", "proxy_locations is unknown to Serve, which would drop it; proxy_location is meant?"),
-        ("applications.0", "argss", "applications[0].argss is unknown to Serve, which would drop it; args is meant?"),
-        ("applications.0.args", "modle", "applications[0].args: modle is unknown; model is meant?"),
-        (
-            "applications.0.deployments.0",
-            "num_replica",
-            "applications[0].deployments[0].num_replica is unknown to Serve, which would drop it; num_replicas is",
-        ),
-        ("applications.0.deployments.0", "max_ongoing_requests", "max_ongoing_requests is {}: Input should be"),
+        ("proxy_locations", {}, "proxy_locations is unknown to Serve, which would drop it; proxy_location is meant?"),
+        ("applications.0.argss", {}, "applications[0].argss is unknown to Serve, which would drop it; args is meant?"),
+        (f"{ARGS}.modle", {}, "applications[0].args: modle is unknown; model is meant?"),
+        (f"{DEPLOYMENT}.num_replica", {}, "applications[0].deployments[0].num_replica is unknown to Serve"),
+        (f"{DEPLOYMENT}.max_ongoing_requests", {}, "max_ongoing_requests is {}: "),
+        (ARGS, {"model": "EMPTY"}, "args: model is 'EMPTY'; that directory holds no config.json"),
+        (ARGS, {"draft_model": "EMPTY/a"}, "args: draft_model: model 'EMPTY/a' is neither a directory nor a hub id"),
+        (ARGS, {"heads": "EMPTY"}, "args: heads is 'EMPTY'; there is no such file"),
     ],
 )
-def test_what_is_misspelt_is_named(tmp_path: Path, capsys: Captured, place: str, key: str, says: str) -> None:
-    config = yaml.safe_load(FILE.read_text())
-    inside = config
-    for part in filter(None, place.split(".")):
-        inside = inside[int(part) if part.isdigit() else part]
-    inside[key] = {}
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump(config))
-    assert main(["check", str(file)]) == 1
-    assert f"{file}: " in (said := capsys.readouterr().err)
-    assert says in said
-
-
-@pytest.mark.parametrize("import_path", ["app.builder:build_app", "app.builder.build_app"])
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ({"model": "EMPTY"}, "model is 'EMPTY'; that directory holds no config.json"),
-        ({"draft_model": "EMPTY"}, "draft_model is 'EMPTY'; that directory holds no config.json"),
-        ({"draft_model": "EMPTY/none"}, "draft_model: model 'EMPTY/none' is neither a directory nor a hub id"),
-        ({"heads": "EMPTY/heads.json"}, "heads is 'EMPTY/heads.json'; there is no such file"),
-        ({"heads": "EMPTY"}, "heads is 'EMPTY'; there is no such file"),
-    ],
-)
-def test_models_and_files_are_looked_for(
-    tmp_path: Path, capsys: Captured, import_path: str, args: dict[str, str], says: str
+def test_a_misspelt_key_or_a_missing_file_is_named(
+    place: str, value: dict[str, str], says: str, check: Check, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    config = yaml.safe_load(FILE.read_text())
-    config["applications"][0]["import_path"] = import_path
-    config["applications"][0]["args"] = {key: value.replace("EMPTY", str(empty)) for key, value in args.items()}
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump(config))
-    assert main(["check", str(file)]) == 1
-    assert f"{file}: applications[0].args: {says.replace('EMPTY', str(empty))}" in capsys.readouterr().err
+    status, err = check({place: {key: text.replace("EMPTY", str(empty)) for key, text in value.items()}})
+    assert status == 1
+    assert f"{tmp_path / 'serve.yaml'}: " in err
+    assert says.replace("EMPTY", str(empty)) in err
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("a: [", "is not YAML"),
-        ("http_options: {}", "is no Serve config file: it has no applications"),
-        ("kind: RayService", "is a RayService without the text spec.serveConfigV2"),
-    ],
-)
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, capsys: Captured, text: str, says: str) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(text)
-    assert main(["check", str(file)]) == 2
-    assert says in capsys.readouterr().err
+def test_absolute_paths_of_other_machines_are_accepted_with_elsewhere(check: Check) -> None:
+    paths = {f"{ARGS}.model": "/models/elsewhere", f"{ARGS}.api_keys": "/etc/elsewhere", f"{ARGS}.heads": "/h.json"}
+    status, err = check(paths)
+    assert (status, "/models/elsewhere" in err) == (1, True)
+    assert check(paths, "--elsewhere") == (0, "")
+    status, err = check(paths | {f"{ARGS}.model": "./here"}, "--elsewhere")
+    assert (status, "./here" in err) == (1, True)
 
 
-def test_a_file_that_is_not_there_is_refused(capsys: Captured) -> None:
-    assert main(["check", "/nowhere"]) == 2
-    assert "/nowhere cannot be read" in capsys.readouterr().err
+def test_replica_bounds_that_the_router_would_refuse_are_named(check: Check) -> None:
+    bounds = {f"{ARGS}.min_replicas": 1, f"{ARGS}.max_replicas": 3}
 
+    def router(config: dict[str, int]) -> tuple[int, str]:
+        return check(bounds | {"applications.0.deployments": [{"name": "Router", "user_config": config}]})
 
-def test_paths_of_other_machines_are_not_looked_for_when_asked_not_to(tmp_path: Path, capsys: Captured) -> None:
-    config = yaml.safe_load(FILE.read_text())
-    config["applications"][0]["args"] |= {
-        "model": "/models/elsewhere",
-        "api_keys": "/etc/elsewhere",
-        "heads": "/h.json",
-    }
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump(config))
-    assert main(["check", str(file)]) == 1
-    assert "/models/elsewhere" in capsys.readouterr().err
-    assert main(["check", "--elsewhere", str(file)]) == 0
-    config["applications"][0]["args"] |= {"model": "./here"}
-    file.write_text(yaml.safe_dump(config))
-    assert main(["check", "--elsewhere", str(file)]) == 1
-    assert "./here" in capsys.readouterr().err
-
-
-def test_bounds_that_the_router_would_not_take_are_named(tmp_path: Path, capsys: Captured) -> None:
-    config = yaml.safe_load(FILE.read_text())
-    application = config["applications"][0]
-    application["args"] |= {"min_replicas": 1, "max_replicas": 3}
-    file = tmp_path / "serve.yaml"
-    for asked, status, says in (
-        ({"min_replicas": 2, "max_replicas": 2}, 0, ""),
-        ({"max_replicas": 4}, 1, "Router.user_config.max_replicas is 4; it must be an integer from 1 to 3"),
-    ):
-        application["deployments"] = [{"name": "Router", "user_config": asked}]
-        file.write_text(yaml.safe_dump(config))
-        assert main(["check", str(file)]) == status
-        assert says in capsys.readouterr().err
+    assert router({"min_replicas": 2, "max_replicas": 2}) == (0, "")
+    status, err = router({"max_replicas": 4})
+    assert status == 1
+    assert "Router.user_config.max_replicas is 4; it must be an integer from 1 to 3" in err

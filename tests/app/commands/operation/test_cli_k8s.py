@@ -1,88 +1,65 @@
-"""``spectra k8s render``: what is wrong in an overlay is said before anything is rendered."""
+"""``spectra k8s render`` refuses a wrong overlay before it renders anything."""
 
 from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from app.cli import main
+from tests.support.lacking import lacking
 from tests.support.manifests import FOLDER
+from tests.support.spectra_command import run_here
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Serve warns
     import app.serving.kubernetes.render  # noqa: F401
 
-Render = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def render(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Render:
-    """(status, output, errors) of an overlay of a copy of k8s, in whose Serve config the first text is the second."""
-    folder = tmp_path / "k8s"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("rendered", "crds"))
-
-    def run(overlay: str, was: str = "", now: str = "", *flags: str) -> tuple[int, str, str]:
-        config = folder / "overlays" / overlay / "serve-config.yaml"
-        if was:
-            assert was in config.read_text()
-            config.write_text(config.read_text().replace(was, now))
-        status = main(["k8s", "render", "--folder", str(folder), "--overlay", overlay, *flags])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
-
 
 @pytest.mark.parametrize(
     ("overlay", "was", "now", "says"),
     [
-        ("cpu-demo", "stages: 2", "stagess: 2", "args: stagess is unknown; stages is meant?"),
-        ("cpu-demo", "proxy_location", "proxy_locations", "proxy_locations is unknown to Serve"),
-        ("cpu-demo", "stages: 2", "stages: 0", "stages is 0; it must be at least 1"),
-        ("cpu-demo", "method: auto", "method: magic", "unknown method 'magic'"),
-        ("h100-4stage", "model: /models/llama", "model: ./llama", "model './llama"),
-        ("multi-tenant", "api_keys: /etc", "tenant_header: X\n      api_keys: /etc", "tenant_header"),
+        ("cpu-demo", "stages: 2", "stagess: 2", "serve-config.yaml: .*args: stagess is unknown; stages is meant?"),
+        ("cpu-demo", "proxy_location", "proxy_locations", "serve-config.yaml: .*proxy_locations is unknown to Serve"),
+        ("cpu-demo", "stages: 2", "stages: 0", "serve-config.yaml: .*stages is 0; it must be at least 1"),
+        ("cpu-demo", "method: auto", "method: magic", "serve-config.yaml: .*unknown method 'magic'"),
+        ("h100-4stage", "model: /models/llama", "model: ./llama", "serve-config.yaml: .*model './llama"),
+        (
+            "multi-tenant",
+            "api_keys: /etc",
+            "tenant_header: X\n      api_keys: /etc",
+            "serve-config.yaml: .*tenant_head",
+        ),
+        ("cpu-demos", "", "", "cpu-demo is meant?"),
+        ("mine", "", "", "has cpu-demo, h100-2x4, h100-4stage, h100-spread, multi-tenant"),
+        ("cpu-demo", "", "", "there is no kubectl.*k8s/rendered"),
     ],
 )
-def test_a_serve_config_that_is_wrong_is_not_rendered(
-    render: Render, overlay: str, was: str, now: str, says: str
+def test_a_wrong_overlay_is_not_rendered(
+    overlay: str, was: str, now: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, out, err = render(overlay, was, now)
-    assert (status, out) == (2, "")
-    assert "serve-config.yaml: " in err
-    assert says in err
-
-
-def test_what_does_not_fit_the_pods_is_not_rendered(render: Render) -> None:
-    status, out, err = render("cpu-demo", "grace: 870", "grace: 1000")
-    assert (status, out) == (2, "")
-    has_kubectl = shutil.which("kubectl") is not None
-    assert ("it must be above grace, drain and 5 s, 1005" if has_kubectl else "there is no kubectl") in err
-
-
-def test_an_unknown_overlay_is_named_with_the_nearest(render: Render, tmp_path: Path) -> None:
-    config = tmp_path / "k8s" / "overlays" / "cpu-demos"
-    assert "cpu-demo is meant?" in refusal(tmp_path / "k8s", config.name)
-    assert "has cpu-demo, h100-2x4, h100-4stage, h100-spread, multi-tenant" in refusal(tmp_path / "k8s", "mine")
-    assert "(--folder) has no overlays" in refusal(tmp_path, "cpu-demo")
-
-
-def refusal(folder: Path, overlay: str) -> str:
-    from app.serving.kubernetes.render import render
-    from engine.errors import ConfigError
-
-    with pytest.raises(ConfigError) as raised:
-        render(folder, overlay)
-    return str(raised.value)
-
-
-def test_without_kubectl_it_says_where_rendered_files_are(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    status, out, err = render("cpu-demo")
-    assert (status, out) == (2, "")
-    assert "there is no kubectl" in err
-    assert "k8s/rendered" in err
+    folder = tmp_path / "k8s"
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("rendered", "crds"))
+    if was:
+        config = folder / "overlays" / overlay / "serve-config.yaml"
+        assert was in config.read_text()
+        config.write_text(config.read_text().replace(was, now))
+    ran = run_here("k8s", "render", "--folder", folder, "--overlay", overlay)
+    assert (ran.status, ran.out) == (2, "")
+    start, _, end = says.partition(".*")
+    assert start in ran.err
+    assert end in ran.err
+
+
+@pytest.mark.cluster
+def test_an_overlay_that_does_not_fit_its_pods_is_not_rendered(tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        lacking("kubectl not found")
+    folder = shutil.copytree(FOLDER, tmp_path / "k8s")
+    config = folder / "overlays" / "cpu-demo" / "serve-config.yaml"
+    config.write_text(config.read_text().replace("grace: 870", "grace: 1000"))
+    ran = run_here("k8s", "render", "--folder", folder, "--overlay", "cpu-demo")
+    assert (ran.status, ran.out) == (2, "")
+    assert "it must be above grace, drain and 5 s, 1005" in ran.err

@@ -1,4 +1,4 @@
-"""``spectra keys``: a key is shown once, a file holds only digests, and mistakes leave it as it was."""
+"""``spectra keys``: a key is shown once, a file holds only digests, and a mistake leaves the file unchanged."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ from pathlib import Path
 import pytest
 
 from app.access.key_file import digest_of, read_records
-from app.cli import main
-
-Captured = pytest.CaptureFixture[str]
+from tests.support.spectra_command import run_here
 
 
-def test_a_key_is_printed_once_listed_without_it_and_revoked(tmp_path: Path, capsys: Captured) -> None:
-    file = str(tmp_path / "keys.jsonl")
+def test_a_key_is_printed_once_listed_without_it_and_revoked(tmp_path: Path) -> None:
+    file = tmp_path / "keys.jsonl"
     flags = ("--namespaces", "a, b", "--feeds", "a", "--max-priority", "-3", "--tokens-per-minute", "9", "--days", "2")
-    assert main(["keys", "new", "--file", file, "--tenant", "acme", *flags]) == 0
-    key = capsys.readouterr().out.strip()
-    assert main(["keys", "new", "--file", file, "--tenant", "acme", "--admin"]) == 0
-    other = capsys.readouterr().out.strip()
-    first, second = read_records(Path(file))
+    key = run_here("keys", "new", "--file", file, "--tenant", "acme", *flags).out.strip()
+    other = run_here("keys", "new", "--file", file, "--tenant", "acme", "--admin").out.strip()
+    first, second = read_records(file)
     assert (first.id, first.sha256, first.namespaces, first.feeds) == ("acme-1", digest_of(key), ("a", "b"), ("a",))
     assert (first.max_priority, first.tokens_per_minute, first.admin) == (-3, 9, False)
     assert (second.id, second.sha256, second.admin, second.expires) == ("acme-2", digest_of(other), True, None)
     for more in ([], ["--json"]):
-        assert main(["keys", "list", "--file", file, *more]) == 0
-        said = capsys.readouterr().out
-        assert "acme-1" in said
-        assert not [secret for secret in (key, other, first.sha256) if secret in said]
-    assert key not in Path(file).read_text()
-    assert main(["keys", "revoke", "--file", file, "acme-1"]) == 0
-    assert [record.id for record in read_records(Path(file))] == ["acme-2"]
+        listed = run_here("keys", "list", "--file", file, *more)
+        assert (listed.status, "acme-1" in listed.out) == (0, True)
+        assert not [secret for secret in (key, other, first.sha256) if secret in listed.out]
+    assert key not in file.read_text()
+    assert run_here("keys", "revoke", "--file", file, "acme-1").status == 0
+    assert [record.id for record in read_records(file)] == ["acme-2"]
 
 
 @pytest.mark.parametrize(
@@ -45,12 +40,11 @@ def test_a_key_is_printed_once_listed_without_it_and_revoked(tmp_path: Path, cap
         (("revoke", "old-2"), "there is no key old-2"),
     ],
 )
-def test_a_mistake_is_named_and_leaves_the_file(
-    tmp_path: Path, capsys: Captured, flags: tuple[str, ...], says: str
-) -> None:
+def test_a_mistake_is_named_and_leaves_the_file(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
     file = tmp_path / "keys.jsonl"
-    main(["keys", "new", "--file", str(file), "--tenant", "old"])
+    run_here("keys", "new", "--file", file, "--tenant", "old")
     before = file.read_bytes()
-    assert main(["keys", flags[0], "--file", str(file), *flags[1:]]) == 2
-    assert says in capsys.readouterr().err
+    ran = run_here("keys", flags[0], "--file", file, *flags[1:])
+    assert ran.status == 2
+    assert says in ran.err
     assert file.read_bytes() == before

@@ -1,28 +1,39 @@
-"""A corpus, a snapshot of what the tiny model writes, and ``spectra generate`` in this process."""
+"""A corpus, a snapshot of what the tiny model writes, and ``spectra generate``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
-from app.cli import main
 from app.inputs import builtin_corpus, libraries
-from tests.support.texts_to_look_up import GENERATE, SMALL, TALK, written
+from engine.model.identity import tokenizer_hash
+from retrieval_store.snapshots.snapshot import Description
+from retrieval_store.snapshots.snapshot_writer import write_snapshot
+from tests.support.cli_run import CliRun
+from tests.support.spectra_command import own_cache, own_threads, run_here
+
+__all__ = ["own_cache", "own_threads"]
+
+TALK = {"messages": [{"role": "user", "content": "Sing."}, {"role": "assistant", "content": "Snow falls on the town."}]}
+
+Generate = Callable[..., tuple[dict[str, Any], str]]
+
+
+def write(ids: list[int], model: Path, folder: Path) -> Path:
+    """A snapshot of one text."""
+    about = Description(tokenizer_hash=tokenizer_hash(model), vocab_size=320)
+    write_snapshot([np.array(ids, np.int32)], folder, about)
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test meets another one's snapshots; the command sets the number of threads of the process."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def own_snapshots(own_cache: Path) -> None:
     libraries._opened.cache_clear()
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -36,50 +47,36 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A built-in corpus that takes no time."""
-    monkeypatch.setattr(builtin_corpus, "MAX_CHARS", SMALL)
+    """A built-in corpus of few characters."""
+    monkeypatch.setattr(builtin_corpus, "MAX_CHARS", 20_000)
+
+
+@pytest.fixture(scope="module")
+def ask(tiny_checkpoint: Path) -> Callable[..., CliRun]:
+    prompt = ("--prompt", "The quick brown fox", "--raw", "--max-new-tokens", 40, "--json")
+    return lambda *flags: run_here("generate", "--model", tiny_checkpoint, *prompt, *flags)
 
 
 @pytest.fixture
-def generate(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[dict[str, Any], str]]:
-    """``generate("--method", "rest", ...)``: the JSON line and stderr."""
+def generate(ask: Callable[..., CliRun]) -> Generate:
+    """The JSON line and stderr."""
 
     def run(*flags: object) -> tuple[dict[str, Any], str]:
-        capsys.readouterr()
-        assert main(["generate", "--model", str(tiny_checkpoint), *GENERATE, *map(str, flags)]) == 0
-        said = capsys.readouterr()
-        line: dict[str, Any] = json.loads(said.out)
-        return line, said.err
+        ran = ask(*flags)
+        assert ran.status == 0, ran.err
+        return ran.document, ran.err
 
     return run
 
 
-@pytest.fixture
-def refused(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The last line on stderr of ``spectra generate`` with a ``--retrieval`` that it refuses."""
-
-    def run(*flags: object) -> str:
-        capsys.readouterr()
-        flags = ("--method", "rest", *flags)
-        assert main(["generate", "--model", str(tiny_checkpoint), *GENERATE, *map(str, flags)]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        line = said.err.splitlines()[-1]
-        assert line.startswith("spectra: --retrieval")
-        return line
-
-    return run
-
-
-@pytest.fixture
-def answer(generate: Any) -> list[int]:
-    """What the tiny model writes behind the prompt."""
-    line, _ = generate("--method", "autoregressive")
-    ids: list[int] = line["token_ids"]
+@pytest.fixture(scope="module")
+def answer(ask: Callable[..., CliRun]) -> list[int]:
+    """What the tiny model writes."""
+    ids: list[int] = ask("--method", "autoregressive").document["token_ids"]
     return ids
 
 
 @pytest.fixture
 def snapshot(answer: list[int], tiny_checkpoint: Path, tmp_path: Path) -> Path:
     """A snapshot that knows the answer."""
-    return written(answer, tiny_checkpoint, tmp_path / "snapshot")
+    return write(answer, tiny_checkpoint, tmp_path / "snapshot")

@@ -1,4 +1,4 @@
-"""What is held out, and what is left out."""
+"""Which texts are held out, trained on, cut or left out."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ def some(n: int, per_source: int = 1, first: int = 0) -> list[Example]:
     return [example(f"question {i // per_source}", list(range(100 * i, 100 * i + 20))) for i in every]
 
 
+def sources(examples: list[Example]) -> set[str]:
+    return {example.source for example in examples}
+
+
 @given(st.integers(2, 60), st.integers(1, 3), st.floats(0.01, 0.9))
-def test_a_source_lies_on_one_side_and_nothing_is_lost(n: int, per_source: int, share: float) -> None:
+def test_a_source_is_on_one_side_and_stays_there_when_texts_are_added(n: int, per_source: int, share: float) -> None:
     texts = some(n, per_source)
     try:
         found = split(texts, share, 100)
     except ConfigError:
         return
-    assert {e.source for e in found.train}.isdisjoint(e.source for e in found.held_out)
+    assert sources(found.train).isdisjoint(sources(found.held_out))
     assert sorted([*found.train, *found.held_out], key=lambda e: e.tokens[3]) == texts
     more = split([*texts, *some(20, 1, 300)], share, 100)
     assert sources(found.train) <= sources(more.train)
-    # Where no question hashes to below the share, one is held out all the same, which further ones may free.
+    # Where no hash is below the share, one source is held out all the same; added ones may release it.
     assert sources(found.held_out) <= sources(more.held_out) or len(sources(found.held_out)) == 1
 
 
-def sources(examples: list[Example]) -> set[str]:
-    return {example.source for example in examples}
-
-
-def test_about_the_share_is_held_out() -> None:
+def test_about_the_share_is_held_out_and_one_side_alone_is_refused() -> None:
     assert 60 < len(split(some(1000), 0.1, 100).held_out) < 140
+    with pytest.raises(ConfigError, match="of 3 texts 3 are left to train on and 0 are held out"):
+        split(some(1, 3), 0.1, 100)
 
 
-def test_what_shares_an_ngram_with_a_held_out_text_is_left_out() -> None:
+def test_a_text_that_shares_an_ngram_with_a_held_out_one_is_left_out() -> None:
     texts = some(40)
     before = split(texts, 0.2, 100)
     held = before.held_out[0].written
@@ -53,13 +55,12 @@ def test_what_shares_an_ngram_with_a_held_out_text_is_left_out() -> None:
     nearly = example("nearly", [1, 2, *held[: NGRAM - 1], 3])
     in_prompt = Example(source_of("asked"), [*held, 5, 6, 7, 8], len(held))
     after = split([*texts, alike, nearly, in_prompt], 0.2, 100)
-    for one in (alike, nearly, in_prompt):
-        assert one.source not in {e.source for e in after.held_out}, "another name is needed: this one is held out"
+    assert sources([alike, nearly, in_prompt]).isdisjoint(sources(after.held_out)), "choose other names"
     assert after.train == [*before.train, nearly, in_prompt]
     assert after.shared == 1
 
 
-def test_loops_are_cut_off_and_counted() -> None:
+def test_loops_and_long_texts_are_cut_and_short_ones_left_out() -> None:
     phrase = list(range(8))
     loops, whole = example("loops", [70, 71, *phrase, 90, *phrase, 91, *phrase]), example("whole", [*phrase, 4, 5])
     found = split([loops, whole, *some(30)], 0.2, 100)
@@ -67,25 +68,17 @@ def test_loops_are_cut_off_and_counted() -> None:
     assert kept[loops.source].written == [70, 71, *phrase, 90]
     assert kept[whole.source] == whole
     assert found.loops == 1
-
-
-def test_long_texts_are_cut_and_short_ones_left_out() -> None:
-    found = split([example("short", [1, 2, 3]), example("behind", [*range(9)], prompt=12), *some(30)], 0.2, 14)
+    found = split([example("short", [1, 2, 3]), example("cut away", [*range(9)], prompt=12), *some(30)], 0.2, 14)
     assert found.too_short == 2
     assert {len(e.tokens) for e in (*found.train, *found.held_out)} == {14}
 
 
-def test_texts_that_are_measured_on_are_never_trained_on() -> None:
+def test_texts_that_are_only_measured_on_are_never_trained_on() -> None:
     others, own = some(40), [example(f"question {i}", [*range(9000 + 50 * i, 9020 + 50 * i)]) for i in range(40)]
     found, usual = split(others, 0.2, 100, own), split(others, 0.2, 100)
     assert found.train == usual.train
     assert [e.source for e in found.held_out] == [e.source for e in usual.held_out]
     assert all(e in own for e in found.held_out)
-
-
-def test_one_side_alone_is_refused() -> None:
-    with pytest.raises(ConfigError, match="of 3 texts 3 are left to train on and 0 are held out"):
-        split(some(1, 3), 0.1, 100)
 
 
 def test_the_most_frequent_tokens_are_those_that_were_written_most() -> None:

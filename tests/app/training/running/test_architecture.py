@@ -1,4 +1,4 @@
-"""Drafters are as published, in the target's sizes, but for what is asked; what cannot be is refused."""
+"""Drafters are as published, in the sizes of the target, unless flags change them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from engine.target.whole_texts import WholeTexts
 from tests.support.tiny_models import FAMILIES, VOCAB, saved_model, tiny_model
 
 
-def spec_of(method: Method, family: str = "llama", masks: tuple[int, ...] = (0,), **asked: Any) -> DrafterSpec:
+def spec_of(
+    method: Method, family: str = "llama", masks: tuple[int, ...] = (0,), n_layers: int = 4, **asked: Any
+) -> DrafterSpec:
     check_asked(method, Asked(**asked))
     path = saved_model(family)
-    return new_spec(method, Asked(**asked), path, load_spec(path), masks)
+    return new_spec(method, Asked(**asked), path, replace(load_spec(path), n_layers=n_layers), masks)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_are_shaped_like_the_targets(family: str) -> None:
+def test_layers_are_shaped_like_those_of_the_target(family: str) -> None:
     shape = spec_of("parallelspec-eagle", family).layers
     config = tiny_model(family).config
     assert shape is not None
@@ -39,42 +41,41 @@ def test_layers_are_shaped_like_the_targets(family: str) -> None:
     assert (shape.rms_norm_eps, shape.window) == (config.rms_norm_eps, None)
 
 
-def test_methods_are_as_published() -> None:
-    assert (spec_of("medusa").n_heads, spec_of("medusa").n_head_layers) == (5, 1)
-    assert spec_of("eagle").generation == 3
-    assert spec_of("eagle", generation=1).taps == ()
-    for method in ("parallelspec-eagle", "parallelspec-medusa"):
-        assert (spec_of(method).n_drafts, spec_of(method).has_mask_state, spec_of(method).reads_states) == (
-            5,
-            True,
-            True,
-        )
-    p_eagle = spec_of("p-eagle", masks=(7, 8))
-    assert (p_eagle.layers and p_eagle.layers.n_layers, p_eagle.mask_token_id, p_eagle.has_mask_state) == (4, 7, True)
-    dflash = spec_of("dflash")
-    assert (dflash.n_drafts, dflash.layers and dflash.layers.qk_norm, dflash.causal_block) == (15, True, False)
-
-
-def test_taps_of_a_deep_target_are_the_published_ones() -> None:
-    path = saved_model("llama")
-    deep = replace(load_spec(path), n_layers=32)
-    assert new_spec("eagle", Asked(), path, deep, ()).taps == (1, 15, 28)
-    assert new_spec("dflash", Asked(mask_token=0), path, deep, ()).taps == (1, 8, 15, 22, 29)
-    assert spec_of("eagle").taps == (0, 1)  # of four layers: 1, 1 and 0
-
-
-def test_what_is_asked_is_done() -> None:
-    spec = spec_of("eagle", taps=(3, -1), draft_vocab=40)
-    assert (spec.taps, spec.draft_vocab_size, spec.own_head) == ((3, -1), 40, True)
-    dspark = spec_of(
-        "dflash", sample_from_anchor=True, markov_rank=4, markov_head="rnn", confidence=True, layers=2, mask_token=9
-    )
-    assert (dspark.n_drafts, dspark.markov_rank, dspark.markov_head, dspark.mask_token_id) == (7, 4, "rnn", 9)
-    assert (dspark.has_confidence, dspark.confidence_with_markov) == (True, True)
-    assert spec_of("dflash", causal_block=True, drafts=3).causal_block
-    assert not spec_of("parallelspec-eagle", mask_state="zero").has_mask_state
-    blind = spec_of("parallelspec-medusa", no_states=True)
-    assert (blind.reads_states, blind.has_mask_state) == (False, False)
+@pytest.mark.parametrize(
+    ("method", "asked", "expected"),
+    [
+        ("medusa", {}, {"n_heads": 5, "n_head_layers": 1}),
+        ("eagle", {}, {"generation": 3, "taps": (0, 1)}),  # of four layers: 1, 1 and 0
+        ("eagle", {"n_layers": 32}, {"taps": (1, 15, 28)}),
+        ("dflash", {"n_layers": 32}, {"taps": (1, 8, 15, 22, 29)}),
+        ("eagle", {"generation": 1}, {"taps": ()}),
+        ("eagle", {"taps": (3, -1), "draft_vocab": 40}, {"taps": (3, -1), "draft_vocab_size": 40, "own_head": True}),
+        ("parallelspec-eagle", {}, {"n_drafts": 5, "has_mask_state": True, "reads_states": True}),
+        ("parallelspec-eagle", {"mask_state": "zero"}, {"has_mask_state": False}),
+        ("parallelspec-medusa", {}, {"n_drafts": 5, "has_mask_state": True, "reads_states": True}),
+        ("parallelspec-medusa", {"no_states": True}, {"reads_states": False, "has_mask_state": False}),
+        ("p-eagle", {}, {"mask_token_id": 7, "has_mask_state": True}),
+        ("dflash", {}, {"n_drafts": 15, "causal_block": False}),
+        ("dflash", {"causal_block": True, "drafts": 3}, {"causal_block": True}),
+        (
+            "dflash",
+            {"sample_from_anchor": True, "markov_rank": 4, "markov_head": "rnn", "confidence": True, "mask_token": 9},
+            {
+                "n_drafts": 7,
+                "markov_rank": 4,
+                "markov_head": "rnn",
+                "mask_token_id": 9,
+                "has_confidence": True,
+                "confidence_with_markov": True,
+            },
+        ),
+    ],
+)
+def test_a_drafter_is_as_published_unless_flags_change_it(
+    method: Method, asked: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    spec = spec_of(method, masks=(7, 8), **asked)
+    assert {name: getattr(spec, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -91,17 +92,13 @@ def test_what_is_asked_is_done() -> None:
         ("eagle", {"taps": (1, 4)}, "--taps is 1,4; layers of this target are 0 to 3, each once"),
         ("eagle", {"taps": (1, 1)}, "--taps is 1,1"),
         ("eagle", {"draft_vocab": VOCAB + 1}, f"--draft-vocab is {VOCAB + 1}; the target has {VOCAB} tokens"),
+        ("p-eagle", {"masks": ()}, "--mask-token is None"),
         ("dflash", {"mask_token": VOCAB}, f"--mask-token is {VOCAB}; it must be an id below {VOCAB}"),
     ],
 )
-def test_what_cannot_be_is_refused(method: Method, asked: dict[str, Any], says: str) -> None:
+def test_a_shape_that_cannot_be_trained_is_refused(method: Method, asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        spec_of(method, **asked)
-
-
-def test_a_target_without_a_token_for_masks_is_told_so() -> None:
-    with pytest.raises(ConfigError, match="--mask-token is None"):
-        spec_of("p-eagle", masks=())
+        spec_of(method, **{"masks": (0,), **asked})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,6 @@ def test_a_target_without_a_token_for_masks_is_told_so() -> None:
         ("medusa", {"drafts": 3, "layers": 2}),
         ("eagle", {"generation": 1, "layers": 2}),
         ("eagle", {"draft_vocab": 30, "taps": (-1, 2)}),
-        ("parallelspec-eagle", {"draft_vocab": 30, "mask_state": "zero"}),
         ("parallelspec-medusa", {"no_states": True, "layers": 2}),
         ("p-eagle", {"draft_vocab": 30, "layers": 2}),
         ("dflash", {"causal_block": True, "draft_vocab": 30, "drafts": 4}),
@@ -130,7 +126,7 @@ def test_every_shape_can_be_exported_and_read(method: Method, asked: dict[str, A
     assert all(found.tensors[name].equal(weight) for name, weight in tensors.items())
 
 
-def test_heads_begin_as_the_targets() -> None:
+def test_heads_start_as_copies_of_the_head_of_the_target() -> None:
     model = WholeTexts.load(saved_model("qwen3"), [torch.device("cpu")], torch.float32, 16)
     head = tiny_model("qwen3").lm_head.weight
     ids = torch.tensor([4, 9, 11])
@@ -142,25 +138,20 @@ def test_heads_begin_as_the_targets() -> None:
     torch.testing.assert_close(medusa(states), (states @ head.T)[:, None].expand(-1, 2, -1))
 
 
-def test_the_seed_decides_new_weights_and_masks_are_as_large_as_embeddings() -> None:
-    model = WholeTexts.load(saved_model("llama"), [torch.device("cpu")], torch.float32, 16)
+@pytest.mark.parametrize("method", ["eagle", "parallelspec-eagle", "parallelspec-medusa"])
+def test_new_weights_depend_on_the_seed_and_weigh_embeddings_like_states(method: Method) -> None:
+    model = WholeTexts.load(saved_model("llama"), [torch.device("cpu")], torch.float32, 64)
     before = torch.random.get_rng_state()
-    one, same, other = (
-        new_drafter(spec_of("parallelspec-eagle"), model, None, seed).state_dict() for seed in (0, 0, 1)
-    )
+    spec = spec_of(method, **({"generation": 1} if method == "eagle" else {}))
+    one, same, other = (new_drafter(spec, model, None, seed).state_dict() for seed in (0, 0, 1))
     assert torch.random.get_rng_state().equal(before)
     assert all(weight.equal(same[name]) for name, weight in one.items())
-    assert not one["fc.weight"].equal(other["fc.weight"])
-    size = tiny_model("llama").model.embed_tokens.weight.detach().std()
-    assert one["mask_embeddings"].std() == pytest.approx(float(size), rel=0.3)
-
-
-@pytest.mark.parametrize("method", ["eagle", "parallelspec-eagle", "parallelspec-medusa"])
-def test_an_embedding_counts_like_the_state_beside_it(method: Method) -> None:
-    model = WholeTexts.load(saved_model("llama"), [torch.device("cpu")], torch.float32, 64)
-    asked = {"generation": 1} if method == "eagle" else {}
-    fc = new_drafter(spec_of(method, **asked), model, None, 0).state_dict()["fc.weight"]
+    fc = one["fc.weight"]
+    assert not fc.equal(other["fc.weight"])
     hidden, _ = model.states(torch.randint(0, VOCAB, (4, 64), generator=torch.Generator().manual_seed(0)))
     states = model.shards[-1].norm(hidden)
     of_tokens, of_states = model.embed(torch.arange(VOCAB)) @ fc[:, :32].T, states @ fc[:, 32:].T
     assert float(of_tokens.std() / of_states.std()) == pytest.approx(1, rel=0.3)
+    if "mask_embeddings" in one:
+        size = tiny_model("llama").model.embed_tokens.weight.detach().std()
+        assert one["mask_embeddings"].std() == pytest.approx(float(size), rel=0.3)

@@ -1,0 +1,139 @@
+"""A command line that cannot run ends with status 2 and one sentence: the flag, its value and what is allowed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.spectra_command import run_here
+
+GENERATE = "generate --prompt a"
+BENCH = "bench --methods pld --prompts prompts.jsonl --out out"
+TRAIN = "train --method eagle --out out"
+FIND = "heads find --out out.json"
+PLAN = "plan --model demo --gpus 8 --gpu-memory-gib 80"
+
+FILES = {
+    "prompts.jsonl": b'{"turns": ["a tale"]}',
+    "wrong.jsonl": b'{"turns": ["ok"]}\n{"turns": "not a list"}',
+    "empty.jsonl": b'{"turns": [""]}',
+    "text": b"text",
+    "bytes": b"\xff\xfe\xfd",
+    "broken.yaml": b"a: [",
+    "other.yaml": b"http_options: {}",
+    "service.yaml": b"kind: RayService",
+}
+LIGHT = [  # test_light_commands checks that these import nothing heavy, in a folder without the files above
+    ("serve --method magic", "unknown method 'magic'"),
+    ("serve --model /nowhere", "model '/nowhere' is neither"),
+    ("serve --max-nodes 99999", "--max-nodes is 99999; it must be at most 4096"),
+    ("""serve --pld '{"ngrams": 3}'""", "--pld has no setting 'ngrams'"),
+    ("serve --retrieval /nowhere", "--retrieval /nowhere: no such file or folder"),
+    ("serve --device cuda", "--stage-gpus is 0, but --device is cuda"),
+    (f"{GENERATE} --method magic", "unknown method 'magic'"),
+    (f"{GENERATE} --model /nowhere", "model '/nowhere' is neither"),
+    (f"{GENERATE} --threads 0", "--threads is 0; it must be at least 1"),
+    (f"{GENERATE} --temperature nan", "--temperature is nan; it must be 0 to 2"),
+    ("generate --prompts absent.jsonl", "--prompts absent.jsonl cannot be read"),
+    (f"{BENCH} --methods pld,magic", "unknown method 'magic'"),
+    (f"{BENCH} --model ./absent", "model './absent' is neither"),
+    (f"{BENCH} --repeats 0", "--repeats is 0; it must be at least 1"),
+    (f"{BENCH} --prompts absent.jsonl", "--prompts absent.jsonl cannot be read"),
+    (f"{FIND} --prompts absent.jsonl", "--prompts absent.jsonl cannot be read"),
+    (f"{FIND} --keep 0", "--keep is 0; it must be at least 1"),
+    (TRAIN, "there is nothing to train on: --prompts, --answers or --texts is needed"),
+    (f"{TRAIN} --prompts absent.jsonl", "--prompts absent.jsonl cannot be read"),
+    (f"{TRAIN} --texts absent", "--texts absent does not exist"),
+    (f"{TRAIN} --texts . --held-out 1", "--held-out is 1.0; it must be above 0 and below 1"),
+    (f"{TRAIN} --texts . --steps 0", "--steps is 0; it must be at least 1"),
+    (f"{TRAIN} --texts . --rate -1", "--rate is -1.0; it must be above 0"),
+    (f"{TRAIN} --texts . --taps 1,b", "'1,b' is no list of layers"),
+    (f"{TRAIN} --texts . --answer-method magic", "unknown method 'magic'"),
+    ("bench --methods magic --replay x.jsonl --tokenizer demo", "unknown method 'magic'"),
+    ("bench --methods pld --replay x.jsonl --tokenizer /nowhere", "--tokenizer /nowhere"),
+    ("load --url http://a:1 --prompts absent.jsonl", "--prompts absent.jsonl cannot be read"),
+    ("load --url http://a:1 --concurrency 0", "'0' must be a whole number above 0"),
+    ("corpus build --input x --out y --keep 0", "--keep is 0; it must be at least 1"),
+    ("corpus stats absent", "absent"),
+]
+HEAVY = [
+    (f"{GENERATE} --method medusa", "method 'medusa' needs a drafter"),
+    (f"{GENERATE} --method pld+pld", "twice"),
+    (f"{GENERATE} --dtype int8", "dtype is 'int8'"),
+    (f"{GENERATE} --stages 9", "--stages is 9; it must be 1 to 6"),
+    (f"{GENERATE} --limit 0", "--limit is 0"),
+    (f"{GENERATE} --batch-size 0", "--batch-size is 0"),
+    (f"{GENERATE} --kv-gib -1", "--kv-gib is -1"),
+    (f"{GENERATE} --kv-gib 0.00001", "kv_bytes"),
+    (f"{GENERATE} --device tpu", "--device is tpu"),
+    (f"{GENERATE} --max-new-tokens 0", "--max-new-tokens is 0"),
+    (f"{GENERATE} --max-new-tokens 100000", "exceed the context of"),
+    (f"{GENERATE} --top-p 0", "--top-p is 0"),
+    (f"{GENERATE} --top-k -1", "--top-k is -1"),
+    (f"{GENERATE} --max-nodes -1", "--max-nodes is -1"),
+    (f"{GENERATE} --json --color", "not allowed with"),
+    (f"{GENERATE} --stages 2 --layer-split 1,2", "layer_split is 1,2: 2 stages with 3 layers"),
+    (f"{GENERATE} --stages 2 --stage-memory-gib 0.001", "stage_memory_gib is 0.001 for stage"),
+    (f"{GENERATE} --prediction text --method pld", "prediction+pld"),
+    (f"{GENERATE} --prediction absent", "absent cannot be read"),
+    (f"{GENERATE} --prediction bytes", "not UTF-8"),
+    (f"{GENERATE} --drafter-layers 0,1,2", "drafter_layers needs a drafter"),
+    (f"{GENERATE} --method draft-model", "--draft-model DIR"),
+    (f"{GENERATE} --draft-model .", "--draft-model: "),
+    (f"{GENERATE} --method draft-model --draft-model demo --draft-tokens 0", "--draft-tokens is 0"),
+    (f"{GENERATE} --method rest --retrieval ftp://host/x", "--retrieval: ftp://host/x"),
+    ("generate --prompts wrong.jsonl", "--prompts wrong.jsonl, line 2"),
+    (f"{BENCH} --warm-passes -1", "--warm-passes is -1"),
+    (f"{BENCH} --per-category 0", "--per-category is 0"),
+    (f"{BENCH} --temperature 0,3", "--temperature is 3.0"),
+    (f"{BENCH} --prompts /dev/null", "at least one prompt"),
+    (f"{BENCH} --methods pld,", "empty method"),
+    (f"{BENCH} --temperature hot", "no list of numbers"),
+    (f"{BENCH} --state cold,tepid", "'tepid' is neither cold nor warm"),
+    (f"{BENCH} --retrieval nowhere", "--retrieval nowhere: no such"),
+    (f"{FIND} --max-new-tokens 100000", "no room for 100000"),
+    (f"{FIND} --prompts empty.jsonl --max-new-tokens 1", "no induction head was found in 1 prompts"),
+    (f"{TRAIN} --method medusa --prompts prompts.jsonl --regression 1", "regression is 1.0: medusa drafts no states"),
+    (f"{TRAIN} --method medusa --prompts prompts.jsonl --taps 1", "--taps is given, but medusa has no such thing"),
+    (f"{TRAIN} --prompts prompts.jsonl --taps 1,9", "--taps is 1,9; layers of this target are 0 to 5"),
+    (f"{TRAIN} --method p-eagle --prompts prompts.jsonl --train-depths 2", "it is for eagle"),
+    ("corpus stats", "either DIR"),
+    ("corpus publish here --store there --no-activate --expect 3", "--expect"),
+    ("corpus publish here --store there --unused 0", "billion"),
+    ("corpus list", "--store"),
+    ("corpus list --store ftp://host", "ftp://host"),
+    ("corpus list --store ''", "'' is not a folder"),
+    ("corpus list --store redis://localhost --namespace ..", "no dot first"),
+    ("corpus list --store redis:/host", "'//' is missing"),
+    ("check /nowhere", "/nowhere cannot be read"),
+    ("check broken.yaml", "is not YAML"),
+    ("check other.yaml", "is no Serve config file: it has no applications"),
+    ("check service.yaml", "is a RayService without the text spec.serveConfigV2"),
+    ("doctor --model demo --stages 0", "--stages is 0"),
+    ("doctor --gpu-memory-gib -1", "--gpu-memory-gib is -1.0"),
+    ("doctor --redis http://a", "--redis: "),
+    ("env --haproxy absent/haproxy --install-haproxy", "absent/haproxy: "),
+    ("k8s render --folder . --overlay cpu-demo", "(--folder) has no overlays"),
+    (f"{PLAN} --usable 2", "--usable is 2.0"),
+    (f"{PLAN} --read-gbs fast", "--read-gbs is 'fast'"),
+    (f"{PLAN} --nodes 0", "--nodes is 0"),
+    (f"{PLAN} --profile magic", "--profile is 'magic'"),
+    (f"{PLAN} --model /nowhere", "model '/nowhere' is neither"),
+]
+
+
+@pytest.mark.parametrize(("command", "says"), LIGHT + HEAVY)
+def test_a_command_that_cannot_run_is_refused_in_one_line(
+    command: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    ran = run_here(*shlex.split(command))
+    assert (ran.status, ran.out) == (2, "")
+    last = ran.err.splitlines()[-1]
+    assert last.startswith("spectra")
+    assert says in last
+    assert not list(tmp_path.glob("**/*.json"))

@@ -1,0 +1,89 @@
+"""Settings of methods, by key and by flag."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.cli import parser
+from app.commands.serve import config_from, flag
+from app.composition.speculation import speculator_options
+from app.config.errors import config_of
+from app.config.serve import ServeConfig
+from engine.errors import ConfigError
+from speculators.auto.config import AutoConfig
+from speculators.mixing.combined import CombinationConfig
+from speculators.ngrams.suffix import SuffixConfig
+from speculators.peers.goose import GooseConfig
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.token_recycling import TokenRecyclingConfig
+
+SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
+    "auto": (
+        {"margin": 0.1, "longest_pause": 8, "sources": ["pld"]},
+        AutoConfig(sources=("pld",), longest_pause=8, margin=0.1),
+    ),
+    "successors": (
+        {"top_k": 4, "text_orders": [1, 2], "shared": True},
+        SuccessorConfig(top_k=4, text_orders=(1, 2), shared=True),
+    ),
+    "suffix": ({"mode": "paper", "max_draft": 9}, SuffixConfig(mode="paper", max_draft=9)),
+    "goose": ({"ngrams": [4, 2], "ratios": [0, 0.1, 1]}, GooseConfig(ngrams=(4, 2), ratios=(0.0, 0.1, 1.0))),
+    "token_recycling": ({"mode": "paper", "depth": 3}, TokenRecyclingConfig(mode="paper", depth=3)),
+    "combination": (
+        {"mode": "priority", "weights": {"pld": 2}, "limits": {"pld": 3}},
+        CombinationConfig("priority", weights={"pld": 2.0}, limits={"pld": 3}),
+    ),
+}
+WRONG = [
+    ("auto", "margin", "much"),
+    ("auto", "longest_pause", 0),
+    ("auto", "sources", ["auto"]),
+    ("successors", "top_k", 0),
+    ("successors", "text_orders", [2, 1]),
+    ("suffix", "mode", "fast"),
+    ("adapld", "branches", -1),
+    ("prediction", "least", 0),
+    ("goose", "ngrams", [2, 4]),
+    ("stand", "noise", "white"),
+    ("token_recycling", "depth", 0),
+    ("combination", "limits", {"pld": -1}),
+    ("combination", "mode", "best"),
+]
+
+
+def served(section: str, given: dict[str, Any], *more: str) -> ServeConfig:
+    return config_from(parser().parse_args(["serve", flag(section), json.dumps(given), *more]))
+
+
+@pytest.mark.parametrize("section", SETTINGS)
+def test_settings_reach_their_method_and_unknown_ones_are_refused(section: str) -> None:
+    given, expected = SETTINGS[section]
+    plain = ServeConfig(retrieval="none")  # the built-in texts are then no source of auto
+    by_key = config_of({section: given, "retrieval": "none"})
+    for config in (by_key, served(section, given, "--retrieval", "none")):
+        assert getattr(speculator_options(config), section) == expected
+    assert getattr(speculator_options(plain), section) == type(expected)()
+    says = f"{section} has no setting 'frobnicate'; it has "
+    with pytest.raises(ConfigError, match=says):
+        config_of({section: {"frobnicate": 1}})
+    with pytest.raises(ConfigError, match=says.replace(section, flag(section))):
+        served(section, {"frobnicate": 1})
+
+
+@pytest.mark.parametrize(("section", "field", "value"), WRONG, ids=str)
+def test_a_setting_out_of_range_is_refused_by_name(section: str, field: str, value: Any) -> None:
+    says = f"{section.replace('_', '[-_]')}: .*{field}"
+    with pytest.raises(ConfigError, match=says):
+        config_of({section: {field: value}})
+    with pytest.raises(ConfigError, match=says):
+        served(section, {field: value})
+
+
+@pytest.mark.parametrize(("old", "new"), [(0.1, "0.9"), ("x", "1 - tau_refine")])
+def test_a_setting_that_was_replaced_names_its_successor_and_value(old: float | str, new: str) -> None:
+    says = f"spectra_core has no setting 'tau_refine' any more; explore, .* explore {new} is what tau_refine {old} was"
+    with pytest.raises(ConfigError, match=says):
+        config_of({"spectra_core": {"tau_refine": old}})
