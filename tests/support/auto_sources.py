@@ -16,7 +16,7 @@ from speculators.auto.sharing import share_out
 from speculators.auto.sources import FIRST_DRAFTING
 from speculators.auto.speculator import Auto
 from speculators.testing import HashTarget
-from tests.support.drafts import view
+from tests.support.drafts import Scripted, view
 
 VOCAB = 64
 TARGET = HashTarget(VOCAB)
@@ -28,52 +28,37 @@ def line(per_row: float) -> StepCosts:
     return StepCosts({1: ((1, 1001), (1.0, 1.0 + 1000 * per_row))})
 
 
-class Source:
-    """Drafts chains of ``claim`` per token that are right with probability ``accuracy`` per token; logs its calls."""
+class Source(Scripted):
+    """Drafts chains of ``claim`` per token that are right with probability ``accuracy`` per token, or ``branches``."""
 
     needs = Needs()
 
-    def __init__(
-        self,
-        claim: float | None = 0.9,
-        accuracy: float = 1.0,
-        depth: int = 8,
-        name: str = "source",
-        fails_in: str = "",
-        branches: list[Branch] | None = None,
-    ) -> None:
-        self.name, self.claim, self.accuracy, self.depth, self.fails_in = name, claim, accuracy, depth, fails_in
-        self.branches = branches  # to draft, in place of such chains
-        self.live: set[int] = set()
-        self.asked: list[int] = []  # request ids
-        self.n_observed = 0
+    def __init__(self, claim=0.9, accuracy=1.0, depth=8, name="source", fails_in="", branches=None) -> None:
+        super().__init__(name, branches or [], fails_in, self.needs)
+        self.claim, self.accuracy, self.depth = claim, accuracy, depth
+        self._drafts_chains = branches is None
         self._chance = random.Random(7)
 
-    def _attempt(self, what: str) -> None:
-        if what == self.fails_in:
-            raise RuntimeError(f"{what} is broken")
+    @property
+    def asked(self) -> list[int]:
+        return self.called("propose")
 
-    def begin(self, request: RequestView) -> None:
-        self.live.add(request.request_id)
-        self._attempt("begin")
+    @property
+    def n_observed(self) -> int:
+        return len(self.called("observe"))
+
+    @property
+    def live(self) -> set[int]:
+        return set(self.called("begin")) - set(self.called("end"))
 
     def propose(self, request: RequestView, budget: int) -> list[Branch]:
-        self.asked.append(request.request_id)
-        self._attempt("propose")
-        if self.branches is not None:
-            return list(self.branches)
+        if not self._drafts_chains:
+            return super().propose(request, budget)
+        self.call("propose", request)
         right = TARGET.generate(request.context.view.tolist(), min(self.depth, budget))
         tokens = [token if self._chance.random() < self.accuracy else (token + 1) % VOCAB for token in right]
         scores = None if self.claim is None else [self.claim] * len(tokens)
         return [Branch(tokens, self.name, scores=scores)]
-
-    def observe(self, request: RequestView, outcome: Any) -> None:
-        self.n_observed += 1
-        self._attempt("observe")
-
-    def end(self, request: RequestView) -> None:
-        self.live.discard(request.request_id)
-        self._attempt("end")
 
 
 class Reading(Source):
@@ -161,10 +146,6 @@ def run_step(auto: Auto, request: RequestView, budget: int = 32) -> Any:
     request.context.extend(outcome.tokens)
     auto.observe(request, outcome)
     return draft
-
-
-def first_draft(costs: StepCosts | None, source: Source) -> int:
-    return Decoding(Auto([source], costs)).step()[0]
 
 
 def shared_out(costs: StepCosts, reaches: list[list[float]], batch: int, margin: float | None = None) -> list[int]:

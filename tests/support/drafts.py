@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from engine.composer import compose
-from engine.protocol import Branch, Outcome, RequestView, Speculator
+from engine.protocol import Branch, Needs, Outcome, RequestView, Speculator
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
@@ -20,7 +19,7 @@ REQUEST_FIELDS = {"scope", "namespace", "emitted", "prediction"}
 
 
 def view(prompt: Sequence[int], request_id: int = 0, vocab_size: int = 64, **settings: Any) -> RequestView:
-    """A request; ``settings`` are fields of ``Request`` and of ``SamplingParams``."""
+    """``settings`` are fields of ``Request`` and of ``SamplingParams``."""
     fields = {name: settings.pop(name) for name in REQUEST_FIELDS & settings.keys()}
     return RequestView.of(request_id, Request(list(prompt), SamplingParams(**settings), **fields), vocab_size)
 
@@ -31,7 +30,6 @@ def paths_of(branches: Iterable[Branch]) -> list[Path]:
 
 
 def tree_paths(tree: TokenTree) -> list[Path]:
-    """The path of every node of a composed tree."""
     return _paths(tree.tokens, tree.parents)
 
 
@@ -44,7 +42,6 @@ def _paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
 
 
 def tokens_of(branches: Iterable[Branch]) -> list[int]:
-    """The token of every node, branch by branch."""
     return [token for branch in branches for token in branch.tokens]
 
 
@@ -56,8 +53,38 @@ def first_draft(speculator: Speculator, request: RequestView, budget: int = 64) 
     return branches
 
 
-@dataclass
-class Step:
+class Scripted:
+    """Drafts the branches it was given, ranges cut to the budget; logs its calls, and fails in the named ones."""
+
+    def __init__(self, name="a", branches: Sequence[Branch] | None = None, fails_in="", needs=None) -> None:
+        self.name, self.fails_in, self.needs = name, fails_in, needs or Needs()
+        self.branches = [Branch(range(1, 4), name)] if branches is None else branches
+        self.log: list[tuple[str, int]] = []  # calls and request ids
+
+    def called(self, what: str) -> list[int]:
+        """Ids of the requests of such calls."""
+        return [request_id for name, request_id in self.log if name == what]
+
+    def call(self, what: str, request: RequestView) -> None:
+        self.log.append((what, request.request_id))
+        if what == self.fails_in:
+            raise RuntimeError(f"{what} is broken")
+
+    def begin(self, request: RequestView) -> None:
+        self.call("begin", request)
+
+    def propose(self, request: RequestView, budget: int) -> list[Branch]:
+        self.call("propose", request)
+        return [Branch([*b.tokens[:budget]], b.source) if isinstance(b.tokens, range) else b for b in self.branches]
+
+    def observe(self, request: RequestView, outcome: Outcome) -> None:
+        self.call("observe", request)
+
+    def end(self, request: RequestView) -> None:
+        self.call("end", request)
+
+
+class Step(NamedTuple):
     """One step of a decode run, before the speculator observes it."""
 
     request: RequestView

@@ -126,12 +126,6 @@ def test_free_nodes_are_all_taken_if_they_gain_the_margin_and_expensive_ones_nev
         assert shared_out(FREE, reaches, batch) == [len(reach) if gain > margin else 0 for reach in reaches]
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.09, 0.092, 0.5])
-def test_the_margin_is_the_least_gain_of_a_draft(margin):
-    """One node of 0.2 gives 1.2 tokens in 1.1002 s: 9.07 per cent more than none."""
-    assert shared_out(line(0.1), [[0.2]], 1, margin) == [1 if margin < 0.0907 else 0]
-
-
 def test_requests_without_a_draft_and_extra_time_make_drafts_worth_less():
     costs = StepCosts({1: ((1, 9), (1.0, 1.8)), 8: ((8, 16), (1.0, 1.8))})  # 0.1 s a node, on top of 1 s
     assert shared_out(costs, [[0.3, 0.2]], 1) == [2]

@@ -24,17 +24,7 @@ from tests.support.auto_sources import FREE, TARGET, VOCAB, Decoding, Quick, Rea
     [
         ((), ["pld", "prediction"], ["suffix+token-recycling", "prediction"]),
         (("pld", "spectra-core"), ["pld", "prediction"], ["pld", "spectra-core", "prediction"]),
-        (
-            ("suffix", "token-recycling"),
-            ["suffix+token-recycling", "prediction"],
-            ["suffix+token-recycling", "prediction"],
-        ),
         (("prediction", "token-recycling"), ["token-recycling", "prediction"], ["prediction", "token-recycling"]),
-        (
-            ("token-recycling", "anpd", "pld"),
-            ["anpd", "pld", "prediction"],
-            ["token-recycling", "anpd", "pld", "prediction"],
-        ),
     ],
 )
 def test_the_text_tier_asks_sources_without_needs_and_the_mixed_model_replaces_them(sources, text, every):
@@ -73,19 +63,6 @@ def test_nothing_is_asked_where_nodes_or_batches_are_too_expensive_for_any_draft
     assert (made == [BATCH] * 5) == (source.asked == []) == (tier == OFF)
 
 
-@pytest.mark.usefixtures("steady_clocks")
-@pytest.mark.parametrize(("seconds", "first"), [(4e-4, TEXT), (1.0, FULL)])
-def test_a_request_begins_with_text_where_all_sources_take_a_good_part_of_its_step(seconds, first):
-    quick, full = Quick(claim=0.9), Reading(claim=0.9)
-    costs = StepCosts({1: ((1, 200), (seconds, 1.01 * seconds))})
-    made = Decoding(Auto([full, quick], costs)).decided(12)
-    assert made[0].tier == first
-    assert (full.asked == []) == (first == TEXT)
-    if first == TEXT:
-        assert full.n_observed == 0
-        assert {decision.tier for decision in made} == {TEXT}
-
-
 class OfPrompts(Reading):
     """Needs the ids after prompt positions, too."""
 
@@ -100,7 +77,9 @@ def test_a_source_that_is_not_asked_at_first_begins_when_it_is_or_when_a_prompt_
 ):
     quick, full = Quick(claim=0.9), OfPrompts(claim=0.9)
     auto = Auto([full, quick], StepCosts({1: ((1, 200), (seconds, 1.01 * seconds))}))
-    Decoding(auto).steps(3)
+    made = Decoding(auto).decided(3)
+    assert made[0].tier == (TEXT if later else FULL), "text first, where all sources take a good part of a step"
+    assert (full.asked == []) == later
     second = make_request(5)
     assert auto.needs_of(second.request).prompt_top_k == (0 if later else 4)
     auto.begin(second)
@@ -141,13 +120,6 @@ def test_a_pause_ends_when_drafts_would_have_been_right_meanwhile():
     repetitive = decoding.steps(150)
     assert np.mean(np.array(unpredictable[50:]) > 0) < 0.15
     assert sum(repetitive[60:]) > 90  # soon most tokens are drafted
-
-
-def test_new_requests_of_a_scope_where_drafts_do_not_pay_rest_longer_from_the_start():
-    auto = Auto([Source(claim=0.3, accuracy=0.0)], line(0.5))
-    first = [Decoding(auto, first=number).decided(40) for number in range(20)]
-    asked = [sum(decision is not RESTS for decision in one) for one in first]
-    assert asked[-1] < asked[0] / 2
 
 
 @pytest.mark.usefixtures("steady_clocks")

@@ -1,8 +1,6 @@
-"""Combinations: which nodes are chosen, by which estimates, and what is counted."""
+"""Combinations: which nodes are chosen, by which calibrated estimates, and what is counted."""
 
 from __future__ import annotations
-
-import logging
 
 import numpy as np
 import pytest
@@ -12,37 +10,14 @@ from hypothesis import strategies as st
 from engine.composer import compose
 from engine.errors import UnknownMethodError
 from engine.protocol import Branch, Needs, Outcome
-from engine.scheduling.stats import count_sources
-from engine.tree import ROOT
+from engine.tree import ROOT, TokenTree
+from speculators.mixing.candidates import Candidates
 from speculators.mixing.combined import CombinationConfig, Combined
-from speculators.mixing.estimates import Estimates
+from speculators.mixing.estimates import FIRST_CLAIM, Estimates, tried_nodes
+from speculators.node_counter import NodeCounter
 from speculators.registry import create
 from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
-from tests.support.drafts import paths_of, steps, tokens_of, view
-
-
-class Part:
-    """Proposes the branches it was given, cut to the budget where they are chains of ``range``."""
-
-    def __init__(self, name, branches=(), fails=False, needs=None):
-        self.name, self.branches, self.fails = name, list(branches), fails
-        self.needs = needs or Needs()
-        self.budgets, self.outcomes = [], []
-
-    def begin(self, request):
-        pass
-
-    def propose(self, request, budget):
-        self.budgets.append(budget)
-        if self.fails:
-            raise RuntimeError("broken")
-        return [Branch(b.tokens[:budget], self.name) if isinstance(b.tokens, range) else b for b in self.branches]
-
-    def observe(self, request, outcome):
-        self.outcomes.append(outcome)
-
-    def end(self, request):
-        pass
+from tests.support.drafts import Scripted, paths_of, steps, tokens_of, view
 
 
 def begun(parts, request_id=0, **config):
@@ -72,7 +47,7 @@ PARTS = st.tuples(*(st.lists(trees(name), max_size=3) for name in "abc"))
 
 @given(PARTS, st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
-    combined, request = begun([Part(name, branches) for name, branches in zip("abc", parts, strict=True)])
+    combined, request = begun([Scripted(name, branches) for name, branches in zip("abc", parts, strict=True)])
     estimates = Estimates()
     estimates.begin(0)
     score = {}  # path -> the best estimate of any proposer
@@ -94,7 +69,7 @@ def test_the_most_probable_nodes_of_all_parts_are_chosen(parts, budget):
 
 
 def test_a_batch_gets_what_each_request_would_get_alone():
-    parts = [Part("a", [Branch([1, 2, 3], "a")]), Part("b", [Branch([1, 5], "b", scores=[0.9, 0.1])])]
+    parts = [Scripted("a", [Branch([1, 2, 3], "a")]), Scripted("b", [Branch([1, 5], "b", scores=[0.9, 0.1])])]
     combined = Combined(parts)
     requests = [view([1], i) for i in range(3)]
     for request in requests:
@@ -114,7 +89,9 @@ def test_a_batch_gets_what_each_request_would_get_alone():
 )
 def test_probes_keep_their_share_of_the_budget(n_guesses, n_probes, share, kept):
     probes = [Branch([*range(i, i + 4)], "b", probe=True) for i in (100, 200, 300)[:n_probes]]
-    combined, request = begun([Part("b", probes), Part("a", [Branch([*range(n_guesses)], "a")])], probe_share=share)
+    combined, request = begun(
+        [Scripted("b", probes), Scripted("a", [Branch([*range(n_guesses)], "a")])], probe_share=share
+    )
     tree = compose(combined.propose(request, 16), 16)
     assert (tree.probe.count(False), tree.probe.count(True)) == kept
 
@@ -132,13 +109,15 @@ def test_probes_keep_their_share_of_the_budget(n_guesses, n_probes, share, kept)
     ],
 )
 def test_weights_and_limits_choose_among_sources(budget, config, tokens):
-    combined, request = begun([Part("a", [Branch(range(1, 4), "a")]), Part("b", [Branch(range(7, 10), "b")])], **config)
+    combined, request = begun(
+        [Scripted("a", [Branch(range(1, 4), "a")]), Scripted("b", [Branch(range(7, 10), "b")])], **config
+    )
     assert tokens_of(combined.propose(request, budget)) == tokens
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0, 1000.0])
 def test_no_weight_puts_a_child_before_its_parent(weight):
-    combined, request = begun([Part("a", [Branch([1, 2, 3], "a", scores=[0.5, 0.9, 1.0])])], weights={"a": weight})
+    combined, request = begun([Scripted("a", [Branch([1, 2, 3], "a", scores=[0.5, 0.9, 1.0])])], weights={"a": weight})
     for budget in (1, 2, 3):
         (branch,) = combined.propose(request, budget)
         assert list(branch.tokens) == [1, 2, 3][:budget]
@@ -148,7 +127,7 @@ def test_no_weight_puts_a_child_before_its_parent(weight):
 def test_draws_from_a_distribution_are_not_chosen_by_score():
     q = np.full((2, 9), 1 / 9, np.float32)
     first, drawn = Branch([1, 2], "a", scores=[0.1, 0.1]), Branch([5, 5], "b", q=q)
-    combined, request = begun([Part("a", [first]), Part("b", [drawn])])
+    combined, request = begun([Scripted("a", [first]), Scripted("b", [drawn])])
     branches = combined.propose(request, 3)
     assert [id(branch) for branch in branches] == [id(first), id(drawn)]
     assert compose(branches, 3).tokens == [1, 2, 5]
@@ -163,7 +142,7 @@ def test_draws_from_a_distribution_are_not_chosen_by_score():
     ],
 )
 def test_by_priority_parts_come_in_order_within_the_budget(chains, budget, sizes):
-    parts = [Part(name, [Branch(chain, name)]) for name, chain in zip("abc", chains, strict=False)]
+    parts = [Scripted(name, [Branch(chain, name)]) for name, chain in zip("abc", chains, strict=False)]
     combined, request = begun(parts, mode="priority")
     branches = combined.propose(request, budget)
     assert [branch.source for branch in branches] == [part.name for part in parts]
@@ -171,39 +150,9 @@ def test_by_priority_parts_come_in_order_within_the_budget(chains, budget, sizes
     assert len(compose(branches, budget)) == min(budget, sum(map(len, chains)))
 
 
-def test_a_failing_part_harms_no_other(caplog):
-    parts = [Part("a", fails=True), Part("b", [Branch([2, 3], "b")])]
-    combined, request = begun(parts)
-    for _ in range(3):
-        (branch,) = combined.propose(request, 4)
-        assert branch.tokens == [2, 3]
-        combined.observe(request, Outcome([2], compose([branch], 4), [0]))
-    assert len(parts[0].budgets) == 1
-    assert len(parts[1].outcomes) == 3
-    assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
-
-
 def test_parts_that_need_different_layers_cannot_be_combined():
     with pytest.raises(UnknownMethodError, match=r"a\+b"):
-        Combined([Part("a", needs=Needs(hidden_layer=1)), Part("b", needs=Needs(hidden_layer=2))])
-
-
-def test_first_all_and_sole_proposers_are_counted():
-    """a: 1-2-3, b: 1-2 and 5, c: 5 and 1-9; the target writes 1 2 3, so only a is right about 3."""
-    parts = [
-        Part("a", [Branch([1, 2, 3], "a")]),
-        Part("b", [Branch([1, 2], "b"), Branch([5], "b")]),
-        Part("c", [Branch([5], "c"), Branch([1, 9], "c")]),
-    ]
-    combined, request = begun(parts)
-    tree = compose(combined.propose(request, 10), 10)
-    assert len(tree) == 5
-    accepted = [tree.find([1]), tree.find([1, 2]), tree.find([1, 2, 3])]
-    assert count_sources(tree, accepted) == {
-        "a": (3, 3, 3, 3, 1),  # drafted, accepted, proposed, of these accepted, alone
-        "b": (1, 0, 3, 2, 0),
-        "c": (1, 0, 3, 1, 0),
-    }
+        Combined([Scripted("a", needs=Needs(hidden_layer=1)), Scripted("b", needs=Needs(hidden_layer=2))])
 
 
 @pytest.mark.parametrize("method", ["always-wrong+always-right", "always-right+always-wrong"])
@@ -217,3 +166,111 @@ def test_the_right_part_soon_gets_the_nodes(method, budget):
     taken = [len(step.outcome.tokens) for step in steps(create(method, extra=extra), target, request, 280, budget)]
     assert request.context.view[3:].tolist()[:280] == target.generate(prompt, 280)
     assert sum(taken[-20:]) >= 0.9 * 20 * 5  # four accepted and the bonus token: all that always-right alone gets
+
+
+def tried(estimates, source, claim, hits, depth=1, request_id=0):
+    """Let nodes at a depth be tried, below a path that is accepted."""
+    for hit in hits:
+        tokens = list(range(depth))
+        tree = TokenTree(tokens, [i - 1 for i in range(depth)])
+        claims = [{} for _ in range(depth - 1)] + [{source: claim}]
+        outcome = Outcome([0], tree, range(depth if hit else depth - 1))
+        estimates.observe(request_id, outcome, claims)
+
+
+@pytest.mark.parametrize("claim", [0.3, 0.9])
+def test_claims_are_calibrated_by_what_came_true(claim):
+    estimates = Estimates()
+    for request_id in (0, 1):
+        estimates.begin(request_id)
+    assert estimates.probability(0, "x", 1, claim) == pytest.approx(claim)
+    tried(estimates, "liar", claim, [False] * 40)
+    tried(estimates, "modest", claim, [True] * 40)
+    tried(estimates, "honest", claim, [i % 10 < 10 * claim for i in range(200)])
+    assert estimates.probability(0, "liar", 1, claim) == pytest.approx(0.25 * claim)
+    assert estimates.probability(0, "modest", 1, claim) == pytest.approx(1.0, abs=0.15)
+    assert estimates.probability(0, "honest", 1, claim) == pytest.approx(claim, rel=0.25)
+    assert estimates.probability(0, "liar", 2, claim) == pytest.approx(claim), "other depths have shown nothing"
+    assert estimates.probability(1, "liar", 1, claim) < 0.5 * claim, "a new request starts from what others showed"
+    assert estimates.factor(0, ("liar", 1)) == 0.25
+    assert estimates.factor(0, ("modest", 1)) > 1.0
+
+
+def test_a_source_that_claims_nothing_is_worth_its_rate():
+    estimates = Estimates()
+    estimates.begin(0)
+    assert estimates.probability(0, "x", 3, None) == pytest.approx(FIRST_CLAIM)
+    tried(estimates, "right", None, [True] * 100, depth=3)
+    tried(estimates, "wrong", None, [False] * 100, depth=3)
+    tried(estimates, "half", None, [True, False] * 100, depth=9)
+    assert estimates.probability(0, "right", 3, None) > 0.95
+    assert estimates.probability(0, "wrong", 3, None) < 0.02
+    assert estimates.probability(0, "half", 50, None) == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_requests_own_record_outweighs_the_others():
+    estimates = Estimates()
+    estimates.begin(0)
+    estimates.begin(1)
+    tried(estimates, "x", 0.5, [False] * 60, request_id=0)
+    tried(estimates, "x", 0.5, [True] * 30, request_id=1)
+    assert estimates.probability(0, "x", 1, 0.5) < 0.3 < 0.7 < estimates.probability(1, "x", 1, 0.5)
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.booleans()), max_size=80), st.floats(0.0, 1.0))
+def test_estimates_are_probabilities_whatever_was_claimed(history, claim):
+    estimates = Estimates()
+    estimates.begin(0)
+    for claimed, hit in history:
+        tried(estimates, "x", claimed, [hit])
+        tried(estimates, "y", None, [hit])
+    assert 0.0 < estimates.probability(0, "x", 1, claim) <= 1.0
+    assert 0.0 < estimates.probability(0, "y", 1, None) <= 1.0
+    assert 0.25 <= estimates.factor(0, ("x", 1)) <= 4.0
+
+
+def test_tried_are_the_children_of_what_was_accepted_without_probes():
+    tree = TokenTree([1, 2, 3, 4, 5, 6], [ROOT, ROOT, 0, 0, 1, ROOT], probe=[False] * 5 + [True])
+    assert tried_nodes(tree, [0, 3]) == [0, 1, 2, 3]
+    assert tried_nodes(tree, []) == [0, 1]
+
+
+def test_claims_are_found_again_in_the_composed_tree():
+    candidates = Candidates("x")
+    candidates.add(Branch([1, 2], "a", scores=[0.5, 0.6]), lambda *_: 0.5, 0)
+    candidates.add(Branch([1, 3], "b"), lambda *_: 0.5, 0)
+    tree = compose([Branch([3], "c"), Branch([1, 3, 4], "c"), Branch([1, 2], "c")], 9)
+    assert tree.tokens == [3, 1, 3, 4, 2]
+    assert candidates.claims_of(tree) == [{}, {"a": 0.5, "b": None}, {"b": None}, {}, {"a": 0.6}]
+
+
+CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=6)
+
+
+@given(CHAINS, st.integers(0, 12))
+def test_cut_chains_fill_the_limit_as_the_composer_fills_its_budget(chains: list[list[int]], limit: int) -> None:
+    counter, whole = NodeCounter(), NodeCounter()
+    fits = [counter.add(chain, limit) for chain in chains]
+    tree = compose([Branch(chain, "x") for chain in chains], limit)
+    assert counter.n_nodes == len(tree)
+    for chain, n in zip(chains, fits, strict=True):
+        assert n == 0 or tree.find(chain[:n]) is not None
+        assert n == len(chain) or tree.find(chain[: n + 1]) is None
+        whole.add_branch(Branch(chain, "x"))
+    assert whole.n_nodes == len(compose([Branch(chain, "x") for chain in chains], 100))
+
+
+@given(CHAINS, st.integers(0, 12))
+def test_whole_chains_are_taken_as_the_composer_takes_probes(chains: list[list[int]], limit: int) -> None:
+    counter = NodeCounter()
+    taken = [counter.add_whole(chain, limit) for chain in chains]
+    tree = compose([Branch(chain, "x", probe=True) for chain in chains], limit)
+    assert counter.n_nodes == len(tree)
+    assert [tree.find(chain) is not None for chain in chains] == taken
+
+
+def test_a_tree_branch_counts_its_nodes_once() -> None:
+    counter = NodeCounter()
+    counter.add_branch(Branch([1, 2, 3, 2], "x", parents=[-1, 0, 0, 0]))
+    counter.add_branch(Branch([1, 3, 9], "x"))
+    assert counter.n_nodes == 4

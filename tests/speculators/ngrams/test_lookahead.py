@@ -100,61 +100,12 @@ def test_any_budget_is_kept_and_the_text_stays_right(prompt, budgets, name):
     assert text == target.generate(prompt, len(text))
 
 
-def test_columns_that_do_not_fit_wait_and_the_window_is_a_smaller_one():
-    target = LongMemory(60, 3)
-    config = replace(PAPER, guesses=1)
-    narrow = replace(config, window=3)  # 11 nodes when full
-    budget = 15  # three columns of the window and one guess of four tokens
-    wide = steps(Lookahead(config), target, view([7] * 9, vocab_size=60), 60, budget)
-    small = steps(Lookahead(narrow), target, view([7] * 9, vocab_size=60), 60, ROOMY)
-    n_full = 0
-    for one, other in zip(wide, small, strict=False):
-        columns, expected = split(one.branches)[1], split(other.branches)[1]
-        if len(expected) == 3:
-            n_full += 1
-            assert columns[: len(expected)] == expected[: len(columns)]
-    assert n_full > 10
-
-
-@pytest.mark.parametrize(("budget", "n_guessed", "n_columns"), [(16, 8, 8), (64, 28, 9)])
-def test_the_window_keeps_its_share_of_a_small_budget(budget, n_guessed, n_columns):
-    prompt = [token for i in range(9) for token in (1, 10 + 4 * i, 11 + 4 * i, 12 + 4 * i, 13 + 4 * i)] + [1]
-    request, speculator = view(prompt, vocab_size=500), Lookahead()
-    speculator.begin(request)
-    drafted = split(speculator.propose(request, budget))
-    assert (sum(map(len, drafted[0])), len(drafted[1])) == (
-        n_guessed,
-        n_columns,
-    )  # one node per column of the first row
-    speculator.observe(request, Outcome((), EMPTY_TREE))  # without answers
-    assert split(speculator.propose(request, budget)) == drafted
-
-
 def test_memory_is_bounded():
     speculator = Lookahead(LookaheadConfig(max_keys=16, guesses=2))
     for _ in steps(speculator, LongMemory(1000, 9), view(list(range(300)), vocab_size=1000), 200):
         state = speculator._states[0]
         assert len(state.pool) <= 17
         assert len(state.window.paths) <= 9
-
-
-TEXTS = st.lists(st.integers(0, 3), max_size=30)
-
-
-@pytest.mark.parametrize(
-    ("sequences", "per_key", "drop_prefixes", "kept"),
-    [
-        ([(1,), (2,), (3,), (1,)], 15, False, [(1,), (3,), (2,)]),  # the most recent first
-        ([(0,), (1,), (2,), (3,), (4,)], 3, False, [(4,), (3,), (2,)]),
-        ([(1,), (1, 2), (1, 2, 3), (1, 4)], 15, True, [(1, 4), (1, 2, 3)]),
-    ],
-)
-def test_a_key_keeps_its_most_recent_sequences_without_prefixes(sequences, per_key, drop_prefixes, kept):
-    forward = ForwardDictionary(per_key=per_key, max_keys=100, drop_prefixes=drop_prefixes)
-    for sequence in sequences:
-        forward.add(9, sequence)
-    assert forward[9] == kept
-    assert forward[8] == []
 
 
 @given(st.lists(st.integers(0, 30), max_size=80), st.integers(2, 12))
@@ -167,21 +118,6 @@ def test_keys_are_bounded_and_the_recent_half_always_survives(tokens, max_keys):
     assert all(token in forward for token in recent[: max_keys // 2])
 
 
-@given(TEXTS, TEXTS, st.integers(1, 4))
-def test_learning_text_bit_by_bit_equals_learning_every_window(known, new, longest):
-    text = known + new
-    quick = BackwardDictionary(1000)
-    quick.learn(text, len(known), 1, longest)
-    slow = {
-        tuple(text[end - n : end]): text[end]
-        for end in range(len(known), len(text))
-        for n in range(1, longest + 1)
-        if end - n >= 0
-    }
-    assert len(quick) == len(slow)
-    assert all(quick.get(key) == token for key, token in slow.items())
-
-
 @given(st.lists(st.integers(0, 9), max_size=200), st.integers(10, 40))
 def test_backward_keys_are_bounded_and_the_last_windows_survive(text, max_keys):
     backward = BackwardDictionary(max_keys)
@@ -189,14 +125,3 @@ def test_backward_keys_are_bounded_and_the_last_windows_survive(text, max_keys):
     assert len(backward) <= max_keys + 1
     if len(text) > 1:
         assert backward.get((text[-2],)) == text[-1]
-
-
-def test_the_backward_guess_prefers_longer_keys_and_stops_where_none_hits():
-    backward = BackwardDictionary(100)
-    backward.add((2,), 7)
-    backward.add((1, 2), 3)
-    backward.add((3,), 4)
-    assert backward.extend([0, 1, 2], longest=4, length=5) == (3, 4)
-    assert backward.extend([5, 2], longest=4, length=5) == (7,)
-    assert backward.extend([5], longest=4, length=5) == ()
-    assert backward.extend([0, 1, 2], longest=4, length=1) == (3,)

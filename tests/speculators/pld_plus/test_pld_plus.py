@@ -142,17 +142,6 @@ def test_the_best_occurrence_is_drafted_first_and_others_follow_as_branches(chan
     assert [drafts(one.propose(request, budget)) for one in made] == [drafted] * 2
 
 
-def test_scores_are_chances_that_grow_along_a_span_and_shrink_from_branch_to_branch():
-    request, made = observed()
-    for speculator in made:
-        best, further = speculator.propose(request, 64)
-        for branch in (best, further):
-            assert len(branch.scores) == len(branch.tokens)
-            assert all(0 < low < high < 0.8 for low, high in itertools.pairwise(branch.scores))
-        assert best.scores[0] > further.scores[0]
-        assert best.scores[0] + further.scores[0] < 1
-
-
 @pytest.mark.parametrize(("max_branches", "drafted"), [(2, [[3, 2]]), (4, [[3, 2], [4]])])
 def test_occurrences_with_the_same_continuation_count_once(max_branches, drafted):
     text = [0, *[2, 3] * 8, 2, 4, 0, 2]

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import Outcome
-from engine.tree import EMPTY_TREE
 from retrieval_store.index.index import FixedLibrary
 from retrieval_store.index.memory import MemoryIndex
 from speculators.successors.calls import learn
 from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
-from speculators.successors.corpora import MOST, SAMPLES, corpora_of, count_followers, longest_match
+from speculators.successors.corpora import MOST, corpora_of, count_followers, longest_match
 from speculators.successors.models import Models
 from speculators.successors.speculator import Successors
 from speculators.successors.table import TAIL, learn_text, put_successors
@@ -65,15 +63,6 @@ def test_every_order_up_to_the_longest_match_is_counted_over_all_corpora(corpora
         assert occurs == (order <= longest)
         if occurs:
             assert followers(model, order) == counts
-
-
-def test_frequent_contexts_are_sampled_evenly():
-    documents = [[1, 2]] * 300 + [[1, 3]] * 100
-    model = model_with(documents)
-    assert longest_match(model.lookup, tail_of([1])) == 1
-    counts = followers(model, 1)
-    assert sum(counts.values()) == SAMPLES
-    assert counts[2] == 3 * counts[3]
 
 
 def test_the_number_of_corpora_is_bounded_and_too_large_ones_are_skipped():
@@ -126,16 +115,6 @@ def test_texts_stay_the_plain_ones_and_every_part_is_named(sources):
     assert len(run.output) > 40
     named = {name for (branch,) in filter(None, run.drafts) for names in branch.proposers for name in names}
     assert named == set(sources)
-
-
-def test_an_empty_context_is_looked_up_nowhere():
-    speculator = Successors(SMALL, ALL, library=FixedLibrary(MemoryIndex([[7, 8]])))
-    request = view([])
-    speculator.begin(request)
-    assert speculator.propose(request, 8) == []
-    request.context.extend([7])
-    speculator.observe(request, Outcome([7], EMPTY_TREE))
-    assert 8 in drafted(speculator, request)
 
 
 @pytest.mark.parametrize("right", ALL)

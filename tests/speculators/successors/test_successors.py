@@ -1,4 +1,4 @@
-"""The mixed model as a speculator: well-formed drafts, what it learns, and the noise it may know."""
+"""The mixed model as a speculator: its drafts, what it learns, the noise it may know, and bounds of its memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.composer import compose
 from engine.protocol import Needs, Outcome
 from engine.sampling.noise import gumbel_row
 from engine.top_ids import TopIds
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.successors.config import TARGET, TEXT, SuccessorConfig
 from speculators.successors.learning import learn_prompt, learn_tree
+from speculators.successors.models import MOST_IDLE
 from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE
 from speculators.testing import HashTarget
@@ -41,19 +43,6 @@ def test_drafts_are_well_formed_and_the_text_is_that_of_plain_decoding(sources):
         else:
             assert len(branch.proposers) == len(branch.tokens)
             assert set(branch.proposers) <= {(TEXT,), (TARGET,), BOTH, BOTH[::-1]}
-
-
-def test_the_better_half_is_named_first():
-    speculator = Successors(replace(SMALL, text_orders=(1,), target_orders=(1,), adapt=0.0), BOTH)
-    request = view([1, 2, 1, 2, 1])
-    speculator.begin(request)
-    top = np.array([[2, 7, 8]] * 5, np.int32)
-    logprobs = np.log(np.full((5, 3), 0.3, np.float32))
-    speculator.observe(request, Outcome([], EMPTY_TREE, prompt_top_ids=top, prompt_top_logprobs=logprobs))
-    (branch,) = speculator.propose(request, 8)
-    first = dict(zip(zip(branch.parents, branch.tokens, strict=True), branch.proposers, strict=True))
-    assert first[ROOT, 2] == BOTH  # counts say 2 at 0.28, the target 0.44 x 0.3 of the rest
-    assert first[ROOT, 7] == first[ROOT, 8] == (TARGET,)
 
 
 def test_only_the_target_half_needs_ids_and_only_it_learns_from_them():
@@ -232,3 +221,100 @@ def test_extreme_temperatures_keep_text_and_drafts(temperature, verification):
     if temperature <= 0.1:  # nearly greedy: the best guess is almost certain
         assert all(tokens_of(branches) for branches in run.drafts)
         assert len(run.output) > 1 + len(run.drafts)
+
+
+SHARED = SuccessorConfig(shared=True, target_rows=2048, text_rows=2048)
+
+
+@pytest.mark.parametrize("sources", HALVES)
+def test_models_of_ended_requests_are_used_again_and_keep_nothing_of_them(sources):
+    speculator = Successors(SMALL, sources)
+    models = set()
+    for number in range(4):
+        prompt = [*PROMPT, number, 3 * number]
+        run = Decoding(speculator, SEQUENCES, view(prompt, number))
+        models.add(id(speculator._states[number].addressed))
+        for _ in range(10):
+            run.step()
+        speculator.end(run.request)
+        assert run.drafts == decode(Successors(SMALL, sources), SEQUENCES, view(prompt)).drafts
+    assert len(models) == 1
+    many = [view(PROMPT, number) for number in range(3 * MOST_IDLE)]
+    for one in many:
+        speculator.begin(one)
+    for one in many:
+        speculator.end(one)
+    assert all(len(idle) <= MOST_IDLE for idle in speculator._models._idle.values())
+
+
+def n_bytes(part):
+    if isinstance(part, tuple):
+        return sum(map(n_bytes, part))
+    return part.nbytes if isinstance(part, np.ndarray) else 0
+
+
+def test_memory_is_bounded_as_documented_and_less_for_short_texts():
+    models = Successors(SuccessorConfig(), BOTH)._models
+    model, short = models.new(1_000_000), models.new(50)
+    assert n_bytes(model.target) < 1.01 * 32768 * 144
+    assert n_bytes(model.text) < 1.01 * 32768 * 48
+    assert n_bytes(short.text) < 0.1 * n_bytes(model.text)
+    assert n_bytes(short.target) < 0.6 * n_bytes(model.target)
+
+
+def test_memory_does_not_grow_with_the_text():
+    target = HashTarget(40_000, n_successors=9)
+    speculator = Successors(replace(SMALL, shared=True), BOTH)
+    run = Decoding(speculator, target, view(PROMPT, vocab_size=40_000), budget=8)
+    model = speculator._states[0].addressed.model
+    before = n_bytes(model)
+    for _ in range(300):
+        run.step()
+    assert (model.text.keys != 0).all()
+    assert n_bytes(model) == before
+    assert speculator._states[0].addressed.model is model
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 999), st.sampled_from(HALVES))
+def test_tokens_of_one_scope_never_reach_another(seed, sources):
+    """Scopes write with disjoint tokens, so a foreign one is noticed."""
+    speculator = Successors(replace(SMALL, shared=True), sources)
+    rng = np.random.default_rng(seed)
+    homes = {"a": range(20), "b": range(20, 40)}
+    for request_id, name in enumerate(rng.choice(["a", "b"], 8).tolist()):
+        home = list(homes[name])
+        request = view(rng.choice(home, 12).tolist(), request_id, 40, scope=name)
+        speculator.begin(request)
+        for _ in range(4):
+            branches = speculator.propose(request, 16)
+            assert set(tokens_of(branches)) <= set(home)
+            tree = compose(branches, 16)
+            ids = np.array([rng.choice(home, 16, replace=False) for _ in range(len(tree) + 1)], np.int32)
+            top = TopIds(np.arange(-1, len(tree), dtype=np.int32), ids, np.full(ids.shape, np.log(1 / 20), np.float32))
+            token = int(rng.choice(home))
+            request.context.extend([token])
+            speculator.observe(request, Outcome([token], tree, (), top))
+        speculator.end(request)
+
+
+@pytest.mark.parametrize("sources", HALVES)
+@pytest.mark.parametrize("prompts", [0, 2])
+def test_a_request_starts_with_the_knowledge_of_its_scope_and_where_set_of_its_prompt(sources, prompts):
+    speculator = Successors(replace(SHARED, prompts=prompts), sources)
+
+    def run(prompt, scope):
+        return decode(speculator, SEQUENCES, view(prompt, scope=scope), 15)
+
+    cold = run(PROMPT, "a")
+    again = run(PROMPT, "a")
+    assert len(again.output) > len(cold.output)
+    assert run(PROMPT, "b").drafts == cold.drafts
+    if prompts:  # rollouts of other prompts start cold, and of each scope two prompts are kept
+        other, *more = ([*PROMPT[:-1], last] for last in (40, 41, 42))
+        alone = decode(Successors(replace(SHARED, shared=False), sources), SEQUENCES, view(other), 15)
+        assert run(other, "a").drafts == alone.drafts
+        for prompt in more:
+            run(prompt, "a")
+        assert {scope: len(kept) for scope, kept in speculator._models._shared.items()} == {"a": 2, "b": 1}
+        assert run(PROMPT, "a").drafts == cold.drafts

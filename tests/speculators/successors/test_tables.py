@@ -18,7 +18,6 @@ from speculators.successors.table import (
     TAIL,
     WAYS,
     claim,
-    count_successor,
     find,
     hash_tail,
     learn_text,
@@ -88,50 +87,6 @@ def test_learnt_texts_are_their_counts_however_they_are_cut(text, cut):
         assert (row_of(late, gram) or {}) == followers - before.get(gram, Counter()), "only tokens after the cut count"
 
 
-@given(st.lists(st.integers(0, 6), max_size=40), st.integers(1, 4))
-def test_a_full_row_replaces_its_rarest_successor(tokens, width):
-    table = make_table(4, width, (1,))
-    row = claim(table, key_of([1]))
-    places = []  # [token, count]
-    for token in tokens:
-        count_successor(table, row, token)
-        known = [place for place in places if place[0] == token]
-        if known:
-            known[0][1] += 1
-        elif len(places) < width:
-            places.append([token, 1])
-        else:
-            places[places.index(min(places, key=lambda place: place[1]))] = [token, 1]
-    assert (row_of(table, [1]) or {}) == dict(places)
-
-
-ROWS = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 3), min_size=1, max_size=10),
-        st.lists(st.integers(0, 30), unique=True, max_size=6),
-    ),
-    max_size=25,
-)
-
-
-@given(ROWS)
-def test_the_last_successors_put_after_a_context_are_those_of_all_its_orders(rows):
-    width = 4
-    table = make_table(1 << 12, width, ORDERS)
-    wanted = {}
-    for context, ids in rows:
-        weights = np.linspace(0.5, 0.1, len(ids), dtype=np.float32)
-        table.clock[0] += 1
-        put_successors(table, tail_of(context), array(ids), weights)
-        for order in ORDERS:
-            if order <= len(context):
-                kept = dict(zip(ids[:width], weights[:width].tolist(), strict=True))
-                wanted[tuple(context[-order:])] = kept
-    assert (table.keys != 0).sum() == len(wanted)
-    for gram, successors in wanted.items():
-        assert row_of(table, gram) == successors
-
-
 def test_longer_contexts_keep_fewer_successors():
     table = make_table(64, 12, (1, 2, 3))
     put_successors(
@@ -183,12 +138,7 @@ def build(text, puts, recent, trusts_seed):
     model.trusts.target[:] = rng.uniform(0.02, 0.98, model.trusts.target.shape)
     model.recent_trust[0] = rng.uniform(0.0, 1.0)
     learn_text(model.text, array(text), 0)
-    counts = defaultdict(Counter)
-    for end in range(1, len(text)):
-        for order in CONFIG.text_orders:
-            if order <= end:
-                counts[tuple(text[end - order : end])][text[end]] += 1
-    target = {}
+    counts, target = literal_counts(text, CONFIG.text_orders), {}
     for context, row in puts:
         ids, weights = np.array([i for i, _ in row], np.int32), np.array([w for _, w in row], np.float32)
         put_successors(model.target, tail_of(context), ids, weights)
@@ -240,13 +190,7 @@ def mixed(model, context):
     return n, model.candidates.ids[:n].tolist(), model.candidates.p[:n].copy(), model.candidates.from_text[:n].copy()
 
 
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=50),
-    PUTS,
-    SUCCESSORS,
-    st.integers(0, 9),
-    st.lists(st.integers(0, 5), max_size=9),
-)
+@given(TEXTS.filter(bool), PUTS, SUCCESSORS, st.integers(0, 9), st.lists(st.integers(0, 5), max_size=9))
 def test_mixtures_break_the_stick_from_the_longest_order_down(text, puts, recent, trusts_seed, context):
     model, counts, target = build(text, puts, recent, trusts_seed)
     for place in (text, context, (text + context)[-9:]):

@@ -7,22 +7,13 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.protocol import Needs, Outcome
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.successors.token_recycling import RANK_P, TokenRecycling, TokenRecyclingConfig, rank_tree
 from speculators.testing import HashTarget
-from tests.support.drafts import follow, observe_prompt
+from tests.support.drafts import follow
 from tests.support.successor_runs import PROMPT, view
-
-
-def depths_of(shape):
-    depths = []
-    for parent, _ in shape:
-        depths.append(1 if parent == ROOT else depths[parent] + 1)
-    return depths
 
 
 class LiteralMatrix:
@@ -52,32 +43,6 @@ def test_drafts_are_the_papers_step_by_step(config, budget):
     config = TokenRecyclingConfig("paper", *config)
     target = HashTarget(48, n_successors=2)
     assert follow(TokenRecycling(config), LiteralMatrix(config, 48), target, PROMPT, 60, budget) > 75
-
-
-def test_prompts_in_chunks_fill_the_same_matrix():
-    target, found = HashTarget(48), []
-    prompt = [*PROMPT, *target.generate(PROMPT, 20)]
-    for ends in ([], [1, 8, 9, 20]):
-        speculator, request = TokenRecycling(), view(prompt)
-        speculator.begin(request)
-        observe_prompt(speculator, request, target, ends)
-        found.append(speculator._matrices[0])
-    assert found[0] == found[1]
-    assert list(found[0]) == list(found[1])  # the same row would be dropped first
-    assert set(found[0]) == set(prompt)
-
-
-@given(st.integers(0, 120), st.integers(1, 8), st.integers(1, 12))
-def test_the_shape_is_a_tree_of_ranks_without_gaps(n_nodes, depth, top_k):
-    shape = rank_tree(n_nodes, depth, top_k)
-    assert len(shape) == min(n_nodes, sum(top_k**level for level in range(1, depth + 1)))
-    assert all(ROOT <= parent < node and 0 <= rank < top_k for node, (parent, rank) in enumerate(shape))
-    assert max(depths_of(shape), default=0) <= depth
-    ranks = {}
-    for parent, rank in shape:
-        assert rank == ranks.get(parent, 0)  # the best first, none left out
-        ranks[parent] = rank + 1
-    assert shape == rank_tree(120, depth, top_k)[:n_nodes]
 
 
 @pytest.mark.parametrize(("n_nodes", "depth", "top_k"), [(1, 3, 4), (10, 3, 4), (40, 3, 4), (50, 2, 10), (30, 4, 3)])

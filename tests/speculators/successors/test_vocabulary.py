@@ -13,7 +13,7 @@ from engine.sampling.params import SamplingParams
 from speculators.registry import SpeculatorOptions, create
 from speculators.successors.config import TARGET, SuccessorConfig
 from speculators.successors.models import Models
-from speculators.successors.vocabulary import BELOW, PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, mean_rows, pair_row
+from speculators.successors.vocabulary import BELOW, PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, pair_row
 from tests.support.drafts import first_draft as draft_of
 from tests.support.drafts import tokens_of, view
 from tests.support.engines import complete_all, make_engine, make_target
@@ -60,13 +60,6 @@ def test_pairs_are_of_a_token_and_its_likeliest_successors(read: VocabularyRows)
     assert np.allclose(read.pair_weights, -np.sort(-mean)[:, :PAIR_TOP_K], atol=1e-4)
     found = [pair_row(read, *pair) for pair in (*pairs[:9], (VOCAB, 0), (0, VOCAB))]
     assert found == [*range(9), -1, -1]
-
-
-def test_a_mean_is_over_all_lists_of_rows() -> None:
-    lists = [([[0, 1]], [[0.5, 0.25]]), ([[2, 1]], [[0.75, 0.125]])]
-    ids, weights = mean_rows([(np.tile(i, (70, 1)), np.tile(np.float32(w), (70, 1))) for i, w in lists], 3, 2)
-    assert ids.tolist() == [[2, 0]] * 70
-    assert weights.tolist() == [[0.375, 0.25]] * 70
 
 
 def test_a_file_holds_the_rows_of_one_model(read: VocabularyRows, tmp_path) -> None:
