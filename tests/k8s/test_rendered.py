@@ -14,6 +14,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from app.cli import main
+from app.serving.deploy_file import check_deploy_file
 from tests.support.lacking import lacking
 from tests.support.manifests import FOLDER, OVERLAYS, Document, documents, ray_service
 
@@ -23,8 +24,9 @@ OTHER_SCHEMAS = {"RayService", "Gateway", "HTTPRoute", "ScrapeConfig", "PodMonit
 def test_every_overlay_is_rendered_with_its_serve_config_and_every_component_is_used() -> None:
     assert sorted(path.stem for path in (FOLDER / "rendered").iterdir()) == OVERLAYS
     for overlay in OVERLAYS:
-        config = (FOLDER / "overlays" / overlay / "serve-config.yaml").read_text()
-        assert ray_service(overlay)["spec"]["serveConfigV2"] == config, f"run `spectra k8s render --overlay {overlay}`"
+        config = FOLDER / "overlays" / overlay / "serve-config.yaml"
+        assert check_deploy_file(config, elsewhere=True) == []
+        assert ray_service(overlay)["spec"]["serveConfigV2"] == config.read_text(), f"render {overlay} again"
     texts = [path.read_text() for path in FOLDER.glob("*/*/kustomization.yaml")]
     for component in (FOLDER / "components").iterdir():
         assert any(re.search(rf"/{component.name}\b", text) for text in texts), component.name
@@ -54,7 +56,7 @@ def test_overlays_render_to_the_committed_manifests_and_fit_the_schemas(tmp_path
         assert main(["k8s", "render", "--folder", str(FOLDER), "--overlay", overlay, "--output", str(output)]) == 0
         rendered: list[Document] = list(yaml.load_all(output.read_text(), yaml.CSafeLoader))
         # Documents, not bytes: versions of kubectl write the same objects in another order.
-        assert by_name(rendered) == by_name(documents(overlay)), f"run `spectra k8s render --overlay {overlay}`"
+        assert by_name(rendered) == by_name(documents(overlay)), f"render {overlay} again"
         for document in rendered:
             if document["kind"] == "RayService":
                 assert [error.message for error in kuberay.iter_errors(document)] == []

@@ -21,6 +21,7 @@ PICTURES = os.environ.get("PLAYGROUND_PICTURES")  # the folder to which tests wr
 def server() -> Iterator[Server]:
     with running(Path("demo"), FLAGS) as server:
         yield server
+        assert server.process.poll() is None, server.log.read_text()
 
 
 @pytest.fixture(scope="package")

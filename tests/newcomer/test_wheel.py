@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
-import tempfile
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from app.demo.paths import DEMO
 from app.version import VERSION
 from tests.support.installation import ROOT, build_wheel, install, packages
-from tests.support.server_process import Server
+from tests.support.server_process import running
 
 pytestmark = pytest.mark.matrix
 
@@ -63,16 +62,11 @@ def test_commands_run_outside_of_the_checkout(installed: Path, tmp_path: Path) -
 
 
 def test_the_installed_server_answers_with_the_demo_model_of_the_wheel(installed: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="fs-") as folder:
-        server = Server(Path(DEMO), Path(folder), (), program=installed)
-        try:
-            assert server.first_line.startswith("Ready: "), server.log.read_text()
-            answer = server.openai.chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "What is 3 + 4?"}], temperature=0
-            )
-            assert "7" in (answer.choices[0].message.content or "")
-            command = [installed.with_name("python"), "-c", "import app; print(app.__file__)"]
-            where = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-            assert where.stdout.startswith(str(installed.parents[1]))
-        finally:
-            server.close()
+    with running(Path(DEMO), (), program=installed) as server:
+        answer = server.openai.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "What is 3 + 4?"}], temperature=0
+        )
+        assert "7" in (answer.choices[0].message.content or "")
+        command = [installed.with_name("python"), "-c", "import app; print(app.__file__)"]
+        where = subprocess.run(command, cwd=server.folder, capture_output=True, text=True)
+        assert where.stdout.startswith(str(installed.parents[1]))
