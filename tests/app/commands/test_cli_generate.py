@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -11,14 +12,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from app.reporting.colours import PLAIN, coloured
 from engine.step_cost import StepCosts
-from tests.support.spectra_command import Lines, generated
+from tests.support.spectra_command import Lines, generated, run_here
 
 KEYS = (
     *("index", "turn", "text", "token_ids", "finish_reason", "prompt_tokens", "target_forwards", "drafted_tokens"),
     *("accepted_tokens", "tokens_per_forward", "seconds", "step_tokens", "max_nodes_used", "by_source"),
 )
 EOS = 2
+ESCAPE = re.compile(r"\x1b\[(\d+)m")
 PROMPTS = ["The quick brown fox", "Snow falls on the quiet town", "Speculation drafts tokens"]
 
 Generate = Callable[..., Lines]
@@ -163,3 +166,26 @@ def test_more_prompts_than_the_queue_of_a_server_holds_are_all_answered(
 ) -> None:
     lines = generate("--prompts", questions([["hi"]] * 300), "--raw", "--max-new-tokens", 1, "--batch-size", 300)
     assert [line["index"] for line in lines] == list(range(300))
+
+
+def test_colours_change_no_text_and_the_legend_counts_accepted_tokens(tiny_checkpoint: Path) -> None:
+    prompt = ("--prompt", "the quick brown fox and the quick brown fox", "--raw", "--max-new-tokens", 40)
+    flags = (*prompt, "--method", "pld+token-recycling", "--temperature", 0.5, "--seed", 3)
+    [line] = generated(tiny_checkpoint, *flags)
+    shown = run_here("generate", "--model", tiny_checkpoint, *flags, "--color").out
+    text, _, figures = shown.rpartition("\n[")
+    text, _, legend = text.rpartition("\n")
+    assert ESCAPE.sub("", text) == line["text"]
+    assert figures.startswith(f"{len(line['token_ids'])} tokens in {line['target_forwards']} forwards")
+    counts = dict(entry.rsplit(" ", 1) for entry in ESCAPE.sub("", legend).split(", "))
+    for name, source in line["by_source"].items():
+        assert counts.get(name, "0") == str(source["accepted"])
+    in_text, in_legend = ({*ESCAPE.findall(part)} for part in (text, legend))
+    assert in_text == in_legend
+    assert len(in_legend) > 1
+
+
+def test_a_colour_ends_at_the_end_of_a_line_and_the_targets_own_tokens_have_none() -> None:
+    text, legend = coloured([("one\n\ntwo", "a"), (" three", None), ("!", "b"), ("", None)]).rsplit("\n", 1)
+    assert text == f"\x1b[36mone{PLAIN}\n\n\x1b[36mtwo{PLAIN} three\x1b[33m!{PLAIN}"
+    assert legend == f"\x1b[36ma 1{PLAIN}, \x1b[33mb 1{PLAIN}, the target's own 1"

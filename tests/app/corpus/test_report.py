@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-from matplotlib.image import imread
 
 from app.corpus.figures import Choice, dropped, figures, quantiles, totals
-from app.corpus.histogram import draw
 from app.corpus.inputs import Input
 from app.corpus.report import table
 from retrieval_store.refine.texts import ROW
@@ -28,24 +25,6 @@ def choice(perplexities: list[float], kept: list[bool], sources: list[int] | Non
 
 def inputs(n: int) -> list[Input]:
     return [Input(f"folder/in{i}.txt", Path(), "", 5) for i in range(n)]
-
-
-@pytest.mark.parametrize(
-    ("perplexities", "kept", "sources", "is_per_input"),
-    [
-        ([2.0, 1e9, INF, NAN], [True, False, False, False], None, True),
-        ([1.0, 2.0, 50.0, 60.0], [True, True, False, False], [0, 0, 1, 1], True),  # nothing kept of the second
-        ([2.0 + i for i in range(30)], [i < 20 for i in range(30)], list(range(30)), False),
-    ],
-)
-def test_any_corpus_has_a_histogram(
-    perplexities: list[float], kept: list[bool], sources: list[int] | None, is_per_input: bool, tmp_path: Path
-) -> None:
-    made = choice(perplexities, kept, sources, is_per_input=is_per_input)
-    draw(made, inputs(max(sources or [0]) + 1), "a title", tmp_path / "p.png")
-    height, width, _ = imread(tmp_path / "p.png").shape
-    assert width > 900
-    assert height > 250
 
 
 def test_every_text_is_counted_once() -> None:

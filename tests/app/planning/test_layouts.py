@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from app.planning.cluster import Cluster
-from app.planning.hardware import Hardware, derived_profile, spread
+from app.planning.hardware import Hardware, spread
 from app.planning.layouts import BLOCK, Drafts, Layout, Wanted, chosen, layouts
 from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
 from engine.simulated.profile import PROFILES
-from tools.shapes import llama_8b, llama_70b
+from tools.shapes import llama_70b
 
 USABLE = 72 * GIB
 SEVENTY = ModelSizes.of(llama_70b(), torch.bfloat16)
@@ -67,22 +67,6 @@ def test_streams_are_divided_among_replicas_and_all_counted() -> None:
         [layout] = planned(gpus, 2)
         assert layout.replicas == gpus // 2
         assert {rate.streams: rate.plain for rate in layout.rates}[8] == pytest.approx(expected)
-
-
-def test_a_derived_profile_reads_weights_once_per_step_or_waits_for_launches() -> None:
-    sizes = ModelSizes.of(llama_8b(), torch.bfloat16)
-    ranges = sizes.split(1)
-    read = (sizes.bytes - sizes.weights.embed) / 4.3e12
-    graphs = derived_profile(sizes, ranges, Hardware(launch_s=0.0))
-    assert graphs.base_s == pytest.approx(read)
-    assert graphs.flat_rows == pytest.approx(790e12 / 4.3e12, rel=0.01)  # bytes of bf16 weights are twice as many
-    assert derived_profile(sizes, ranges, Hardware()).base_s == pytest.approx((32 * 40 + 48) * 6e-6)
-    assert derived_profile(sizes, sizes.split(2), Hardware(launch_s=0.0)).base_s < graphs.base_s
-    config = llama_8b()
-    config.tie_word_embeddings = True
-    tied = ModelSizes.of(config, torch.bfloat16)  # a tied head is read, too
-    assert tied.bytes < sizes.bytes
-    assert derived_profile(tied, tied.split(1), Hardware(launch_s=0.0)).base_s == graphs.base_s
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def test_a_snapshot_is_published_replaced_and_brought_back(
     url = store if "://" in store else Path(store).as_uri()
     first, second, third = versions
     flags = ("--store", store)
+    if "://" in store:
+        assert "wrong-one" not in refusal("list", "--store", store.replace("redis://", "redis://:wrong-one@"))
     assert refusal("rollback", *flags)
     assert url in refusal("stats", *flags)
     ran = corpus("publish", snapshots[0], *flags)
@@ -96,9 +98,7 @@ def test_a_snapshot_is_published_replaced_and_brought_back(
     known = listed(*flags)
     assert (known["store"], known["namespace"]) == (url, "default")
     assert (known["current"], known["revision"]) == (second, 2)
-    assert {one["version"]: one["is_current"] for one in known["versions"]} == dict(
-        zip(versions, (0, 1, 0), strict=True)
-    )
+    assert [one["version"] for one in known["versions"]] == versions
     expires = [one["expires_at"] for one in known["versions"]]
     assert [at is None for at in expires] == [False, True, False]
     assert 0 < expires[2] - time.time() <= 10**6
@@ -133,7 +133,6 @@ def test_stats_describe_a_folder_and_the_current_snapshot_of_a_store(
     shown = facts(of_folder)
     assert shown["version"] == manifest.version
     assert (shown["texts"], shown["tokens"], shown["perplexity"]) == ("2", "9", "1.25 to 7.50")
-    assert shown["tokenizer"] == "t" * 32 + ", 4,096 ids"
     assert shown["model"] == "demo-target " + "c" * 32
     assert shown["talk.jsonl"] == "2 of 10 texts kept"
     unrefined = facts(corpus("stats", snapshots[0]))
@@ -223,11 +222,3 @@ def test_a_store_that_does_not_answer_is_named_without_its_password(snapshots: l
         assert "--store" in said
         assert "127.0.0.1:1" in said
         assert PASSWORD not in said
-
-
-@pytest.mark.cluster
-def test_a_wrong_password_is_reported_and_not_shown() -> None:
-    with RedisServer("--requirepass", PASSWORD) as server:
-        said = refusal("list", "--store", server.url.replace("redis://", "redis://:wrong-one@"))
-    assert "--store" in said
-    assert "wrong-one" not in said

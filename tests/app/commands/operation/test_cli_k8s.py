@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lacking import lacking
 from tests.support.manifests import FOLDER
 from tests.support.spectra_command import run_here
 
@@ -51,15 +50,3 @@ def test_a_wrong_overlay_is_not_rendered(
     start, _, end = says.partition(".*")
     assert start in ran.err
     assert end in ran.err
-
-
-@pytest.mark.cluster
-def test_an_overlay_that_does_not_fit_its_pods_is_not_rendered(tmp_path: Path) -> None:
-    if shutil.which("kubectl") is None:
-        lacking("kubectl not found")
-    folder = shutil.copytree(FOLDER, tmp_path / "k8s")
-    config = folder / "overlays" / "cpu-demo" / "serve-config.yaml"
-    config.write_text(config.read_text().replace("grace: 870", "grace: 1000"))
-    ran = run_here("k8s", "render", "--folder", folder, "--overlay", "cpu-demo")
-    assert (ran.status, ran.out) == (2, "")
-    assert "it must be above grace, drain and 5 s, 1005" in ran.err

@@ -1,4 +1,4 @@
-"""``spectra heads find``, and where other commands and servers take the heads of ``pld-plus-a`` from."""
+"""``spectra heads find`` and ``vocabulary read``, and where other commands and servers find their files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from app.composition.speculation import served_speculators
 from app.config.serve import ServeConfig
 from app.serving.preflight import check_model
 from app.speculation import heads
+from app.speculation.vocabulary import known_rows, rows_file
 from engine.errors import ConfigError, UnknownMethodError
 from engine.model.identity import model_hash
+from engine.model.loader import load_spec
 from engine.protocol import Needs
 from speculators.pld_plus.induction_heads import read_heads
 from speculators.pool import SpeculatorPool
@@ -139,3 +141,23 @@ def test_a_server_refuses_a_layer_or_head_that_its_model_lacks(tiny_checkpoint: 
     ):
         with pytest.raises(ConfigError, match=says):
             check_model(ServeConfig(model=str(tiny_checkpoint), **settings), is_local=True)
+
+
+def test_rows_that_were_read_once_are_used_from_then_on_unless_the_file_is_broken(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = load_spec(tiny_checkpoint)
+    assert known_rows(tiny_checkpoint, spec) is None
+    done = run_here("vocabulary", "read", "--model", tiny_checkpoint, "--stages", 2)
+    file = rows_file(tiny_checkpoint)
+    assert done.status == 0
+    assert f"{spec.vocab_size} tokens" in done.out
+    rows = known_rows(tiny_checkpoint, spec)
+    assert rows is not None
+    assert rows.ids.shape == (spec.vocab_size, 16)
+    served = served_speculators(ServeConfig(model=str(tiny_checkpoint)))
+    assert served.vocabulary is not None
+    assert (served.vocabulary.ids == rows.ids).all()
+    file.write_bytes(b"half")
+    assert known_rows(tiny_checkpoint, spec) is None
+    assert str(file) in capsys.readouterr().err

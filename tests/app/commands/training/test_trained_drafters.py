@@ -44,8 +44,6 @@ def test_a_drafter_that_does_not_fit_the_flags_is_refused(tiny_checkpoint: Path,
     for flags, says in (
         (("--drafter", folder, "--method", "eagle"), "the drafter given is of method 'p-eagle'"),
         (("--drafter", folder, "--method", "p-eagle", "--drafter-layers", "0,1,9"), "has no layer 9"),
-        (("--drafter", folder, "--drafter-layers", "all"), "drafter_layers is 'all'"),
-        (("--drafter", folder, "--drafter-depth", 0), "depth is 0; it must be 1 to 32"),
         (("--drafter", tmp_path.parent, "--method", "eagle"), "config.json cannot be read"),
     ):
         ran = run_here("generate", "--model", tiny_checkpoint, "--prompt", "hi", *flags)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ __all__ = ["own_cache", "own_threads"]
 
 TALK = {"messages": [{"role": "user", "content": "Sing."}, {"role": "assistant", "content": "Snow falls on the town."}]}
 
-Generate = Callable[..., tuple[dict[str, Any], str]]
+Generate = Callable[..., CliRun]
 
 
 def write(ids: list[int], model: Path, folder: Path) -> Path:
@@ -52,27 +51,15 @@ def small_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def ask(tiny_checkpoint: Path) -> Callable[..., CliRun]:
+def generate(tiny_checkpoint: Path) -> Generate:
     prompt = ("--prompt", "The quick brown fox", "--raw", "--max-new-tokens", 40, "--json")
     return lambda *flags: run_here("generate", "--model", tiny_checkpoint, *prompt, *flags)
 
 
-@pytest.fixture
-def generate(ask: Callable[..., CliRun]) -> Generate:
-    """The JSON line and stderr."""
-
-    def run(*flags: object) -> tuple[dict[str, Any], str]:
-        ran = ask(*flags)
-        assert ran.status == 0, ran.err
-        return ran.document, ran.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
-def answer(ask: Callable[..., CliRun]) -> list[int]:
+def answer(generate: Generate) -> list[int]:
     """What the tiny model writes."""
-    ids: list[int] = ask("--method", "autoregressive").document["token_ids"]
+    ids: list[int] = generate("--method", "autoregressive").document["token_ids"]
     return ids
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -32,7 +31,6 @@ from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from tests.app.inputs.libraries.conftest import TALK, Generate, write
 from tests.support.redis_server import RedisServer
-from tests.support.spectra_command import run_here
 
 
 def publish(folder: Path, where: str, namespace: str = "default") -> str:
@@ -116,7 +114,7 @@ def place(request: pytest.FixtureRequest, snapshot: Path, tmp_path: Path) -> Ite
     indirect=["place"],
 )
 def test_every_form_drafts_and_changes_no_text(method: str, place: str, answer: list[int], generate: Generate) -> None:
-    line, _ = generate("--method", method, "--retrieval", place)
+    line = generate("--method", method, "--retrieval", place).document
     assert line["token_ids"] == answer
     assert line["drafted_tokens"] > 0
     if "text" not in place and place != "builtin":  # snapshots hold the answer
@@ -128,8 +126,8 @@ def test_the_namespace_chooses_among_the_snapshots_of_a_store(
 ) -> None:
     where = str(tmp_path / "store")
     publish(snapshot, where, "tenant-2")
-    line, _ = generate("--method", "rest", "--retrieval", where, "--retrieval-namespace", "tenant-2")
-    assert line["accepted_tokens"] > 0
+    ran = generate("--method", "rest", "--retrieval", where, "--retrieval-namespace", "tenant-2")
+    assert ran.document["accepted_tokens"] > 0
     make = library_at(where, str(tiny_checkpoint), "tenant-2")
     assert make is not None
     first = make.label
@@ -149,15 +147,15 @@ def test_while_a_store_is_down_the_snapshot_fetched_last_is_used_with_a_warning(
     with RedisServer() as server:
         version = publish(snapshot, server.url)
         flags = ("--method", "rest", "--retrieval", server.url)
-        online, said = generate(*flags)
-        assert said == ""
+        online = generate(*flags)
+        assert online.err == ""
         server.kill()
         libraries._opened.cache_clear()
-        offline, said = generate(*flags)
-        [line] = said.splitlines()
+        offline = generate(*flags)
+        [line] = offline.err.splitlines()
         assert line.startswith(f"spectra: --retrieval: {server.url}: ")
         assert f"going on with version {version}, which was fetched earlier" in line
-        assert offline["step_tokens"] == online["step_tokens"]
+        assert offline.document["step_tokens"] == online.document["step_tokens"]
         shutil.rmtree(snapshot_folder())
         libraries._opened.cache_clear()
         assert "no snapshot was fetched from there before" in refusal(server.url, tiny_checkpoint)
@@ -183,22 +181,3 @@ def test_a_library_that_cannot_be_read_is_refused_by_name(
     said = refusal(where, tiny_checkpoint) + repr(library_at(where, str(tiny_checkpoint)))
     assert "127.0.0.1:1" in said
     assert "open-sesame" not in said
-
-
-def test_benches_and_replays_report_the_snapshot_they_read(
-    answer: list[int], snapshot: Path, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    version = publish(snapshot, str(tmp_path / "store"), "logs")
-    (tmp_path / "q.jsonl").write_text(json.dumps({"turns": ["The quick brown fox"]}))
-    replayed = {"prompt": "The quick brown fox", "answer": load_tokenizer(tiny_checkpoint).decode(answer)}
-    (tmp_path / "logs.jsonl").write_text(json.dumps(replayed))
-    bench = ("bench", "--methods", "rest", "--retrieval", tmp_path / "store", "--retrieval-namespace", "logs")
-    runs = [
-        ("--model", tiny_checkpoint, "--prompts", tmp_path / "q.jsonl", "--max-new-tokens", 8, "--out", tmp_path / "o"),
-        ("--tokenizer", tiny_checkpoint, "--replay", tmp_path / "logs.jsonl"),
-    ]
-    for flags in runs:
-        ran = run_here(*bench, *flags)
-        assert ran.status == 0, ran.err
-        assert ran.document["settings"]["retrieval"].endswith(version)
-    assert ran.tau("rest") > 1
