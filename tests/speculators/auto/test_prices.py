@@ -141,7 +141,7 @@ def test_shares_with_read_back_rows_are_those_of_sorting_all_nodes(seed):
     """The slow way: every number of best nodes, one after another."""
     rng = np.random.default_rng(seed)
     lists = [sorted(rng.choice([0.9, 0.5, 0.3, 0.1, 0.02], rng.integers(0, 9)), reverse=True) for _ in range(5)]
-    heard = (rng.random(5) < 0.5).tolist()
+    reads_back = (rng.random(5) < 0.5).tolist()
     price = Prices(PRICED).of(16, 100.0, sum(map(len, lists)))
     price.factor, price.extra = 1.3, float(rng.random())
     drafting = float(0.2 * rng.random())
@@ -149,9 +149,11 @@ def test_shares_with_read_back_rows_are_those_of_sorting_all_nodes(seed):
     best, expected = 16 / price.now, [0] * 5
     for n in range(1, len(nodes) + 1):
         taken = nodes[:n]
-        n_read = sum(heard) + sum(heard[i] for _, i, _ in taken)
-        seconds = float(price.wider[n]) + price.extra + (price.reading + price.read_row * n_read if any(heard) else 0.0)
+        n_read = sum(reads_back) + sum(reads_back[i] for _, i, _ in taken)
+        seconds = (
+            float(price.wider[n]) + price.extra + (price.reading + price.read_row * n_read if any(reads_back) else 0.0)
+        )
         rate = (16 + sum(-p for p, _, _ in taken)) / (1.3 * seconds + drafting)
         if rate > best * (1 + 1e-12):
             best, expected = rate, [sum(i == owner for _, owner, _ in taken) for i in range(5)]
-    assert share_out(lists, heard, price, drafting, 0.0) == expected
+    assert share_out(lists, reads_back, price, drafting, 0.0) == expected

@@ -44,7 +44,7 @@ def published(documents: list[list[int]], context: list[int]) -> Counter[Path]:
 
 
 @given(DOCUMENTS, CONTEXT, st.integers(1, 20))
-def test_with_the_papers_settings_the_draft_is_the_papers(documents, context, budget):
+def test_rest_with_the_papers_settings_drafts_as_the_paper(documents, context, budget):
     trie = published(documents, context)
     branches = propose(documents, context, RestConfig.paper(), budget)
     drafted = paths_of(branches)
@@ -60,7 +60,7 @@ def test_with_the_papers_settings_the_draft_is_the_papers(documents, context, bu
 
 
 @given(DOCUMENTS, CONTEXT, st.integers(0, 70))
-def test_the_draft_is_one_tree_within_the_budget_and_its_scores_are_probabilities(documents, context, budget):
+def test_rest_drafts_one_tree_within_the_budget_with_probabilities_as_scores(documents, context, budget):
     branches = propose(documents, context, budget=budget)
     for branch in branches:
         made = paths_of([branch])
@@ -82,7 +82,7 @@ def test_the_draft_is_one_tree_within_the_budget_and_its_scores_are_probabilitie
         ([[1, 2, 3, 4, 5], [9, 3, 4, 6], [9, 3, 4, 6]], 64, [(4,), (4, 5), (4, 6)], [(4,), (4, 5)]),
     ],
 )
-def test_continuations_of_the_last_token_fill_what_a_long_match_leaves(documents, budget, filled, alone):
+def test_continuations_of_the_last_token_fill_the_rest_of_the_budget(documents, budget, filled, alone):
     [branch] = propose(documents, [1, 2, 3], budget=budget)
     [long] = propose(documents, [1, 2, 3], RestConfig(fill=False), budget)
     assert (paths_of([branch]), paths_of([long])) == (filled, alone)
@@ -137,7 +137,7 @@ def test_the_text_of_one_namespace_is_never_drafted_for_another(make: Make) -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), TOKENS, st.booleans()), max_size=20), st.lists(TOKENS, max_size=3))
-def test_tenants_stay_apart_through_any_row_of_drafts_and_replacements(steps, shared):
+def test_tenants_stay_apart_through_any_sequence_of_drafts_and_replacements(steps, shared):
     """Tenant a's words are 10 to 15, tenant b's 20 to 25, everybody's 0 to 5; contexts mix them."""
     base = MemoryIndex(shared)
     words = {"a": 10, "b": 20}
@@ -185,7 +185,7 @@ def test_indexes_are_drafted_from_in_order(make: Make, corpora, context, budget:
     assert drafted(make(FixedLibrary(*map(MemoryIndex, corpora))), context, budget=budget) == tokens
 
 
-def test_shorter_matches_of_other_indexes_fill_what_the_longest_leaves() -> None:
+def test_shorter_matches_of_other_indexes_fill_the_rest_of_the_budget() -> None:
     library = FixedLibrary(MemoryIndex([[2, 3, 50]]), MemoryIndex([[1, 2, 3, 60]]), MemoryIndex([[3, 70]]))
     assert drafted(SpectraRetrieval(library), [1, 2, 3]) == [60, 50, 70]
     assert drafted(SpectraRetrieval(library), [1, 2, 3], budget=2) == [60, 50]

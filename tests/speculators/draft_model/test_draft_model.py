@@ -221,7 +221,7 @@ def test_all_methods_share_one_model_and_a_failed_load_is_not_repeated(
 
 @settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=8), st.sampled_from([0, 10]))
-def test_whatever_is_accepted_the_next_draft_is_that_of_a_fresh_cache(
+def test_after_any_acceptance_the_next_draft_is_that_of_a_fresh_cache(
     steps: list[tuple[int, bool]], tree_nodes: int
 ) -> None:
     model = draft_model(tree_nodes=tree_nodes, tree_beam=3)

@@ -179,7 +179,7 @@ def tried(estimates, source, claim, hits, depth=1, request_id=0):
 
 
 @pytest.mark.parametrize("claim", [0.3, 0.9])
-def test_claims_are_calibrated_by_what_came_true(claim):
+def test_claims_are_calibrated_by_accepted_nodes(claim):
     estimates = Estimates()
     for request_id in (0, 1):
         estimates.begin(request_id)
@@ -218,7 +218,7 @@ def test_a_requests_own_record_outweighs_the_others():
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.booleans()), max_size=80), st.floats(0.0, 1.0))
-def test_estimates_are_probabilities_whatever_was_claimed(history, claim):
+def test_estimates_are_probabilities_for_any_claims(history, claim):
     estimates = Estimates()
     estimates.begin(0)
     for claimed, hit in history:
@@ -229,7 +229,7 @@ def test_estimates_are_probabilities_whatever_was_claimed(history, claim):
     assert 0.25 <= estimates.factor(0, ("x", 1)) <= 4.0
 
 
-def test_tried_are_the_children_of_what_was_accepted_without_probes():
+def test_tried_nodes_are_the_children_of_accepted_nodes_without_probes():
     tree = TokenTree([1, 2, 3, 4, 5, 6], [ROOT, ROOT, 0, 0, 1, ROOT], probe=[False] * 5 + [True])
     assert tried_nodes(tree, [0, 3]) == [0, 1, 2, 3]
     assert tried_nodes(tree, []) == [0, 1]

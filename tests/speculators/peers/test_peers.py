@@ -122,7 +122,7 @@ class LiteralGoose:
         (GooseConfig(long_spine=1000, top_k=3, depth=3, least=0.2, spine_branches=1.0), 40, 2),
     ],
 )
-def test_drafts_are_the_algorithms_step_by_step(config, budget, n_successors):
+def test_goose_drafts_as_its_algorithm_step_by_step(config, budget, n_successors):
     literal = LiteralGoose(config)
     follow(Goose(config), literal, HashTarget(48, n_successors), PROMPT, 40, budget)
     assert literal.n_spines > 5
@@ -170,7 +170,7 @@ def test_needs_are_ids_with_probabilities_and_states(method, needs):
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=4, max_size=4), min_size=1, max_size=6))
-def test_a_row_is_the_mean_of_all_distributions(weights):
+def test_a_row_of_stand_is_the_mean_of_all_distributions(weights):
     said = [np.array(row) / sum(row) for row in weights]
     row = None
     for p in said:
@@ -215,12 +215,12 @@ class LiteralStand:
 
 
 @pytest.mark.parametrize(("config", "budget"), [(StandConfig(), 64), (StandConfig(order=1, top_k=3, depth=4), 16)])
-def test_greedy_drafts_follow_the_means_step_by_step(config, budget):
+def test_stand_drafts_greedily_as_its_means_step_by_step(config, budget):
     assert follow(Stand(config), LiteralStand(config), HashTarget(48, n_successors=2), PROMPT[:8], 25, budget) > 30
 
 
 def taught(config, p, **params):
-    """A speculator that knows one row, after token 7."""
+    """A speculator with one row, after token 7."""
     stand, request = Stand(config), view([7], vocab_size=48, temperature=1.0, **params)
     stand.begin(request)
     ids = np.arange(len(p), dtype=np.int32)[None]
@@ -231,18 +231,18 @@ def taught(config, p, **params):
     return stand, request
 
 
-def test_children_are_drawn_without_replacement():
+def test_stand_draws_children_without_replacement():
     p = (0.6, 0.3, 0.1)
     stand, request = taught(StandConfig(depth=1), p, seed=5)
     n = 4000
     drawn = Counter(tuple(stand.propose(request, 3)[0].tokens) for _ in range(n))
     for order in permutations(range(3)):
-        wanted = p[order[0]] * p[order[1]] / (1 - p[order[0]])
-        assert drawn[order] / n == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / n) ** 0.5)
+        expected = p[order[0]] * p[order[1]] / (1 - p[order[0]])
+        assert drawn[order] / n == pytest.approx(expected, abs=4 * (expected * (1 - expected) / n) ** 0.5)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_the_targets_noise_the_first_child_is_its_draw(seed):
+def test_with_the_targets_noise_the_first_child_of_stand_is_its_draw(seed):
     """``argmax(log p + Gumbel)`` at the position to be drawn, where the row is the target's distribution."""
     p = np.array([0.4, 0.3, 0.2, 0.1], np.float32)
     stand, request = taught(StandConfig(depth=1, noise="target"), p, seed=seed)
@@ -300,22 +300,22 @@ class LiteralAdaPld:
         others = [token for token in self.successors.get(text[-1], []) if [token] != span[:1]]
         for token in others[: self.config.branches]:
             paths.append((token,))
-            behind = [i + 1 for i in range(len(text) - 1) if text[i] == token]
-            if behind:
-                known = [place - 2 for place in behind if place >= 2]
-                place = self.alike(known)[0] + 2 if known else behind[-1]
+            places = [i + 1 for i in range(len(text) - 1) if text[i] == token]
+            if places:
+                known = [place - 2 for place in places if place >= 2]
+                place = self.alike(known)[0] + 2 if known else places[-1]
                 paths.append((token, text[place]))
         return paths
 
 
 @pytest.mark.parametrize(("ngram_min", "n_successors"), [(1, 3), (2, 1), (2, 3), (4, 1)])
-def test_drafts_are_those_of_whole_scans_step_by_step(ngram_min, n_successors):
+def test_adapld_drafts_as_whole_scans_step_by_step(ngram_min, n_successors):
     config = AdaPldConfig(layer=0, ngram_max=4, ngram_min=ngram_min, draft_tokens=5, branches=3, top_k=4, least=0.6)
     prompt = [Random(0).randrange(20) for _ in range(30)]
     follow(AdaPld(config), LiteralAdaPld(config), HashTarget(64, n_successors), prompt, 30, 64)
 
 
-def test_a_restarted_speculator_without_states_looks_up_the_latest_match():
+def test_a_restarted_adapld_without_states_looks_up_the_latest_match():
     adapld, request = AdaPld(AdaPldConfig(layer=0, branches=0)), view([1, 2, 3, 1, 2, 4, 1])
     adapld.begin(request)
     request.context.extend([2])
@@ -326,13 +326,13 @@ def test_a_restarted_speculator_without_states_looks_up_the_latest_match():
     assert adapld.propose(request, 8) == []  # nothing matches, and no state is known
 
 
-def test_the_budget_cuts_alternatives_first():
+def test_the_budget_cuts_alternatives_of_adapld_first():
     target, adapld, request = HashTarget(64), AdaPld(AdaPldConfig(layer=0, draft_tokens=4)), view([5, 6, 7, 8, 5])
     adapld.begin(request)
     request.context.extend([6])
     adapld.observe(request, Outcome([6], EMPTY_TREE, prompt_top_ids=np.array([[1] * 8] * 5, np.int32)))
-    for budget, wanted in ((2, [7, 8]), (4, [7, 8, 5, 6])):
-        assert adapld.propose(request, budget)[0].tokens == wanted
+    for budget, expected in ((2, [7, 8]), (4, [7, 8, 5, 6])):
+        assert adapld.propose(request, budget)[0].tokens == expected
     outcome = target.score(request.context.view.tolist(), compose(adapld.propose(request, 4), 4))
     request.context.extend(outcome.tokens)
     adapld.observe(request, outcome)

@@ -46,7 +46,7 @@ def test_a_token_is_copied_from_the_place_after_the_longest_matching_suffix(x):
     assert copied_from(np.array(x, np.int32)) == best
 
 
-def test_the_head_that_looks_where_the_token_came_from_is_counted():
+def test_a_head_that_attends_to_the_copied_token_is_counted():
     """Head (1, 0) is a perfect induction head, (0, 1) errs every second time, the rest look at the first token."""
     text = [1, 5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 9, 9]
     counter = HeadCounter(2, 2)
@@ -73,7 +73,7 @@ def test_the_head_that_looks_where_the_token_came_from_is_counted():
     assert best_heads(counter, 50) == [HeadScore(1, 0, 1.0), HeadScore(0, 1, 0.571429)]
 
 
-def test_the_heads_with_most_hits_are_kept_and_those_that_looked_there_most_if_none_hit():
+def test_the_heads_with_most_hits_or_else_most_attention_are_kept():
     counter = HeadCounter(2, 3)
     counter.n_tokens = 10
     counter.hits[:] = [[3, 0, 9], [3, 1, 0]]

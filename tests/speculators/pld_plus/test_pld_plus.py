@@ -91,7 +91,7 @@ def test_every_draft_is_the_one_the_equations_give(run):
         speculator.begin(request)
     for first, last in itertools.pairwise([0, *cuts]):
         by_state.observe(request, outcome([], first, hidden=hidden[first:last]))
-    known = cuts[-1] if cuts else 0  # states told so far
+    known = cuts[-1] if cuts else 0  # states observed so far
     for end in ends:
         committed = text[len(request.context) : end]
         request.context.extend(committed)
@@ -101,10 +101,10 @@ def test_every_draft_is_the_one_the_equations_give(run):
             speculator.observe(request, news)
         known = end - 1
         x = text[:end]
-        wanted = [span(x, best, k) for best in (literal_h(x, hidden), literal_a(x, attention))]
+        expected = [span(x, best, k) for best in (literal_h(x, hidden), literal_a(x, attention))]
         for budget in (64, 3):
             found = [drafts(s.propose(request, budget)) for s in (by_state, by_attention)]
-            assert found == [[one[:budget]] if one else [] for one in wanted]
+            assert found == [[one[:budget]] if one else [] for one in expected]
     for speculator in (by_state, by_attention):
         assert speculator.propose(request, 0) == []
         speculator.end(request)
@@ -174,7 +174,7 @@ def test_a_restarted_speculator_uses_the_states_that_arrive_from_then_on():
 
 
 @pytest.mark.parametrize("variant", [PldPlusHidden, PldPlusAttention])
-def test_requests_do_not_mix(variant):
+def test_requests_of_one_speculator_do_not_mix(variant):
     speculator = variant(PldPlusConfig(layer=1, heads=HEADS))
     requests = [request_of([1, 2, 3, 1, 2], i) for i in range(3)]
     for shift, request in enumerate(requests):

@@ -135,7 +135,7 @@ def test_ids_that_the_target_does_not_have_are_not_drafted() -> None:
     st.lists(st.integers(0, 5), min_size=1, max_size=120),
     st.integers(1, 40),
 )
-def test_drafts_are_trees_within_bounds_whatever_is_predicted(
+def test_drafts_are_trees_within_bounds_for_any_prediction(
     prediction: list[int], answer: list[int], budget: int
 ) -> None:
     speculator, request = Prediction(), view_of(prediction, len(answer), vocab_size=6)
@@ -207,9 +207,9 @@ def edited(draw: st.DrawFn) -> list[int]:
     answer: list[int] = []
     place = 0
     for _ in range(draw(st.integers(0, 5))):
-        kept, gone = draw(st.integers(3, 20)), draw(st.integers(0, 4))
+        kept, skipped = draw(st.integers(3, 20)), draw(st.integers(0, 4))
         answer += PREDICTED[place : place + kept]
-        place += kept + gone
+        place += kept + skipped
         answer += draw(st.lists(st.integers(0, 9), max_size=4))
     return [*answer, *PREDICTED[place : place + 3]]
 
@@ -221,7 +221,7 @@ def test_the_likeliest_place_is_where_the_fewest_edits_lead(answer: list[int]) -
 
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 4), max_size=90), st.integers(1, 8))
-def test_places_are_a_distribution_whatever_is_written(predicted: list[int], written: list[int], most: int) -> None:
+def test_places_are_a_distribution_for_any_text(predicted: list[int], written: list[int], most: int) -> None:
     alignment = aligned(predicted, written, most)
     places = alignment.places
     assert 1 <= len(places) <= max(most, 6)

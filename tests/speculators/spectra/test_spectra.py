@@ -177,7 +177,7 @@ def check_against_oracle(config, prompt, budget, n_successors, seed, n_tokens):
 
 
 @pytest.mark.parametrize(("name", "budget"), [*zip(CONFIGS, [64, ROOMY, 5] * 9, strict=False)])
-def test_every_step_equals_the_literal_method(name, budget):
+def test_every_step_of_the_core_equals_the_literal_method(name, budget):
     check_against_oracle(CONFIGS[name], [1, 2, 3, 1, 2, 5, 6], budget, 3, seed=3, n_tokens=60)
 
 
@@ -214,7 +214,7 @@ def test_a_row_whose_probe_was_dropped_stays_as_it_is_and_is_next():
     assert after[2][:-1] == rows[0][1:]
 
 
-def test_memory_is_bounded_however_long_the_text():
+def test_memory_of_the_core_is_bounded():
     config = SpectraCoreConfig(per_key=2, max_forward_keys=16, max_backward_keys=64)
     speculator = SpectraCore(config)
     for _ in steps(speculator, HashTarget(1000, 50), view(list(range(300)), vocab_size=1000), 200):
@@ -254,7 +254,7 @@ def test_the_draft_keeps_to_the_budget_and_probes_keep_their_share(documents, co
 
 
 @pytest.mark.parametrize(("n_documents", "reserve", "retrieved"), [(30, 0, 0), (30, 1, 4), (30, 9, 12), (1, 3, 4)])
-def test_by_priority_retrieval_gets_its_reserve_and_leaves_what_it_does_not_use(n_documents, reserve, retrieved):
+def test_by_priority_retrieval_gets_its_reserve_and_leaves_the_unused_part(n_documents, reserve, retrieved):
     """36 nodes are for guesses: at most a third of these for the corpus, in chains of four."""
     context = [i for n in range(20, 36) for i in (1, n, n + 20, n + 40, n + 60)] + [1]
     documents = [[1, 200 + i, 300 + i, 400 + i, 450 + i] for i in range(n_documents)]
@@ -285,7 +285,7 @@ def test_with_nothing_to_retrieve_the_draft_is_the_cores(context, mode, budget):
 def test_a_failing_retrieval_leaves_the_core_at_work(caplog):
     class Broken:
         def query(self, context, limits):
-            raise OSError("the disk is gone")
+            raise OSError("the disk failed")
 
     method = Spectra(None, SpectraRetrieval(FixedLibrary(Broken())))
     for _ in range(2):  # a request that ended is forgotten

@@ -107,7 +107,7 @@ def test_a_request_drafts_from_its_namespaces_current_texts_alone():
 
 
 @pytest.mark.parametrize("sources", [ALL, (CORPUS, TARGET), (TEXT, CORPUS)])
-def test_texts_stay_the_plain_ones_and_every_part_is_named(sources):
+def test_texts_are_those_of_plain_decoding_and_every_part_is_named(sources):
     target = HashTarget(48, n_successors=2)
     plain = target.generate(PROMPT, 400)
     speculator = Successors(SMALL, sources, library=FixedLibrary(MemoryIndex([plain])))
@@ -119,7 +119,7 @@ def test_texts_stay_the_plain_ones_and_every_part_is_named(sources):
 
 @pytest.mark.parametrize("right", ALL)
 def test_trust_moves_to_the_source_that_is_right(right):
-    """Each source knows one successor of every pair; only one of them is what the text goes on with."""
+    """Each source knows one successor of every pair; only one of them continues the text."""
     config = SuccessorConfig(text_orders=(2,), target_orders=(2,), corpus_orders=(2,), top_k=1)
     pairs = {(1, 2): 3, (2, 3): 1, (3, 1): 2}
     model = model_with([[*pair, token if right == CORPUS else 5] for pair, token in pairs.items()], config=config)

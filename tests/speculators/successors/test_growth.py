@@ -63,7 +63,7 @@ def successors(model, context, sampling, reach):
 
 
 @given(TEXTS, st.integers(0, 99), st.integers(0, 40), st.sampled_from([1e-5, 1e-3, 0.05]), SAMPLINGS)
-def test_grown_trees_hold_the_probable_paths_and_nothing_else(text, seed, budget, least, how):
+def test_grown_trees_hold_exactly_the_probable_paths(text, seed, budget, least, how):
     model = new_model(text, seed, n_learnt := len(text) // 2)
     sampling = Sampling(how[0], np.uint64(how[1]))
     growth = make_growth(40)
@@ -117,7 +117,7 @@ def test_a_tree_teaches_the_targets_row_after_each_of_its_nodes(text, data):
     tree = array(tokens), array(parents), array(nodes), ids, weights
     learn(Models.addressed(model).addresses, array(text), 0, 0.0, n_before, *tree, 0.9, 0)
     assert (model.text.keys != 0).any() == (len(text) > 1), "the text is counted in the same call"
-    wanted = {}
+    expected = {}
     for node, row, weight in zip(nodes, ids.tolist(), weights.tolist(), strict=True):
         path = []
         while node != ROOT:
@@ -125,9 +125,9 @@ def test_a_tree_teaches_the_targets_row_after_each_of_its_nodes(text, data):
         context = text[:n_before] + path
         for order in CONFIG.target_orders:
             if order <= len(context):
-                wanted[tuple(context[-order:])] = dict(zip(row, weight, strict=True))
-    assert (model.target.keys != 0).sum() == len(wanted)
-    for gram, successors_ in wanted.items():
+                expected[tuple(context[-order:])] = dict(zip(row, weight, strict=True))
+    assert (model.target.keys != 0).sum() == len(expected)
+    for gram, successors_ in expected.items():
         assert row_of(model.target, list(gram)) == successors_
 
 

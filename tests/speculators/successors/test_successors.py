@@ -227,7 +227,7 @@ SHARED = SuccessorConfig(shared=True, target_rows=2048, text_rows=2048)
 
 
 @pytest.mark.parametrize("sources", HALVES)
-def test_models_of_ended_requests_are_used_again_and_keep_nothing_of_them(sources):
+def test_models_of_ended_requests_are_reused_empty(sources):
     speculator = Successors(SMALL, sources)
     models = set()
     for number in range(4):
@@ -300,7 +300,7 @@ def test_tokens_of_one_scope_never_reach_another(seed, sources):
 
 @pytest.mark.parametrize("sources", HALVES)
 @pytest.mark.parametrize("prompts", [0, 2])
-def test_a_request_starts_with_the_knowledge_of_its_scope_and_where_set_of_its_prompt(sources, prompts):
+def test_a_request_starts_with_the_tables_of_its_scope_or_of_its_prompt(sources, prompts):
     speculator = Successors(replace(SHARED, prompts=prompts), sources)
 
     def run(prompt, scope):

@@ -194,12 +194,12 @@ def mixed(model, context):
 def test_mixtures_break_the_stick_from_the_longest_order_down(text, puts, recent, trusts_seed, context):
     model, counts, target = build(text, puts, recent, trusts_seed)
     for place in (text, context, (text + context)[-9:]):
-        wanted, from_text, left = literal_mix(model, counts, target, recent, place)
+        expected, from_text, left = literal_mix(model, counts, target, recent, place)
         n, ids, p, text_part = mixed(model, place)
         assert len(set(ids)) == n
         if abs(left - 0.003) > 1e-5:
-            assert set(ids) == set(wanted)
-            assert p == pytest.approx([wanted[i] for i in ids], rel=1e-4, abs=1e-6)
+            assert set(ids) == set(expected)
+            assert p == pytest.approx([expected[i] for i in ids], rel=1e-4, abs=1e-6)
             assert text_part == pytest.approx([from_text[i] for i in ids], rel=1e-4, abs=1e-6)
         assert p.sum() <= 1.0 + 1e-5
         assert (text_part <= p + 1e-6).all()
