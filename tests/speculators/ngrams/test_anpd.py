@@ -130,6 +130,11 @@ def test_a_loop_is_drafted_at_full_depth_although_its_last_round_is_closest():
     assert list(propose(context, AnpdConfig.paper())[0].tokens) == [1, 2, 3, 1, 2, 3]
 
 
+def test_a_long_prompt_is_learnt_from_its_end_only():
+    drafted = propose([1, 2, 3, 4, 1, 5, 6, 1], AnpdConfig(prompt_window=4))  # the 2 lies outside
+    assert [path for path in paths_of(drafted) if len(path) == 1] == [(5,)]
+
+
 def test_nothing_is_drafted_without_context_or_budget_or_repetition():
     for config in (AnpdConfig(), AnpdConfig.paper(), AnpdConfig(prompt_window=0)):
         assert propose([], config) == propose([1], config) == propose([1, 2, 3], config) == []

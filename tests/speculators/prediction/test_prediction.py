@@ -15,6 +15,7 @@ from engine.protocol import RequestView, Speculator
 from engine.verify.rules import walk_text
 from speculators.prediction.alignment import FOUND, LEAST, LOST, Alignment
 from speculators.prediction.config import PredictionConfig
+from speculators.prediction.replacements import LONGEST, MOST, MOST_HERE, Replacements
 from speculators.prediction.speculator import Prediction
 from speculators.registry import create
 from tests.support.drafts import paths_of, view
@@ -237,3 +238,16 @@ def test_a_text_that_left_the_prediction_comes_back_by_a_long_match_alone() -> N
         alignment = aligned(PREDICTED, [*astray, *PREDICTED[120 : 120 + n]])
         assert alignment.is_lost == (n < FOUND)
     assert alignment.places[0].position == 120 + FOUND
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)), max_size=200))
+def test_replacements_are_bounded_and_found_by_the_tokens_they_replace(known: list[tuple[int, int, int]]) -> None:
+    replacements = Replacements()
+    for first, length, new in known:
+        replacements.add([first, *range(length - 1)], [new])
+    kept = [one for here in replacements.by_first.values() for one in here]
+    assert len(kept) <= MOST
+    assert all(0 < len(here) <= MOST_HERE for here in replacements.by_first.values())
+    for one in kept:
+        assert len(one.old) <= LONGEST
+        assert one in replacements.at(np.array([*one.old, 99], np.int32), 0)
