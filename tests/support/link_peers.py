@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 import torch
@@ -12,47 +11,23 @@ from torch import Tensor
 from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.base import Link
 from deployments.stage.links.negotiation import accept_link, offer_link
-from deployments.transport.addresses import listen
-from deployments.transport.channel import Channel
+from tests.support.listeners import Listener
 
-SECRET = b"s" * 32
 CPU = torch.device("cpu")
 KINDS = {"socket": "auto", "gloo": "gloo"}  # kind of link: the option ``transport``
 LARGE = 8 << 20  # bytes: more than any socket buffer here holds
 
 
-class Peers:
-    """Channels from one end to the other, and threads that build links on both ends at once."""
-
-    def __init__(self, address: str) -> None:
-        self._server, self.address = listen(address)
-        self._threads = ThreadPoolExecutor(2)
-        self._open: list[Any] = []
-
-    def accept(self) -> Channel:
-        taken: list[Channel] = []
-        Channel.accept(self._server.accept()[0], SECRET, ["stage"], taken.append)
-        self._open += taken
-        return taken[0]
-
-    def channels(self) -> tuple[Channel, Channel]:
-        accepted = self._threads.submit(self.accept)
-        connected = Channel.connect(self.address, SECRET, "stage")
-        self._open.append(connected)
-        return connected, accepted.result()
+class Peers(Listener):
+    """Both ends of channels and links between two stages."""
 
     def links(self, transport: str = "auto") -> tuple[Link, Link]:
-        connected, accepted = self.channels()
-        offered = self._threads.submit(offer_link, connected, transport, CPU)
-        receiver = accept_link(accepted, transport, CPU)
-        self._open += [receiver, offered.result()]
+        connected, accepted = self.pair("stage")
+        with ThreadPoolExecutor() as threads:  # both ends build a link at once
+            offered = threads.submit(offer_link, connected, transport, CPU)
+            receiver = accept_link(accepted, transport, CPU)
+            self._open += [receiver, offered.result()]
         return offered.result(), receiver
-
-    def close(self) -> None:
-        for one in self._open:
-            one.close()
-        self._server.close()
-        self._threads.shutdown()
 
 
 def received(link: Link) -> list[Tensor]:

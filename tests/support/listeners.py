@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import tempfile
 import threading
+from typing import Any
 
-from deployments.transport.addresses import listen, parse
+from deployments.transport.addresses import listen, parse, tcp
 from deployments.transport.channel import Channel
 from deployments.transport.encryption import tls_context
 from deployments.transport.handshake import NONCE, ROLE, UnauthenticatedError, proof
@@ -18,12 +20,14 @@ SECRET = b"s" * 32
 
 
 class Listener:
-    """Accepts peers one after the other, as a stage does."""
+    """Accepts peers one after the other on a ``unix``, ``tcp`` or ``tcp6`` socket, as a stage does."""
 
-    def __init__(self, address: str) -> None:
-        self._server, self.address = listen(address)
+    def __init__(self, kind: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ch-")
+        addresses = {"unix": f"unix:{self._folder.name}/s", "tcp": tcp("127.0.0.1"), "tcp6": tcp("::1")}
+        self._server, self.address = listen(addresses[kind])
         self.accepted: queue.Queue[Channel] = queue.Queue()
-        self._channels: list[Channel] = []
+        self._open: list[Any] = []
         self._refused: queue.Queue[UnauthenticatedError] = queue.Queue()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -39,12 +43,14 @@ class Listener:
                 self._refused.put(error)
 
     def _register(self, channel: Channel) -> None:
-        self._channels.append(channel)
+        self._open.append(channel)
         self.accepted.put(channel)
 
     def pair(self, role: str = "steps") -> tuple[Channel, Channel]:
         """Both ends of a new channel."""
-        return Channel.connect(self.address, SECRET, role), self.accept()
+        client = Channel.connect(self.address, SECRET, role)
+        self._open.append(client)
+        return client, self.accept()
 
     def accept(self) -> Channel:
         return self.accepted.get(timeout=LIMIT_S)
@@ -56,6 +62,7 @@ class Listener:
         """A connection that has done at most the handshake of TLS."""
         family, where = parse(self.address)
         peer = socket.socket(family, socket.SOCK_STREAM)
+        peer.settimeout(LIMIT_S)
         peer.connect(where)
         return peer if family == socket.AF_UNIX else tls_context(SECRET, False).wrap_socket(peer)
 
@@ -63,8 +70,9 @@ class Listener:
         with contextlib.suppress(OSError):  # closed before
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        for channel in self._channels:
-            channel.close()
+        for one in self._open:
+            one.close()
+        self._folder.cleanup()
 
 
 def hello(peer: socket.socket, secret: bytes, role: bytes = b"steps") -> bytes:

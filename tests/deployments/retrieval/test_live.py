@@ -193,6 +193,10 @@ def test_learning_waits_for_a_store_that_is_away_and_loses_nothing(where: str, t
     assert step_later(learns, clock)
     assert (learns.n_texts, learns.n_folds, learns.problem) == (1, 1, "")
     assert not step_later(learns, clock)  # nothing new, no new delta
+    learns.learn([[-1, 5, 6], TWO])  # no log takes this
+    step_later(learns, clock)
+    assert (learns.n_texts, learns.n_dropped) == (1, 2)
+    assert "-1" in learns.problem
 
 
 def test_a_server_without_the_right_to_write_tries_seldom_and_learns_from_others(

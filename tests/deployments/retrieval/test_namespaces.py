@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrieval_store.service import interest, service
-from retrieval_store.service.interest import Interest
+from retrieval_store.service.interest import Interest, NegativeCache
 from retrieval_store.stores.open import open_store
 from tests.deployments.retrieval.conftest import Clock
 from tests.support.retrieval_service import SHARED, follows, publish, running
@@ -113,3 +113,16 @@ def test_a_reader_asks_for_held_namespaces_then_new_ones_then_empty_ones(
     clock.now += interest.IDLE_S
     ask_for("c")
     assert drafts.names(held="ab") == ["c"]
+
+
+def test_a_limited_number_of_names_is_remembered_as_empty_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(interest, "MOST_EMPTY", 2)
+    missed = NegativeCache()
+    for name in "abac":
+        missed.add(name)
+    assert [name in missed for name in "abc"] == [True, False, True]
+    assert len(missed) == 2
+    clock.now += interest.EMPTY_S
+    assert "a" not in missed

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from deployments.stage.links import negotiation, process_group
 from deployments.transport import async_channel, channel
-from deployments.transport.addresses import tcp
 from tests.support.link_peers import Peers
 from tests.support.slow_stage import Gate, Gated
 from tests.support.waiting import LIMIT_S
@@ -29,11 +27,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def peers(request: pytest.FixtureRequest) -> Iterator[Peers]:
-    kind = getattr(request, "param", "unix")
-    with tempfile.TemporaryDirectory(prefix="ln-") as folder:
-        made = Peers({"unix": f"unix:{folder}/s", "tcp": tcp("127.0.0.1"), "tcp6": tcp("::1")}[kind])
-        yield made
-        made.close()
+    made = Peers(getattr(request, "param", "unix"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

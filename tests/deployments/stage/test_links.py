@@ -50,14 +50,14 @@ def test_a_malformed_offer_choice_or_key_ends_the_connection(peers: Peers) -> No
             lambda channel: accept_link(channel, "auto", CPU),
             lambda channel: ChannelStore(channel, LIMIT_S).get("0/1"),
         ):
-            connected, accepted = peers.channels()
+            connected, accepted = peers.pair("stage")
             accepted.send(sent)
             with pytest.raises(EOFError):
                 build(connected)
 
 
 def test_neighbours_without_a_common_link_both_get_the_reason(peers: Peers) -> None:
-    connected, accepted = peers.channels()
+    connected, accepted = peers.pair("stage")
     with ThreadPoolExecutor() as threads:
         offered = threads.submit(offer_link, connected, "gloo", CPU)
         with pytest.raises(NoCommonLinkError, match="transport offers gloo on one stage and socket on the next"):
@@ -74,7 +74,7 @@ def test_stages_on_one_gpu_do_not_use_nccl() -> None:
 
 
 def test_two_neighbours_share_a_store_until_it_is_finished(peers: Peers) -> None:
-    one, other = (ChannelStore(channel, LIMIT_S) for channel in peers.channels())
+    one, other = (ChannelStore(channel, LIMIT_S) for channel in peers.pair("stage"))
     one.set("a", b"\x00\xff")
     other.set("b", "text")
     assert not one.check(["b"])
@@ -187,7 +187,7 @@ def test_a_failed_computation_or_a_closed_neighbour_ends_its_link_only(kind: str
 
 @pytest.mark.parametrize("how", ["closed", "slow"])
 def test_a_wait_for_a_device_ends_when_the_neighbour_is_lost(how: str, peers: Peers) -> None:
-    connected, accepted = peers.channels()
+    connected, accepted = peers.pair("stage")
     transfer = threading.Event()  # like CUDA's: its wait does not notice a lost channel
     watchdog = Watchdog(accepted, transfer.set)
     transfer.set()
@@ -211,8 +211,8 @@ def test_a_neighbour_that_never_answers_or_sends_is_given_up(peers: Peers, monke
     monkeypatch.setattr(negotiation, "ANSWER_S", 0.05)
     for build in (offer_link, accept_link):
         with pytest.raises(TimeoutError):
-            build(peers.channels()[0], "gloo", CPU)
-    connected, accepted = peers.channels()
+            build(peers.pair("stage")[0], "gloo", CPU)
+    connected, accepted = peers.pair("stage")
     monkeypatch.setattr(negotiation, "ANSWER_S", LIMIT_S)
     accepted.send(msgspec.msgpack.encode(Choice("gloo")))
     with pytest.raises((EOFError, TimeoutError)):  # it chose, and builds nothing

@@ -54,11 +54,24 @@ def released() -> Iterator[None]:
     ("n_stages", "place", "sampling"), [(1, 0, {}), (2, 1, {"temperature": 0.8}), (3, 1, {})], ids=str
 )
 async def test_texts_are_the_same_after_a_hung_stage_is_replaced(
-    n_stages: int, place: int, sampling: dict[str, Any], serving: Any, make_job: MakeJob, offline: Offline
+    n_stages: int,
+    place: int,
+    sampling: dict[str, Any],
+    serving: Any,
+    make_job: MakeJob,
+    offline: Offline,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs = [make_job(number, METHODS[number % 4], max_tokens=30, stop_ids=(), **sampling) for number in range(4)]
     kinds = [Hangs if i == place else Stage for i in range(n_stages)]
-    async with serving(n_stages, kinds, options=RouterOptions("tiny", step_deadline=1.0)) as served:
+    overdue = StepDeadlines.overdue
+
+    def overdue_once_it_hangs(deadlines: StepDeadlines, now: float) -> str:
+        return overdue(deadlines, now + 1e6) if Hangs.n_hanging and not served.hangs else ""
+
+    monkeypatch.setattr(StepDeadlines, "overdue", overdue_once_it_hangs)
+    options = RouterOptions("tiny", step_deadline=LIMIT_S, max_wait=None)
+    async with serving(n_stages, kinds, options=options) as served:
         answers = [asyncio.create_task(served.answer(job)) for job in jobs]
         await wait_until_async(lambda: Hangs.n_hanging and served.hangs)
         assert all("was not answered within" in reason for _, reason in served.hangs)

@@ -67,7 +67,7 @@ async def test_a_stage_that_listens_and_never_answers_does_not_block_the_measure
 
 async def test_a_lane_is_up_once_its_pipeline_answers_and_reports_one_that_does_not(serving: Any) -> None:
     async with serving(3) as served, silent_middle(served) as (_, silent):
-        options = replace(served.router.options, step_deadline=0.05)
+        options = replace(served.router.options, step_deadline=0.25)
         router = type(served.router)(options, served.info, served.router._draft_client, [served.target(0)])
         router.start()
         try:

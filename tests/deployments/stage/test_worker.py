@@ -26,7 +26,8 @@ from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 from engine.target.info import TargetInfo, positions
-from tests.support.link_peers import SECRET, Peers
+from tests.support.link_peers import Peers
+from tests.support.listeners import SECRET
 from tests.support.slow_stage import Gate, Gated
 from tests.support.stage_steps import connected, first_step
 from tests.support.waiting import wait_until_async
@@ -107,26 +108,9 @@ async def test_texts_continue_when_one_stage_is_replaced_in_place(
             fresh.close()
 
 
-async def test_a_stage_whose_loop_has_ended_counts_as_dead(
-    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL)
-    async with serving(1) as served:
-        pipeline = await connected(served)
-        (worker,) = served.stages.workers
-
-        def fail() -> None:
-            raise RuntimeError("a device that was lost")
-
-        monkeypatch.setattr(worker, "_settle", fail)
-        assert worker.is_alive
-        pipeline.close()
-        await wait_until_async(lambda: not worker.is_alive)
-
-
 @pytest.mark.parametrize("peers", ["tcp"], indirect=True)
 async def test_a_tcp_peer_that_vanishes_silently_is_noticed_by_keepalives_and_timeouts(peers: Peers) -> None:
-    blocking, accepted = peers.channels()
+    blocking, accepted = peers.pair("stage")
     accepting = asyncio.create_task(asyncio.to_thread(peers.accept))
     loops = await AsyncChannel.connect(peers.address, SECRET, "stage")
     streams: list[Any] = [one._socket for one in (blocking, accepted, await accepting)]

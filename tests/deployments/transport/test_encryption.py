@@ -44,7 +44,7 @@ def address(taken: queue.Queue[Channel]) -> Iterator[str]:
 
 
 def connected(address: str) -> socket.socket:
-    return socket.create_connection(parse(address)[1])
+    return socket.create_connection(parse(address)[1], timeout=LIMIT_S)
 
 
 def check_role(address: str, taken: queue.Queue[Channel], role: str) -> None:

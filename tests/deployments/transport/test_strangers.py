@@ -106,6 +106,7 @@ def silent(address: str) -> socket.socket:
     """A peer that connects and sends nothing."""
     family, where = parse(address)
     peer = socket.socket(family, socket.SOCK_STREAM)
+    peer.settimeout(LIMIT_S)
     peer.connect(where)
     return peer
 

@@ -19,7 +19,7 @@ def query(documents, context, **limits):
 
 
 def brute_force(documents, context, longest, shortest, depth):
-    """(match, occurrences, how many of them go on along each path)."""
+    """(match, occurrences, how many of them continue along each path)."""
     for length in range(min(longest, len(context)), shortest - 1, -1):
         suffix = context[len(context) - length :]
         after = [
@@ -44,7 +44,7 @@ def paths(found):
 
 
 @given(DOCUMENTS, CONTEXT, st.integers(1, 8), st.integers(0, 8), st.integers(1, 10))
-def test_a_query_finds_what_reading_everything_finds(documents, context, shortest, more, depth):
+def test_a_query_equals_a_brute_force_search(documents, context, shortest, more, depth):
     longest = shortest + more
     found = query(documents, context, longest=longest, shortest=shortest, depth=depth, nodes=10_000)
     wanted = brute_force(documents, context, longest, shortest, depth)
@@ -80,6 +80,7 @@ def test_samples_are_spread_evenly_over_all_occurrences():
 def test_nothing_crosses_from_one_document_to_the_next():
     assert query([[1, 2], [3, 4]], [2, 3]) is None
     assert query([[5]], [5, 5]) is None
+    assert query([[]], [5, 5]) is None
     found = query([[1, 2], [3, 4]], [1, 2])
     assert (found.match, found.counted, list(found.tokens)) == (2, 1, [])
 

@@ -37,7 +37,7 @@ def test_long_repeats_are_sorted_to_the_requested_depth(period):
 
 
 @given(st.lists(st.sampled_from([0, 1, 2, 262143, END]), max_size=80), st.integers(1, 12), st.integers(1, 20))
-def test_buckets_are_the_suffix_array_piece_by_piece(text, depth, size):
+def test_buckets_are_pieces_of_the_suffix_array(text, depth, size):
     array = np.array(text, np.uint32)
     counts = count_tokens(array)
     pieces = [piece.tolist() for piece in sorted_buckets(array, counts, depth, size)]
@@ -67,7 +67,7 @@ def test_the_common_prefixes_of_neighbours_are_those_of_a_comparison(text, depth
         assert common_prefixes(array, order, depth)[n] == shared
 
 
-def test_counting_tokens_goes_on_across_pieces(monkeypatch):
+def test_token_counts_add_up_across_pieces(monkeypatch):
     monkeypatch.setattr("retrieval_store.index.suffix_array._SCAN", 4)
     text = np.array([5, 0, END, 1, 9, 9, END, 0, 0], np.uint32)
     assert count_tokens(text).tolist() == [3, 1, 0, 0, 0, 1, 0, 0, 0, 2]

@@ -58,7 +58,7 @@ def test_a_snapshot_of_rare_contexts_answers_like_the_index_in_memory(
     assert open_snapshot(folder).query(ids(context), limits) == MemoryIndex(documents).query(ids(context), limits)
 
 
-def test_frequent_contexts_have_the_counts_of_reading_everything(folder):
+def test_frequent_contexts_have_the_counts_of_a_brute_force_search(folder):
     texts = zipf_texts(400)
     manifest = write_snapshot(texts, folder, ABOUT, bucket=5000)
     assert manifest.contexts > 100  # or this test is about nothing

@@ -82,7 +82,10 @@ def test_a_file_of_a_directory_store_that_does_not_decode_is_named(tmp_path: Pat
             store.current()
 
 
-def test_a_ca_file_that_is_not_there_is_named_at_once() -> None:
+def test_wrong_options_are_refused_by_name() -> None:
+    for wrong in ({"grace_seconds": -1.0}, {"chunk_bytes": 0}, {"chunk_bytes": 1 << 30}, {"read_seconds": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            StoreOptions(**wrong)  # type: ignore[arg-type]
     for url, options in (("rediss://h/0?ca=nowhere.pem", None), ("rediss://h/0", StoreOptions(ca_file="nowhere.pem"))):
         with pytest.raises(StoreError, match=r"nowhere\.pem"):
             open_store(url, "space", options)

@@ -99,7 +99,7 @@ def test_every_call_reports_that_redis_is_away_and_works_again_when_it_is_back(
 def test_a_redis_that_hangs_is_away_and_its_late_answers_reach_no_later_call(
     own: RedisServer, opened: Callable[..., Store], folder: Path
 ) -> None:
-    patient, hasty = opened(read_seconds=LIMIT_S), opened(read_seconds=0.05)
+    patient, hasty = opened(read_seconds=LIMIT_S), opened(read_seconds=0.2)
     version = patient.publish(folder)
     patient.activate(version)
 
@@ -165,15 +165,15 @@ def test_a_full_redis_refuses_a_snapshot_and_keeps_the_old_one(
 GARBAGE: dict[str, tuple[str | bytes | int, ...]] = {
     "current of another type": ("SET", KEYS.current, "text"),
     "a revision that is no number": ("HSET", KEYS.current, "version", "a" * 16, "revision", "many", "before", ""),
-    "a version that is none": ("HSET", KEYS.current, "version", "../..", "revision", "1", "before", ""),
+    "an invalid version": ("HSET", KEYS.current, "version", "../..", "revision", "1", "before", ""),
     "half a pointer": ("HSET", KEYS.current, "revision", "1"),
     "bytes that are no text": ("HSET", KEYS.current, "version", b"\xff\xfe", "revision", b"\xff", "before", b"\xff"),
     "history": ("RPUSH", KEYS.history, b"\xff not json"),
     "history of another form": ("RPUSH", KEYS.history, '{"revision": 1}'),
     "history of another type": ("SET", KEYS.history, "text"),
     "versions of another type": ("SET", KEYS.versions, "text"),
-    "a manifest that is none": ("HSET", KEYS.version("a" * 16), "manifest", b"\xff"),
-    "a manifest of nothing": ("HSET", KEYS.version("a" * 16), "manifest", "{}"),
+    "an invalid manifest": ("HSET", KEYS.version("a" * 16), "manifest", b"\xff"),
+    "an empty manifest": ("HSET", KEYS.version("a" * 16), "manifest", "{}"),
     "a manifest of wrong types": ("HSET", KEYS.version("a" * 16), "manifest", '{"format": [], "format_version": {}}'),
     "a version of another type": ("SET", KEYS.version("a" * 16), "text"),
     "an entry without tokens": ("XADD", KEYS.log, "*", "other", "1"),
