@@ -1,4 +1,4 @@
-"""Engines on tiny models, and what must hold once their requests are done."""
+"""Engines on tiny models, and checks that finished requests leave nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_target(
 
 @cache
 def _shaken_shard(family: str) -> ModelShard:
-    """All layers of the tiny model with its weights shaken: its argmax is the original's more often than not."""
+    """All layers of the tiny model with noise on its weights: its argmax is mostly the original's."""
     model = copy.deepcopy(tiny_model(family))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -59,14 +59,14 @@ def _shaken_shard(family: str) -> ModelShard:
 
 
 def make_draft_model(family: str, tree_nodes: int = 0) -> DraftModel:
-    """A drafter that is often right about the tiny target of a family; its cache is tight."""
+    """A draft model that is often right about the tiny target of a family; its cache is small."""
     shard = _shaken_shard(family.removesuffix("_text"))
     config = DraftModelConfig(tree_nodes=tree_nodes, tree_beam=3, prefill_chunk=50)
     return DraftModel(config, Drafter(shard, TargetInfo(shard.spec, 60, 8, 500)))
 
 
 def library_of(answers: Mapping[tuple[int, ...], Sequence[int]]) -> FixedLibrary:
-    """What a corpus of these texts answers."""
+    """A library of these texts."""
     return FixedLibrary(MemoryIndex([[*prompt, *answer] for prompt, answer in answers.items()]))
 
 
@@ -76,7 +76,7 @@ def make_engine(
     options: SchedulerOptions | None = None,
     extra: Mapping[str, Factory] | None = None,
 ) -> Engine:
-    """An engine whose pool also knows drafters, and ``always-right`` and ``always-wrong``, given true ``answers``."""
+    """An engine whose pool also has drafters, and ``always-right`` and ``always-wrong`` by the true ``answers``."""
     known = dict(answers or {})
     factories: dict[str, Factory] = {
         "always-right": lambda _: AlwaysRight(known),
@@ -96,14 +96,14 @@ def make_engine(
 
 
 def complete_all(engine: Engine, jobs: Sequence[Request], batch_size: int = 8) -> list[Completion]:
-    """Completions in the order of the jobs; afterwards nothing may be left anywhere."""
+    """Completions in the order of the jobs; checks that nothing is left."""
     done = dict(engine.run(jobs, batch_size))
     check_idle(engine)
     return [done[i] for i in range(len(jobs))]
 
 
 def check_idle(engine: Engine) -> None:
-    """Assert that no block, no stage state and no speculator state is left behind."""
+    """Assert that no block, no state of a stage and no state of a speculator is left."""
     blocks = engine.scheduler.blocks
     blocks.check_integrity()
     assert blocks.n_free == blocks.n_blocks

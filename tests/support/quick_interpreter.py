@@ -1,8 +1,4 @@
-"""Triton's interpreter without a third of its work, in tests of kernels, which take most of their time in it.
-
-As it comes it looks through the whole language, for functions to replace, at every launch and at every call of a
-function inside a kernel.
-"""
+"""Triton's interpreter without a third of its work: it would search the whole language at every launch and call."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""Drives a scheduler and a target as a router does, in an order that chance decides, with whatever can go wrong."""
+"""Drives a scheduler and a target as a router does, in random order and with failures."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 from engine.loop import Engine
 from engine.request import Request
@@ -18,15 +21,30 @@ from engine.target.local import LocalTarget
 from engine.tree import IntArray
 
 
+@contextmanager
+def watched(engine: Engine) -> Iterator[list[Step]]:
+    """Every step of the engine's target while the context lasts."""
+    steps: list[Step] = []
+    run = engine.target.step
+
+    def step(made: Step) -> StepResult:
+        steps.append(made)
+        return run(made)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.target, "step", step)
+        yield steps
+
+
 class Driver:
     """An engine's parts, run as a pipeline runs them: results come in order, but late."""
 
     def __init__(self, engine: Engine, depth: int) -> None:
         self.engine = engine
         self._depth = depth
-        self.told: dict[int, list[IntArray]] = {}  # sequence -> rows of its prompt that its speculator was told of
+        self._rows: dict[int, list[IntArray]] = {}  # sequence -> rows of its prompt that its speculator observed
         self._in_flight: deque[tuple[Step, StepResult, list[Sequence]]] = deque()
-        self._rounds: deque[DraftRound] = deque()  # drafts asked for
+        self._rounds: deque[DraftRound] = deque()
         self._n_steps = 0
         self.requests: list[Sequence] = []
         self.cancelled: set[int] = set()
@@ -60,7 +78,7 @@ class Driver:
         return True
 
     def _break(self, step: Step) -> StepResult:
-        """What a step that could not be run leaves of itself: something on the first stage, nothing behind it."""
+        """Fail a step: it may have run on the first stage, and on no other."""
         stages = self.engine.target._stages  # type: ignore[attr-defined]
         if step.work and step.step_id % 2:
             stages[0].forward(step, None)
@@ -76,7 +94,7 @@ class Driver:
             self._fail(requests)
             return True
         commits = self.engine.scheduler.commit(step, result, requests)
-        self._check_told(commits)
+        self._check_rows(commits)
         draft_round = start_round(commits, self.engine.scheduler)
         for request in draft_round.finished:
             self.engine.pool.end(request.seq)
@@ -89,18 +107,18 @@ class Driver:
             self.engine.scheduler.fail(request)
             self.engine.pool.end(request.seq)
 
-    def _check_told(self, commits: Items[Commit]) -> None:
-        """Outcomes of chunks tell of every position of a prompt once, in order."""
+    def _check_rows(self, commits: Items[Commit]) -> None:
+        """Outcomes of chunks have the rows of every position of a prompt once, in order."""
         for commit in commits:
             if commit.outcome is not None and commit.outcome.prompt_top_ids is not None:
-                told = self.told.setdefault(commit.sequence.seq, [])
-                assert commit.outcome.prompt_start == sum(map(len, told))
-                told.append(commit.outcome.prompt_top_ids)
+                rows = self._rows.setdefault(commit.sequence.seq, [])
+                assert commit.outcome.prompt_start == sum(map(len, rows))
+                rows.append(commit.outcome.prompt_top_ids)
 
     def rows_of(self, index: int) -> IntArray:
-        """What a request's speculator was told of its prompt."""
-        told = self.told.get(self.requests[index].seq)
-        return np.concatenate(told) if told else np.zeros((0, 0), np.int32)
+        """The rows of a request's prompt that its speculator observed."""
+        rows = self._rows.get(self.requests[index].seq)
+        return np.concatenate(rows) if rows else np.zeros((0, 0), np.int32)
 
     def draft(self) -> bool:
         if not self._rounds:
@@ -112,7 +130,7 @@ class Driver:
         return True
 
     def tick(self, rng: random.Random) -> None:
-        """One thing that can happen, happens."""
+        """Do one thing that is possible."""
         actions = [self.send, self.receive, self.draft]
         rng.shuffle(actions)
         assert any(action() for action in actions), "stalled"
@@ -121,10 +139,10 @@ class Driver:
         while self.engine.scheduler.has_work or self._in_flight:
             self.tick(rng)
 
-    def check(self, wanted: Items[list[int]]) -> None:
-        """Whoever was not cancelled wrote the right text; the others the beginning of it."""
+    def check(self, expected: Items[list[int]]) -> None:
+        """Requests that were not cancelled have the right output, the others its beginning."""
         for index, request in enumerate(self.requests):
             output = request.tokens[request.n_prompt :]
             assert request.state is State.FINISHED
-            assert output == wanted[index][: len(output)]
-            assert index in self.cancelled or output == wanted[index]
+            assert output == expected[index][: len(output)]
+            assert index in self.cancelled or output == expected[index]

@@ -1,6 +1,6 @@
-"""Tiny models of every family and a tokenizer, built in code: nothing is downloaded, nothing is shipped for tests.
+"""Tiny models of every family and a tokenizer, built in code.
 
-What is built is kept for the process; what is saved lies in the tests' cache folder, for all processes and later runs.
+Models are cached in the process, saved checkpoints in the tests' cache folder for all processes and later runs.
 """
 
 from __future__ import annotations
@@ -65,51 +65,37 @@ _COMMON: dict[str, Any] = {
 }
 
 
-def _llama() -> Any:
-    return LlamaForCausalLM(LlamaConfig(**_COMMON, num_key_value_heads=2))
-
-
-def _mistral() -> Any:
-    return MistralForCausalLM(MistralConfig(**_COMMON, num_key_value_heads=1, head_dim=8, sliding_window=WINDOW))
-
-
-def _qwen2() -> Any:
-    config = Qwen2Config(
-        **_COMMON, num_key_value_heads=2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
-    )
-    return Qwen2ForCausalLM(config)
-
-
-def _qwen3() -> Any:
-    return Qwen3ForCausalLM(Qwen3Config(**_COMMON, num_key_value_heads=4, head_dim=16, tie_word_embeddings=True))
-
-
-def _gemma3() -> Any:
-    config = Gemma3TextConfig(
-        **{**_COMMON, "initializer_range": 0.1},
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        final_logit_softcapping=30.0,
-        query_pre_attn_scalar=16,
-    )
-    return Gemma3ForCausalLM(config)
-
-
 _MAKERS: dict[str, Callable[[], Any]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "gemma3": _gemma3,
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON, num_key_value_heads=2)),
+    "mistral": lambda: MistralForCausalLM(
+        MistralConfig(**_COMMON, num_key_value_heads=1, head_dim=8, sliding_window=WINDOW)
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(
+            **_COMMON, num_key_value_heads=2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
+        )
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**_COMMON, num_key_value_heads=4, head_dim=16, tie_word_embeddings=True)
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **{**_COMMON, "initializer_range": 0.1},
+            num_key_value_heads=2,
+            head_dim=16,
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            final_logit_softcapping=30.0,
+            query_pre_attn_scalar=16,
+        )
+    ),
 }
 FAMILIES = tuple(_MAKERS)
 
 
 @cache
 def tiny_model(family: str) -> Any:
-    """A seeded fp32 model; the same object for a whole test session, never changed by tests."""
+    """A seeded fp32 model, cached: tests must not change it."""
     torch.manual_seed(7)
     model = _MAKERS[family]()
     # Hugging Face starts norms and biases at constants: random ones make a wrong norm or bias visible.
@@ -121,7 +107,7 @@ def tiny_model(family: str) -> Any:
 
 @cache
 def reference_tokens(family: str, prompt: tuple[int, ...], n: int, **kwargs: Any) -> list[int]:
-    """What Hugging Face ``generate`` writes greedily, EOS included."""
+    """Greedy output of Hugging Face's ``generate``, EOS included."""
     ids = torch.tensor([prompt])
     out = tiny_model(family).generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, **kwargs
@@ -130,7 +116,7 @@ def reference_tokens(family: str, prompt: tuple[int, ...], n: int, **kwargs: Any
 
 
 def random_prompt(seed: int, n: int) -> list[int]:
-    """A prompt that repeats itself here and there, so that n-gram methods have something to find."""
+    """A prompt with repetitions that n-gram methods find."""
     generator = torch.Generator().manual_seed(seed)
     motif = torch.randint(3, VOCAB, (7,), generator=generator).tolist()
     tokens: list[int] = []
@@ -146,7 +132,7 @@ def random_prompts(n: int, first: int = 0) -> list[list[int]]:
 
 @cache
 def tiny_shards(family: str, n_stages: int, embeds: bool = False) -> tuple[ModelShard, ...]:
-    """Shards of a copy of the tiny model; they hold weights only, so targets share them. ``embeds``: the last does."""
+    """Shards of a copy of the tiny model, which targets share; ``embeds``: the last one has the embedding too."""
     model = copy.deepcopy(tiny_model(family))
     spec = read_spec(model.config)
     ranges = split_layers(spec.n_layers, n_stages)

@@ -1,6 +1,6 @@
-"""A pipeline on a virtual clock: the real scheduler, stages that take the time they are told, no sleep.
+"""A pipeline on a virtual clock: the real scheduler, stages with given times, no sleep.
 
-It is the specification of how steps are formed: stages work in the order of arrival, a step occupies each of them for
+Stages work in the order of arrival, a step occupies each of them for
 the same time, and an answer needs ``trip`` seconds from the last stage to the next step's arrival at the first.
 """
 
@@ -19,7 +19,7 @@ from engine.scheduling.sequence import Sequence, State
 from engine.step import Step, StepResult, Work, WorkResult
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
-from engine.tree import EMPTY_TREE, TokenTree
+from engine.tree import EMPTY_TREE
 
 SPEC = ModelSpec("llama", 4, 4, 2, 8, 32, 320, 1 << 20, ("full_attention",) * 4, (2,), "float32", None)
 INFO = TargetInfo(SPEC, n_blocks=4096, block_size=64, max_model_len=1 << 20)
@@ -27,29 +27,16 @@ INFO = TargetInfo(SPEC, n_blocks=4096, block_size=64, max_model_len=1 << 20)
 
 @dataclass(slots=True)
 class Sent:
-    """A step on its way."""
-
     step: Step
     requests: list[Sequence]
-    began: float  # when the first stage took it up, seconds
     answered: float  # when its answer is back, seconds
 
 
 @dataclass(slots=True)
 class VirtualPipeline:
-    """Drives a scheduler through ``n_stages`` stages.
-
-    Args:
-        scheduler: under test.
-        seconds: what one stage takes for a step.
-        trip: seconds from the last stage's end to the next step's arrival.
-        tree: drafted in no time for every sequence of every step.
-    """
-
     scheduler: Scheduler
-    seconds: Callable[[Step], float]
-    trip: float = 0.0
-    tree: TokenTree = EMPTY_TREE
+    seconds: Callable[[Step], float]  # of one stage for a step
+    trip: float = 0.0  # seconds from the last stage's end to the next step's arrival
     clock: float = 0.0
     done: list[Sent] = field(default_factory=list)  # answered steps, in order
     requests: list[Sequence] = field(default_factory=list)
@@ -58,7 +45,6 @@ class VirtualPipeline:
     _n_steps: int = 0
 
     def submit(self, prompt: Items[int] = (5,), max_tokens: int = 1 << 16, **fields: object) -> Sequence:
-        """Queue a request."""
         params = SamplingParams(max_tokens=max_tokens)
         made = Sequence.of(len(self.requests), Request(list(prompt), params, max_nodes=64, **fields))
         self.scheduler.submit(made)
@@ -66,7 +52,7 @@ class VirtualPipeline:
         return made
 
     def run(self, until: float) -> None:
-        """Let time pass up to the first answer behind ``until``; stops early when there is nothing to do."""
+        """Let time pass up to the first answer after ``until``; stops early when there is nothing to do."""
         self._send()
         while self._flying and self._flying[0].answered <= until:
             self.advance()
@@ -79,7 +65,7 @@ class VirtualPipeline:
         answer = StepResult(sent.step.step_id, [self._answer(work) for work in sent.step.work], 0.0)
         for commit in self.scheduler.commit(sent.step, answer, sent.requests):
             if commit.sequence.state is State.DRAFTING:
-                self.scheduler.set_tree(commit.sequence, self.tree)
+                self.scheduler.set_tree(commit.sequence, EMPTY_TREE)
         self._send()
         return sent
 
@@ -96,25 +82,22 @@ class VirtualPipeline:
             self._n_steps += 1
             if not self._free:
                 self._free = [0.0] * self.scheduler.options.n_micro_batches
-            arrived, taken, began = self.clock, self.seconds(step), max(self.clock, self._free[0])
+            arrived, taken = self.clock, self.seconds(step)
             for stage, free in enumerate(self._free):
                 arrived = self._free[stage] = max(arrived, free) + taken
             requests = [self.scheduler.find(work.seq) for work in step.work]
-            self._flying.append(Sent(step, requests, began, arrived + self.trip))
+            self._flying.append(Sent(step, requests, arrived + self.trip))
 
     @property
     def n_in_flight(self) -> int:
-        """Steps sent and not answered."""
         return len(self._flying)
 
 
 def n_trees(step: Step) -> int:
-    """Sequences of a step that decode."""
     return sum(work.tree is not None for work in step.work)
 
 
 def n_prompt_rows(step: Step) -> int:
-    """Rows of prompt in a step."""
     return sum(len(work.tokens) for work in step.work if work.tree is None)
 
 
@@ -130,11 +113,8 @@ def virtual_pipeline(
     trip: float = 0.0,
     is_measured: bool = True,
     batches: Items[int] = (1, 2, 4, 8, 16),
-    info: TargetInfo = INFO,
-    options: SchedulerOptions | None = None,
-    tree: TokenTree = EMPTY_TREE,
 ) -> VirtualPipeline:
-    """Stages that take ``stage_seconds(sequences that decode)`` for a step, and a scheduler that has measured them."""
+    """Stages that take ``stage_seconds(decoding sequences)`` for a step, and a scheduler that has measured them."""
     costs = flat_costs(lambda batch: n_stages * stage_seconds(batch), batches) if is_measured else None
-    scheduler = Scheduler(info, options or SchedulerOptions(n_micro_batches=n_stages, prefix_cache=False), costs)
-    return VirtualPipeline(scheduler, lambda step: stage_seconds(max(1, n_trees(step))), trip, tree)
+    scheduler = Scheduler(INFO, SchedulerOptions(n_micro_batches=n_stages, prefix_cache=False), costs)
+    return VirtualPipeline(scheduler, lambda step: stage_seconds(max(1, n_trees(step))), trip)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention import kernels, segment
-from engine.attention.segment import Segment
+from engine.attention.segment import SPLIT_FROM, Segment
 from engine.kv.arena import BlockTable, KVArena
 from engine.tree import TokenTree
 
@@ -22,7 +22,7 @@ BLOCK = 4
 
 @dataclass
 class Case:
-    """One sequence: a tree (or chunk) behind a prefix, in an arena whose other rows hold garbage."""
+    """One sequence: a tree (or chunk) after a prefix, in an arena whose other rows hold garbage."""
 
     n_cached: int
     tree: TokenTree
@@ -66,7 +66,7 @@ class Case:
         return made.attend(q, layer, 0.3, self.window)
 
     def by_hand(self) -> Tensor:
-        """The definition, fp64."""
+        """The definition, in fp64."""
         q, k, v = (tensor.double() for tensor in self.tensors())
         table, out = self.table(), torch.empty(1, len(self.depths), q.shape[1], HEAD_DIM, dtype=torch.float64)
         for row, depth in enumerate(self.depths):
@@ -100,68 +100,25 @@ CASES = st.builds(
     contiguous=st.booleans(),
     seed=st.integers(0, 999),
 )
+LONG_PREFIX = Case(SPLIT_FROM + 30, TokenTree([5, 6, 7, 8], [-1, 0, 0, 1]), 2, 2, None, contiguous=False, seed=1)
 
 
-@given(CASES)
-def test_one_masked_call_equals_the_definition(case: Case) -> None:
-    wanted = case.by_hand()
-    assert torch.allclose(case.attend(reference=True).double(), wanted, atol=1e-5)
-    assert torch.allclose(case.attend(reference=False).double(), wanted, atol=1e-5)
+def as_on_cuda(*args: object) -> tuple[Tensor, Tensor]:
+    """Returns the output as a transposed view, as CUDA kernels do."""
+    out, lse = kernels.block_attention(*args)  # type: ignore[arg-type]
+    return out.transpose(1, 2).contiguous().transpose(1, 2), lse
 
 
-@given(CASES, st.integers(1, 20))
-def test_prefix_and_block_merged_by_log_sum_exp_equal_the_definition(case: Case, split_from: int) -> None:
+@example(LONG_PREFIX, SPLIT_FROM, as_on_cuda)
+@given(CASES, st.integers(1, 20) | st.just(SPLIT_FROM), st.sampled_from([kernels.block_attention, as_on_cuda]))
+def test_attention_equals_the_definition_with_and_without_a_split_prefix(
+    case: Case, split_from: int, kernel: object
+) -> None:
+    expected = case.by_hand()
+    assert torch.allclose(case.attend(reference=True).double(), expected, atol=1e-5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "SPLIT_FROM", split_from)
-        assert torch.allclose(case.attend(reference=False).double(), case.by_hand(), atol=1e-5)
-
-
-@pytest.mark.parametrize("window", [None, segment.SPLIT_FROM + 1])
-def test_a_long_prefix_is_split_without_being_told(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    n_merged = []
-
-    def merge(*parts: Tensor) -> Tensor:
-        n_merged.append(len(parts))
-        return kernels.merge(*parts)
-
-    monkeypatch.setattr(segment, "merge", merge)
-    tree = TokenTree([5, 6, 7, 8], [-1, 0, 0, 1])
-    case = Case(segment.SPLIT_FROM + 30, tree, 2, 2, window, contiguous=False, seed=1)
-    assert torch.allclose(case.attend(reference=False).double(), case.by_hand(), atol=1e-5)
-    assert n_merged
-
-
-@given(CASES)
-def test_a_kernel_may_lay_out_its_answer_as_it_likes(case: Case) -> None:
-    """CUDA kernels return ``[1, n_heads, n, head_dim]`` as a transposed view."""
-
-    def transposed(*args: object) -> tuple[Tensor, Tensor]:
-        out, lse = kernels.block_attention(*args)  # type: ignore[arg-type]
-        return out.transpose(1, 2).contiguous().transpose(1, 2), lse
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment, "SPLIT_FROM", 8)
-        patch.setattr(segment, "block_attention", transposed)
-        assert torch.allclose(case.attend(reference=False).double(), case.by_hand(), atol=1e-5)
-
-
-@given(CASES, st.sampled_from([torch.bfloat16, torch.float16]))
-def test_half_precision_is_near_on_both_paths(case: Case, dtype: torch.dtype) -> None:
-    wanted = case.by_hand()
-    for split_from in (6, segment.SPLIT_FROM):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(segment, "SPLIT_FROM", split_from)
-            assert torch.allclose(case.attend(reference=False, dtype=dtype).double(), wanted, atol=0.1)
-
-
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 999), st.floats(-60, 60))
-def test_merging_two_blocks_equals_attending_to_both(n_a: int, n_b: int, seed: int, shift: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(1, 2, 3, HEAD_DIM, generator=generator)
-    k, v = torch.randn(2, 1, 2, n_a + n_b, HEAD_DIM, generator=generator)
-    k[..., n_a:, 0] += shift  # one block may drown the other
-    whole, _ = kernels.math_attention(q, k, v, None, 0.5)
-    for kernel in (kernels.math_attention, kernels.block_attention):
-        a = kernel(q, k[..., :n_a, :], v[..., :n_a, :], None, 0.5)
-        b = kernel(q, k[..., n_a:, :], v[..., n_a:, :], None, 0.5)
-        assert torch.allclose(kernels.merge(*a, *b), whole, atol=1e-5)
+        patch.setattr(segment, "block_attention", kernel)
+        assert torch.allclose(case.attend(reference=False).double(), expected, atol=1e-5)
+        for dtype in (torch.bfloat16, torch.float16):
+            assert torch.allclose(case.attend(reference=False, dtype=dtype).double(), expected, atol=0.1)

@@ -1,4 +1,4 @@
-"""Attention of all sequences together equals the same sequences one by one, and the definition."""
+"""Attention of several sequences at once equals the definition, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention import batches as attention_batches
-from engine.attention.batches import Chains, Share, Trees, attend_batches, make_batches
+from engine.attention.batches import Share, attend_batches, make_batches
 from engine.kv.arena import BlockTable, KVArena
 from engine.tree import EMPTY_TREE, TokenTree
 from engine.upload import Upload
@@ -20,8 +20,8 @@ from tests.engine.attention.test_attention import BLOCK, CASES, HEAD_DIM, Case
 CPU = torch.device("cpu")
 
 
-def together(cases: list[Case], chunks: list[bool], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Every case's ``[1, n, n_heads, head_dim]``, from one call; their blocks lie one behind the other in one arena."""
+def attend_together(cases: list[Case], chunks: list[bool], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Every case's ``[1, n, n_heads, head_dim]`` from one call; the blocks of all lie in one arena."""
     arenas = [case.tensors() for case in cases]
     n_blocks = [len(k) // BLOCK for _, k, _ in arenas]
     arena = KVArena(1, sum(n_blocks), BLOCK, cases[0].n_kv_heads, HEAD_DIM, dtype, CPU)
@@ -48,59 +48,20 @@ def together(cases: list[Case], chunks: list[bool], dtype: torch.dtype = torch.f
 
 @given(st.lists(st.tuples(CASES, st.booleans()), min_size=1, max_size=5), st.sampled_from([1, 60, 1 << 18]))
 def test_sequences_together_equal_the_definition(drawn: list[tuple[Case, bool]], padded: int) -> None:
-    """However trees are cut into batches."""
+    """However trees are divided into batches."""
     first = drawn[0][0]
     shape = {"groups": first.groups, "n_kv_heads": first.n_kv_heads, "window": first.window}
     cases = [replace(case, **shape) for case, _ in drawn]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_batches, "PADDED", padded)
         patch.setattr(attention_batches, "LONG_CHAIN", padded // 20)
-        outs = together(cases, [is_chunk for _, is_chunk in drawn])
+        outs = attend_together(cases, [is_chunk for _, is_chunk in drawn])
     for case, out in zip(cases, outs, strict=True):
         assert torch.allclose(out.double(), case.by_hand(), atol=1e-5)
 
 
-def share(tree: TokenTree, is_chunk: bool, blocks: list[int]) -> Share:
-    table = BlockTable(BLOCK)
-    table.extend(blocks)
-    return Share(3, [0, *tree.depths], None if tree.is_chain else tree.ancestor_mask(), is_chunk, table)
-
-
-def kinds(shares: list[Share]) -> list[tuple[type, int]]:
-    """Kinds and rows of the batches."""
-    return [(type(batch), batch.n_rows) for batch in make_batches(shares, [None], Upload(CPU))]
-
-
-def test_neighbours_of_a_kind_share_their_launches() -> None:
-    fork, chain = TokenTree([5, 6], [-1, -1]), TokenTree([5, 6], [-1, 0])
-    decoding = [share(EMPTY_TREE, False, [0, 1]), share(chain, False, [2, 3]), share(fork, False, [4, 5])]
-    chunk, scattered = share(chain, True, [6, 7]), share(fork, False, [9, 8])
-
-    assert kinds([*decoding, chunk]) == [(Trees, 7), (Chains, 3)]
-    assert kinds([*decoding[:2], chunk]) == [(Chains, 7)]
-    assert kinds([*decoding, scattered, chunk]) == [(Trees, 7), (Trees, 3), (Chains, 3)]
-
-
-def test_one_long_draft_does_not_pad_all_others_to_its_length() -> None:
-    def star(n: int) -> Share:
-        return share(TokenTree([5] * n, [-1] * n), False, [*range(n // BLOCK + 2)])
-
-    def chain(n: int) -> Share:
-        return share(TokenTree([5] * n, [*range(-1, n - 1)]), False, [*range(n // BLOCK + 2)])
-
-    assert kinds([star(7)] * 32) == [(Trees, 256)]
-    assert kinds([star(63)] * 65) == [(Trees, 64 * 64), (Trees, 64)]
-    assert kinds([star(1023), *[star(7)] * 63]) == [(Trees, 1024), (Trees, 63 * 8)]
-    assert kinds([star(7), chain(1023), star(7)]) == [(Trees, 8), (Chains, 1024), (Trees, 8)]
-    assert kinds([star(7), chain(63), star(7)]) == [(Trees, 80)]
-    lengths = [8, 255, 3, 600, 600, 8, 8, 255, 8]
-    for n, (_, rows) in zip([3, 1, 1, 4], kinds([star(length) for length in lengths]), strict=True):
-        mine, lengths = lengths[:n], lengths[n:]
-        assert rows == sum(mine) + n
-
-
 def test_a_tree_in_bf16_is_as_near_to_the_truth_as_a_plain_step() -> None:
-    """Scores rounded to bf16 make the error of this tree six times as large as a plain step's."""
+    """Scores rounded to bf16 would make the error of this tree six times as large as a plain step's."""
 
     def error(tree: TokenTree) -> float:
         """Root mean square over a dozen sequences."""
@@ -111,7 +72,7 @@ def test_a_tree_in_bf16_is_as_near_to_the_truth_as_a_plain_step() -> None:
             sharp = (q * 16, k, v)  # attention of trained models is peaked
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Case, "tensors", lambda _, dtype=torch.float32, own=sharp: [x.to(dtype) for x in own])
-                difference = together([case], [False], torch.bfloat16)[0].double() - case.by_hand()
+                difference = attend_together([case], [False], torch.bfloat16)[0].double() - case.by_hand()
             squares.append(float(difference.square().mean()))
         return sum(squares) ** 0.5
 

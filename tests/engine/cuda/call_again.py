@@ -1,7 +1,6 @@
-"""CUDA graphs that are calls: what a recorded graph would do with a step.
+"""CUDA graphs on a CPU: a graph calls its function again with the tensors of its recording.
 
-No graph is recorded on a CPU. Here one is a call that is made again with the tensors of its recording, so that what
-stands on the host (sizes, numbers of programs) is that of the step that was recorded.
+Sizes and numbers of programs are those of the recorded step, as in a real graph.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from engine.cuda.recorder import Recorder
 
 
 class CallAgain:
-    """A graph that is a call."""
-
     n_graphs = n_replays = 0
 
     def __init__(self) -> None:
@@ -26,17 +23,15 @@ class CallAgain:
         self.call: Callable[[], object]
 
     def pool(self) -> object:
-        """The memory that all of a recorder share: the first one's."""
         return self
 
     def replay(self) -> None:
-        """As often as wanted."""
         CallAgain.n_replays += 1
         self.call()
 
 
 def call_again(patch: pytest.MonkeyPatch) -> None:
-    """Graphs are such calls from now on, and none was made so far."""
+    """Replace CUDA graphs from now on; counts start at 0."""
     record = Recorder.record
     CallAgain.n_graphs = CallAgain.n_replays = 0
 

@@ -1,9 +1,7 @@
-"""Triton's interpreter as a device whose products treat all rows alike.
+"""Triton's interpreter with products whose sums do not depend on where in a matrix a row is.
 
-The interpreter multiplies by NumPy, and NumPy by a library whose sums depend on where in a matrix a row stands. A
-tensor core's do not, as far as is known (``benchmarks/gpu/invariance.py`` asks the device). So every number of a
-product is summed by itself here, in fp32: what is equal is so by the order in which kernels do things, and by nothing
-else.
+NumPy's sums depend on it, those of a tensor core do not. So every number of a product is summed by itself, in fp32:
+equal bits are then due to the order of operations in the kernels alone.
 """
 
 from __future__ import annotations

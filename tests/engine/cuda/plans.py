@@ -1,4 +1,4 @@
-"""Steps to plan, and what a plan says when it is read as a device reads it."""
+"""Steps to plan, and the keys of every row when a plan is read as a device reads it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_works(rng: random.Random, sizes: Sequence[tuple[int, int, bool]], blo
 
 
 def as_drafted(rng: random.Random, works: Sequence[PathWork]) -> list[PathWork]:
-    """The same, of which some rows ran before, or chains are blocks."""
+    """The same works; some rows ran before, or a chain is a block in which all rows see each other."""
     drafted = []
     for work in works:
         n_run = rng.choice([0, rng.randrange(work.n_rows)])
@@ -54,15 +54,15 @@ def ancestors(work: PathWork, row: int) -> list[int]:
     return seen[::-1]
 
 
-def wanted_slots(work: PathWork, row: int, window: int | None, block_size: int) -> list[int]:
-    """The slots of a row's text, one for every position that it sees, by the definition of a tree."""
+def expected_slots(work: PathWork, row: int, window: int | None, block_size: int) -> list[int]:
+    """Slots of the positions that a row sees, by the definition of a tree."""
     own = [*range(work.n_cached), *(work.n_cached + seen for seen in ancestors(work, row))]
     slots = [work.blocks[slot // block_size] * block_size + slot % block_size for slot in own]
     return slots if window is None else slots[-window:]
 
 
 def seen_slots(plan: Plan, place: int) -> list[list[tuple[int, int, int]]]:
-    """Of every row (split, position, slot) of the keys that it sees under a window, in the order of its partials."""
+    """(split, position, slot) of the keys that every row sees under a window, in the order of its partials."""
     ints, layout = plan.ints, plan.layout
     window, positions = layout.windows[place], ints[layout.positions]
     partials: dict[tuple[int, int], list[tuple[int, int, int]]] = {}

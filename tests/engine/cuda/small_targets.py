@@ -1,21 +1,31 @@
-"""Targets of two small layers, run by the executor or as on a CPU."""
+"""Targets of two small layers, run by the executor or by modules as on a CPU."""
 
 from __future__ import annotations
 
 import copy
+import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from engine.cuda.executor import Executor
+from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.grammar.compiler import Grammars
 from engine.model.ranges import split_layers
 from engine.model.shard import ModelShard
 from engine.model.spec import read_spec
+from engine.protocol import Needs
+from engine.sampling.params import SamplingParams
+from engine.stage.base import Activations
+from engine.stage.stage import Stage
+from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo
 from engine.target.local import LocalTarget
+from engine.tree import TokenTree
 
 SPLIT, BUCKETS = 16, (1, 8, 24, 48, 96)
 _SIZES: dict[str, Any] = {
@@ -32,7 +42,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Every matrix has inputs for two parts, and for two blocks of a sum, where ``gemm.LEAST_INPUTS`` is 64.
+# Every matrix has inputs for two parts, and for two blocks of a sum, if ``gemm.LEAST_INPUTS`` is 64.
 SMALL_INPUTS, IN_PARTS = 64, " in parts"
 _WIDE = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads": 4, "head_dim": 32}
 
@@ -55,7 +65,6 @@ def small_model(family: str) -> Any:
 
 
 def small_shards(family: str, stages: int) -> list[ModelShard]:
-    """Shards of a copy."""
     model = copy.deepcopy(small_model(family))
     spec = read_spec(model.config)
     return [ModelShard(model, spec, layers, 128) for layers in split_layers(spec.n_layers, stages)]
@@ -69,7 +78,64 @@ def small_target(
     records: bool = False,
     buckets: tuple[int, ...] = BUCKETS,
 ) -> LocalTarget:
-    """A target whose stages have executors if it is ``exact``; these record graphs if they are told to."""
+    """A target whose stages have executors if it is ``exact``; they record graphs if ``records``."""
     shards = small_shards(family, stages)
     executors = [Executor(shard, SPLIT, buckets, records=records) for shard in shards] if exact else []
     return LocalTarget(TargetInfo(shards[0].spec, 80, 4, 120), shards, grammars=grammars, executors=executors)
+
+
+BLOCK, N_BLOCKS = 4, 80
+NO_NEEDS = Needs()
+
+
+class Pipeline:
+    """Stages with executors, and sequences in shuffled blocks."""
+
+    def __init__(
+        self,
+        shards: Sequence[ModelShard],
+        seed: int,
+        needs: Needs = NO_NEEDS,
+        exact: bool = True,
+        partial_bytes: int = 1 << 20,
+        executors: Sequence[Executor] = (),
+        drafter: DrafterPart = NO_DRAFTER,
+    ) -> None:
+        self._executors: Sequence[Executor | None] = executors or [
+            Executor(shard, SPLIT, BUCKETS, partial_bytes) if exact else None for shard in shards
+        ]
+        self.stages = [
+            Stage(shard, N_BLOCKS, BLOCK, drafter=drafter, executor=one)
+            for shard, one in zip(shards, self._executors, strict=True)
+        ]
+        self._shards, self._needs = shards, needs
+        self._blocks = random.Random(seed).sample(range(N_BLOCKS), N_BLOCKS)
+        self._given: dict[int, int] = {}
+        self._n_steps = 0
+        self.activations: Activations | None = None  # of the last step
+
+    def work(
+        self, seq: int, n_cached: int, tokens: list[int], tree: TokenTree | None = None, keep: Sequence[int] = ()
+    ) -> Work:
+        """A sequence's work in the next step; ``keep``: accepted rows of the previous step's tree."""
+        n_blocks = -(-(n_cached + len(tokens) + len(tree or ())) // BLOCK)
+        n_new = max(0, n_blocks - self._given.get(seq, 0))
+        new, self._blocks = self._blocks[:n_new], self._blocks[n_new:]
+        return Work(seq, n_cached, tokens, tree, [*keep], new)
+
+    @torch.inference_mode()
+    def score(self, works: list[Work]) -> Tensor:
+        """Logits of all rows, ``[n_rows, vocab]``."""
+        starts = [
+            SequenceStart(work.seq, SamplingParams(), 1, self._needs) for work in works if work.seq not in self._given
+        ]
+        for work in works:
+            self._given[work.seq] = self._given.get(work.seq, 0) + len(work.new_blocks)
+        self._n_steps += 1
+        step, activations = Step(self._n_steps, works, starts), None
+        for stage in self.stages:
+            activations = stage.forward(step, activations)
+        self.activations = activations
+        assert isinstance(activations, Activations)
+        last = self._executors[-1]
+        return (self._shards[-1] if last is None else last).logits(activations.hidden[0]).clone()

@@ -1,7 +1,9 @@
-"""What kernels answer to a step: tokens, read-backs and log-probabilities of a CPU, whatever sequences ask for."""
+"""Outputs, read-backs and log-probabilities of the executor are those of a CPU, whatever they are scored with."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,20 +11,23 @@ import pytest
 import torch
 
 from engine.cuda import graphs
+from engine.loop import Completion
 from engine.protocol import Needs
+from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.stage import planned_answer
-from engine.stage.answer import StepAnswer
+from engine.scheduling.scheduler import SchedulerOptions
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.target.local import LocalTarget
 from engine.tree import TokenTree
+from speculators.registry import Factory
+from speculators.testing import RightAmongWrong
 from tests.engine.cuda.call_again import CallAgain, call_again
-from tests.engine.cuda.small_targets import small_target
-from tests.engine.cuda.test_logits import counted
+from tests.engine.cuda.small_targets import small_model, small_target
+from tests.support.engines import complete_all, make_engine
 from tests.support.grammars import letters, of_regex
 
 PROMPT = [5, 9, 13, 9, 5]
-END = 26  # of the grammar's letters
+END = 26  # the first ids are letters of a grammar; the model's own end is a "c"
 TREE = TokenTree([9, 20, 5], [-1, -1, 0], probe=[False, False, True], probe_ends=[2])
 ASKED = [
     (SamplingParams(prompt_logprobs=2), Needs(hidden_layer=0, heads=((1, 1),))),
@@ -32,6 +37,7 @@ ASKED = [
         SamplingParams(temperature=2.0, seed=5, logprobs=1, stop_ids=(END,), grammar=of_regex("[a-z]{3,40}")),
         Needs(probe_top_k=3),
     ),
+    (SamplingParams(), Needs(node_top_k=65)),  # more ids than kernels read back
     # Torch draws for these.
     (
         SamplingParams(frequency_penalty=0.5, logit_bias={7: 4.0}, min_tokens=9, stop_ids=(7,), logprobs=0),
@@ -39,7 +45,7 @@ ASKED = [
     ),
     (SamplingParams(temperature=0.7, verification="rejection", seed=5), Needs(node_top_k=4, top_logprobs=True)),
 ]
-PLANNED = ASKED[2:4]
+PLANNED = ASKED[2:4]  # kernels draw for these
 
 
 def answers(target: LocalTarget, asked: list[tuple[SamplingParams, Needs]]) -> list[list[WorkResult]]:
@@ -70,6 +76,7 @@ def answers(target: LocalTarget, asked: list[tuple[SamplingParams, Needs]]) -> l
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("asked", "records"), [(ASKED, False), (PLANNED, True)], ids=["launches", "graphs"])
 def test_answers_are_those_of_a_cpu(
     asked: list[tuple[SamplingParams, Needs]], records: bool, monkeypatch: pytest.MonkeyPatch
@@ -77,18 +84,18 @@ def test_answers_are_those_of_a_cpu(
     call_again(monkeypatch)
     monkeypatch.setattr(graphs, "PROGRAMS", 8)
     grammars = letters(END, 41)
-    wanted = answers(small_target("llama", exact=False, grammars=grammars), asked)
+    expected = answers(small_target("llama", exact=False, grammars=grammars), asked)
     found = answers(small_target("llama", grammars=grammars, records=records), asked)
-    for theirs, ours in zip(wanted, found, strict=True):
+    for theirs, ours in zip(expected, found, strict=True):
         for one, other in zip(theirs, ours, strict=True):
             assert_same(other, one)
-    assert CallAgain.n_replays == (7 if records else 0), "layers and rows of every step, and rows of prompts"
-    (obeys,) = (i for i, (params, _) in enumerate(asked) if params.grammar is not None)
-    assert wanted[2][obeys].tokens[0] < END, "the grammar was obeyed"
+    assert (CallAgain.n_replays > 0) == records
+    (constrained,) = (i for i, (params, _) in enumerate(asked) if params.grammar is not None)
+    assert expected[2][constrained].tokens[0] < END, "the grammar is obeyed"
 
 
 def assert_same(one: WorkResult, other: WorkResult) -> None:
-    """Ids are equal, numbers nearly so."""
+    """Ids are equal, and numbers nearly."""
     assert (one.tokens, one.accepted, one.error) == (other.tokens, other.accepted, other.error)
     assert one.top_ids.nodes.tolist() == other.top_ids.nodes.tolist()
     assert one.top_ids.ids.tolist() == other.top_ids.ids.tolist()
@@ -96,12 +103,14 @@ def assert_same(one: WorkResult, other: WorkResult) -> None:
         _near(getattr(one, name), getattr(other, name))
     _near(one.top_ids.logprobs, other.top_ids.logprobs)
     for name in ("logprobs", "prompt_logprobs"):
-        its, others = getattr(one, name), getattr(other, name)
-        assert (its is None) == (others is None)
-        for entry, wanted in zip(its or [], others or [], strict=True):
-            assert entry.token_id == wanted.token_id
-            assert [token for token, _ in entry.top] == [token for token, _ in wanted.top]
-            _near([entry.logprob, *(value for _, value in entry.top)], [wanted.logprob, *(v for _, v in wanted.top)])
+        ours, cpus = getattr(one, name), getattr(other, name)
+        assert (ours is None) == (cpus is None)
+        for entry, expected in zip(ours or [], cpus or [], strict=True):
+            assert entry.token_id == expected.token_id
+            assert [token for token, _ in entry.top] == [token for token, _ in expected.top]
+            _near(
+                [entry.logprob, *(value for _, value in entry.top)], [expected.logprob, *(v for _, v in expected.top)]
+            )
 
 
 def _near(one: Any, other: Any) -> None:
@@ -110,58 +119,8 @@ def _near(one: Any, other: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_launches_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two more for best ids, 19 more where rows are truncated; rows of a prompt are answered apart."""
-    monkeypatch.setattr(planned_answer, "PROMPT_ROWS", 4)
-    launches = counted(monkeypatch)  # and not run: what is told is of no interest here
-    beside = {"_embed": 1, "_rms_norm": 1, "_product": 1}
-    drawing = beside | {"_best_chunks": 1, "_draw_chunks": 1, "_pick": 1}
-    told = {"_best_in_chunks": 1, "_best_of_chunks": 1}
-    truncating = {"_search": 16, "_end_search": 1, "_count_ties": 1, "_floor": 1}
-    for params, needs, wanted in (
-        (SamplingParams(temperature=0.5), Needs(), drawing),
-        (SamplingParams(temperature=0.5, logprobs=3), Needs(), drawing | told),
-        (SamplingParams(temperature=0.5, top_k=3), Needs(), drawing | truncating),
-        (SamplingParams(min_p=0.5), Needs(), drawing),
-    ):
-        stage = small_target("llama")._stages[0]
-        start = SequenceStart(0, params, 7, needs)
-        activations = stage.forward(Step(0, [Work(0, 0, [5] * 7, new_blocks=[0, 1, 2])], [start]), None)
-        launches.clear()
-        stage.verify(activations)
-        of_layers = {"_attend", "_combine", "_rope_write"}
-        assert not of_layers & set(launches)
-        assert dict(launches) == wanted
-    reading = SequenceStart(1, SamplingParams(prompt_logprobs=1), 7, Needs(prompt_top_k=3))
-    work = Work(1, 0, [5] * 7, new_blocks=[3, 4, 5], logprobs_of=[5] * 7)
-    activations = stage.forward(Step(1, [work], [reading]), None)
-    launches.clear()
-    (result,) = stage.verify(activations)
-    assert len(result.tokens) == 1
-    assert launches["_product"] == launches["_embed"] == 3, "two pieces of a prompt, and the row that is drawn from"
-    assert launches["_best_in_chunks"] == 2
-    assert launches["_best_chunks"] == 1
-
-
-def test_more_ids_than_kernels_tell_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-
-    def results(self: StepAnswer, *given: Any) -> list[WorkResult]:
-        made.append(1)
-        return original(self, *given)
-
-    original = StepAnswer.results
-    monkeypatch.setattr(StepAnswer, "results", results)
-    start = SequenceStart(0, SamplingParams(), 2, Needs(node_top_k=65))
-    found = [
-        target.step(Step(0, [Work(0, 0, [5, 6], new_blocks=[0])], [start])).results[0].tokens
-        for target in (small_target("llama"), small_target("llama", exact=False))
-    ]
-    assert found[0] == found[1]
-    assert len(made) == 2
-
-
-def test_of_equal_logits_the_lowest_id_is_drawn_in_pieces_too() -> None:
+@pytest.mark.matrix
+def test_of_equal_logits_the_lowest_id_is_drawn_also_piece_by_piece() -> None:
     found = []
     for exact in (True, False):
         target = small_target("llama", exact=exact, buckets=(1, 2))  # rows of three sequences are too many at once
@@ -174,3 +133,80 @@ def test_of_equal_logits_the_lowest_id_is_drawn_in_pieces_too() -> None:
         found.append([result.tokens for result in target.step(Step(0, works, starts)).results])
     assert found[0] == found[1]
     assert found[0][0][0] < 20
+
+
+N_TOKENS = 6
+PROMPTS = [[(7 * i + j * (i + 3)) % 38 + 3 for j in range(13 + 2 * i)] for i in range(5)]
+DRAWN: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.9},
+    {},
+    {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"grammar": of_regex("[abd-f]{9,30}"), "stop_ids": (2, END)},
+)
+
+
+Answers = dict[tuple[int, ...], list[int]]
+
+
+@dataclass(frozen=True)
+class Way:
+    batch: int = 1
+    chunk: int = 64
+    stages: int = 1
+    method: str = "autoregressive"
+    n: int = 5  # prompts
+
+
+def run(family: str, way: Way, exact: bool, answers: Answers | None = None) -> list[Completion]:
+    trees: dict[str, Factory] = {"right-among-wrong": lambda _: RightAmongWrong(answers or {})}
+    target = small_target(family, way.stages, exact, letters(END, 41))
+    engine = make_engine(target, answers, SchedulerOptions(prefill_chunk=way.chunk), trees)
+    requests = [
+        Request(prompt, SamplingParams(max_tokens=N_TOKENS, seed=3, logprobs=3, **how), way.method, max_nodes=9)
+        for prompt, how in list(zip(PROMPTS, DRAWN, strict=True))[: way.n]
+    ]
+    return complete_all(engine, requests, way.batch)
+
+
+@cache
+def on_a_cpu(family: str) -> list[Completion]:
+    return run(family, Way(5), exact=False)
+
+
+@cache
+def in_one_batch(family: str) -> list[Completion]:
+    return run(family, Way(5), exact=True)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_outputs_are_those_of_a_cpu_and_greedy_ones_of_generate(family: str) -> None:
+    expected = [completion.token_ids for completion in on_a_cpu(family)]
+    assert [completion.token_ids for completion in in_one_batch(family)] == expected
+    assert max(expected[4]) < 6, "letters of its grammar"
+    ids = torch.tensor([PROMPTS[2]])
+    model = small_model(family)
+    text = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=N_TOKENS, min_new_tokens=N_TOKENS, do_sample=False
+    )
+    assert text[0, len(PROMPTS[2]) :].tolist() == expected[2]
+
+
+WAYS = {
+    "one by one": Way(1, n=2),
+    "in chunks of 5, two stages": Way(5, 5, 2),
+    "with trees": Way(5, 64, 1, "right-among-wrong"),
+    "with trees, chunks of 5, two stages": Way(5, 5, 2, "right-among-wrong"),
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("family", "way"), [*(("llama", way) for way in WAYS), ("gemma3", [*WAYS][-1])])
+def test_log_probabilities_have_the_same_bits_however_they_are_scored(family: str, way: str) -> None:
+    expected = in_one_batch(family)
+    answers = {tuple(prompt): one.token_ids for prompt, one in zip(PROMPTS, on_a_cpu(family), strict=True)}
+    done = run(family, WAYS[way], exact=True, answers=answers)
+    for one, other in zip(done, expected, strict=False):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == other.logprobs

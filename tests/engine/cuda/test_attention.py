@@ -1,15 +1,99 @@
-"""Attention by paths: right, and the same bits for a row whatever it is computed with."""
+"""Attention by paths: right, and with the same bits for a row whatever other rows it runs with."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
-from engine.cuda.kernels.attention import Heads
-from tests.engine.cuda.attention_cases import BLOCK, SPLIT, Case, alone, case_of, oracle
-from tests.engine.cuda.plans import random_works
+from engine.cuda.kernels.attention import Heads, Partials, attend
+from engine.cuda.kernels.combine import combine
+from engine.cuda.plan.items import PathWork
+from engine.cuda.plan.plan import Plan, PlanShape, make_plan
+from tests.engine.cuda.plans import ancestors, expected_slots, random_works
+
+BLOCK, SPLIT = 4, 32
+BUCKETS = (1, 8, 24, 48)
+
+
+@dataclass
+class Case:
+    """A step's works, and queries, keys and values of all their rows."""
+
+    works: Sequence[PathWork]
+    heads: Heads
+    q: Tensor  # [n_rows, n_heads, head_dim]
+    keys: Tensor  # [n_slots, n_kv_heads, head_dim]
+    values: Tensor
+
+    @property
+    def plan(self) -> Plan:
+        """With the window of the heads among others."""
+        windows = {self.heads.window, None, 7}
+        groups = self.heads.n_heads // self.heads.n_kv_heads
+        return make_plan(self.works, PlanShape.of(windows, groups, BLOCK, len(self.keys) - 1, SPLIT, buckets=BUCKETS))
+
+    def run(self, programs: int = 0, n_pieces: int = 1) -> Tensor:
+        """``[n_rows, n_heads, head_dim]``; memory that must not matter is NaN."""
+        plan, heads = self.plan, self.heads
+        n_items, width = plan.n_items[plan.layout.place(heads.window)], heads.n_heads * heads.head_dim
+        q = torch.full((plan.layout.n_rows, width), float("nan"))
+        q[: plan.n_rows] = self.q.reshape(plan.n_rows, width)
+        partials = Partials.empty(plan.n_partials, heads.n_heads // n_pieces, heads.head_dim, q.device)
+        out, ints = torch.full_like(q, float("nan")), torch.from_numpy(plan.ints)
+        size = heads.n_kv_heads // n_pieces
+        for first in range(0, heads.n_kv_heads, size):
+            for part in (partials.sums, partials.largest, partials.weights):
+                part.fill_(float("nan"))
+            piece = range(first, first + size)
+            attend(q, self.keys, self.values, ints, plan.layout, heads, piece, partials, programs or n_items)
+            combine(partials, ints, plan.layout, heads, piece, out)
+        assert (out[plan.n_rows :] == 0).all()
+        return out[: plan.n_rows].reshape(self.q.shape)
+
+
+def case_of(works: Sequence[PathWork], heads: Heads, seed: int) -> Case:
+    """Random numbers for the rows of works, and NaN in slots that no row sees."""
+    draw = torch.Generator().manual_seed(seed)
+    n_rows, n_blocks = sum(work.n_rows for work in works), sum(len(work.blocks) for work in works)
+    kv = (n_blocks * BLOCK + 1, heads.n_kv_heads, heads.head_dim)
+    keys, values = torch.full(kv, float("nan")), torch.full(kv, float("nan"))
+    used = [s for work in works for s in work.slots(0, work.n_cached + work.n_rows, BLOCK).tolist()]
+    keys[used], values[used] = torch.randn(2, len(used), *kv[1:], generator=draw)
+    return Case(works, heads, torch.randn(n_rows, heads.n_heads, heads.head_dim, generator=draw) * 2, keys, values)
+
+
+def oracle(case: Case) -> Tensor:
+    """fp64, row by row, over the keys of the row's text."""
+    heads, outs = case.heads, []
+    rows = [(work, row) for work in case.works for row in range(work.n_rows)]
+    for (work, row), q in zip(rows, case.q.double(), strict=True):
+        slots = expected_slots(work, row, heads.window, BLOCK)
+        groups = heads.n_heads // heads.n_kv_heads
+        keys, values = (x[slots].double().repeat_interleave(groups, 1) for x in (case.keys, case.values))
+        scores = torch.einsum("hd,nhd->hn", q, keys) * heads.scale
+        if heads.softcap is not None:
+            scores = heads.softcap * torch.tanh(scores / heads.softcap)
+        outs.append(torch.einsum("hn,nhd->hd", torch.softmax(scores, -1), values))
+    return torch.stack(outs)
+
+
+def alone(case: Case, index: int, row: int, chunk: int = 1) -> Case:
+    """The last ``chunk`` rows of the text of a row, as in plain decoding or a prompt, in contiguous blocks."""
+    work = case.works[index]
+    slots = expected_slots(work, row, None, BLOCK)
+    first_row = sum(before.n_rows for before in case.works[:index])
+    n_blocks = -(-len(slots) // BLOCK)
+    chain = PathWork(len(slots) - chunk, chunk, None, range(1, n_blocks + 1))
+    keys, values = (torch.full((n_blocks * BLOCK + 9, *case.keys.shape[1:]), float("nan")) for _ in range(2))
+    keys[BLOCK : BLOCK + len(slots)], values[BLOCK : BLOCK + len(slots)] = case.keys[slots], case.values[slots]
+    own = ancestors(work, row)[-chunk:]
+    return Case([chain], case.heads, case.q[[first_row + seen for seen in own]], keys, values)
+
 
 KINDS = {
     "grouped": Heads(4, 2, 16, 0.25),
@@ -17,7 +101,7 @@ KINDS = {
     "seven to one, capped": Heads(7, 1, 8, 0.3, softcap=2.0),
     "head of 24, window, capped": Heads(2, 2, 24, 0.2, window=45, softcap=5.0),
 }
-# (committed tokens, rows, tree): before, at and behind borders of splits and tiles
+# (committed tokens, rows, tree): before, at and after borders of splits and tiles
 STEP = [(0, 5, True), (SPLIT - 3, 17, True), (2 * SPLIT, 1, False), (SPLIT + 11, 13, False)]
 
 
@@ -25,13 +109,18 @@ def step(kind: str) -> Case:
     return case_of(random_works(random.Random(3), STEP, BLOCK), KINDS[kind], 5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_trees_and_chains_in_scattered_blocks_is_what_fp64_says_path_by_path(kind: str) -> None:
+def test_a_batch_of_trees_and_chains_is_what_fp64_says_path_by_path(kind: str) -> None:
     case = step(kind)
     assert torch.allclose(case.run().double(), oracle(case), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def tiered(kind: str) -> object:
+    return pytest.param(kind, marks=pytest.mark.cluster if kind == "window" else pytest.mark.matrix)
+
+
+@pytest.mark.parametrize("kind", [*map(tiered, KINDS)])
 def test_a_row_of_a_tree_has_the_bits_of_plain_decoding(kind: str) -> None:
     case = step(kind)
     batch = case.run()
@@ -41,20 +130,19 @@ def test_a_row_of_a_tree_has_the_bits_of_plain_decoding(kind: str) -> None:
         assert torch.equal(one.run()[0], batch[firsts[work] + row]), (work, row)
 
 
-def test_a_prompt_has_the_same_bits_in_chunks_of_any_size() -> None:
+@pytest.mark.matrix
+def test_a_prompt_has_the_same_bits_in_chunks_programs_and_pieces_of_any_size() -> None:
     case = case_of(random_works(random.Random(3), [(0, 41, False)], BLOCK), KINDS["grouped"], 5)
     whole = case.run()
     for size in (5, 32):
         for end in (size, 3 * size if size == 5 else 41):
             assert torch.equal(alone(case, 0, end - 1, size).run(), whole[end - size : end]), (size, end)
-
-
-def test_programs_share_items_in_any_way_and_heads_attend_together_or_in_pieces() -> None:
     case = step("window")
     assert torch.equal(case.run(programs=3), case.run(programs=40, n_pieces=2))
 
 
-def test_large_scores_and_equal_keys_stay_finite() -> None:
+@pytest.mark.matrix
+def test_large_scores_stay_finite() -> None:
     case = step("grouped")
     case.q *= 1e4
     assert torch.allclose(case.run().double(), oracle(case), atol=1e-3)

@@ -1,8 +1,7 @@
-"""The logits of a text's positions have the same bits whatever they are scored with."""
+"""The logits of a position have the same bits whatever they are scored with."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -12,22 +11,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import GridExecutor
 
+from engine.cuda import graphs
+from engine.cuda.executor import Executor
 from engine.cuda.kernels import gemm
-from engine.cuda.kernels.gemm import LEAST_INPUTS
 from engine.drafter.part import DrafterPart
 from engine.drafter.serving.relay import TapRelay
 from engine.protocol import Needs
 from engine.step import WorkResult
 from engine.tree import TokenTree
-from tests.engine.cuda import production
-from tests.engine.cuda.scored_texts import Pipeline
-from tests.engine.cuda.small_targets import IN_PARTS, SMALL_INPUTS, small_model, small_shards
+from tests.engine.cuda.call_again import CallAgain, call_again
+from tests.engine.cuda.small_targets import BUCKETS, SMALL_INPUTS, SPLIT, Pipeline, small_model, small_shards
 from tests.support.served_drafters import drafter_spec, random_checkpoint
 
-FAMILIES = ("llama", "gemma3")
-ALL = (*FAMILIES, *(family + IN_PARTS for family in FAMILIES))
 TEXTS = [[(5 * i + j * (i + 2)) % 38 + 3 for j in range(26 + 3 * i)] for i in range(5)]
 TEXT = TEXTS[0]
 DEEP = 6  # last tokens, which a tree drafts
@@ -50,7 +46,7 @@ def token_by_token(family: str) -> Tensor:
 
 
 def right_among_wrong() -> tuple[TokenTree, list[int]]:
-    """A tree in which the text's last tokens are a path among others, and that path's rows; the root is one."""
+    """A tree with the text's last tokens as a path among others, and the rows of root and path."""
     tokens: list[int] = []
     parents: list[int] = []
     rows, above, astray = [0], -1, -1
@@ -62,17 +58,20 @@ def right_among_wrong() -> tuple[TokenTree, list[int]]:
     return TokenTree(tokens, parents), rows
 
 
-@pytest.mark.parametrize("family", ALL)
-def test_plain_decoding_is_hugging_faces(family: str) -> None:
+def tiered(*case: Any) -> Any:
+    """The small llama is enough for a quick run."""
+    return pytest.param(*case, marks=pytest.mark.cluster if case[0] == "llama" else pytest.mark.matrix)
+
+
+@pytest.mark.parametrize(("family", "chunk", "stages"), [
+    tiered("llama", 5, 1), tiered("gemma3 in parts", 5, 1), tiered("gemma3", 64, 2), tiered("llama in parts", 64, 2),
+])  # fmt: skip
+def test_a_prompt_in_chunks_has_the_bits_of_plain_decoding_and_the_logits_of_hugging_face(
+    family: str, chunk: int, stages: int
+) -> None:
     with torch.inference_mode():
-        wanted = small_model(family)(torch.tensor([TEXT])).logits[0, -DEEP - 1 :]
-    assert torch.allclose(token_by_token(family), wanted, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("family", "chunk", "stages"), [("llama", 5, 1), ("gemma3 in parts", 5, 1), *((family, 64, 2) for family in ALL)]
-)
-def test_a_prompt_in_chunks_has_the_bits_of_plain_decoding(family: str, chunk: int, stages: int) -> None:
+        theirs = small_model(family)(torch.tensor([TEXT])).logits[0, -DEEP - 1 :]
+    assert torch.allclose(token_by_token(family), theirs, atol=1e-4)
     pipeline = Pipeline(small_shards(family, stages), 2, partial_bytes=1)  # key head by key head
     parts = [
         pipeline.score([pipeline.work(0, first, TEXT[first : first + chunk])]) for first in range(0, len(TEXT), chunk)
@@ -80,9 +79,9 @@ def test_a_prompt_in_chunks_has_the_bits_of_plain_decoding(family: str, chunk: i
     assert torch.equal(torch.cat(parts)[-DEEP - 1 :], token_by_token(family))
 
 
-@pytest.mark.parametrize(
-    ("family", "batch", "stages"), [("gemma3", 5, 1), ("llama in parts", 5, 1), *((family, 1, 2) for family in ALL)]
-)
+@pytest.mark.parametrize(("family", "batch", "stages"), [
+    tiered("llama", 1, 2), tiered("gemma3", 5, 1), tiered("llama in parts", 5, 1), tiered("gemma3 in parts", 1, 2),
+])  # fmt: skip
 def test_a_path_of_a_tree_has_the_bits_of_plain_decoding(family: str, batch: int, stages: int) -> None:
     pipeline = Pipeline(small_shards(family, stages), 3)
     ends = [len(text) - DEEP - 1 for text in TEXTS[:batch]]
@@ -99,61 +98,16 @@ def test_a_path_of_a_tree_has_the_bits_of_plain_decoding(family: str, batch: int
     assert torch.equal(logits[[first + row for row in path]], token_by_token(family))
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, run: Any = None) -> Counter[str]:
-    """Launches from now on by kernel; ``run`` does one, or nothing does."""
-    launches: Counter[str] = Counter()
-
-    def counting(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
-        launches[self.fn.__name__] += 1
-        if run is not None:
-            run(self, *args, **kwargs)
-
-    monkeypatch.setattr(GridExecutor, "__call__", counting)
-    return launches
-
-
-@pytest.mark.parametrize(("family", "n_launches", "n_sums"), [
-    ("llama", 10, 0), ("gemma3", 12, 0), ("llama in parts", 10, 2), ("gemma3 in parts", 12, 1),
-])  # fmt: skip
-def test_a_layer_is_twelve_launches_at_most_whatever_the_step(
-    family: str, n_launches: int, n_sums: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums of parts are launches where a stage ends, unless a norm does so, and behind the head; in no layer."""
-    pipeline = Pipeline(small_shards(family, 1), 4)
-    pipeline.score([pipeline.work(i, 0, TEXTS[i][:20]) for i in range(2)])
-    launches = counted(monkeypatch, GridExecutor.__call__)
-    tree, path = right_among_wrong()
-    pipeline.score([pipeline.work(0, 20, [7], tree), pipeline.work(1, 20, [7, 8, 9])])
-    beside = Counter({"_embed": 1, "_rms_norm": 1, "_product": 1, "_sum_parts": n_sums})
-    assert (launches - beside).total() == 2 * n_launches
-    assert launches["_sum_parts"] == n_sums
-    assert launches["_attend"] == launches["_combine"] == launches["_rope_write"] == 2
-    launches.clear()
-    pipeline.score([pipeline.work(0, 24, [7], keep=path[1:4]), pipeline.work(1, 23, [7])])
-    assert (launches - beside).total() == 2 * n_launches + 1
-    assert launches["_move_rows"] == 1
-
-
-def test_layers_of_large_models_are_twelve_launches_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches = counted(monkeypatch)
-    monkeypatch.setattr(gemm, "LEAST_INPUTS", LEAST_INPUTS)
-    for name, weights in production.LAYERS.items():
-        launches.clear()
-        production.run(weights)
-        is_gemma = weights.behind_mlp is not None
-        assert launches["_sum_parts"] == (0 if is_gemma else 1), name  # where the stage ends
-        assert launches.total() - launches["_sum_parts"] == (12 if is_gemma else 10), name
-
-
 def embedding_and_layer_tapped(family: str) -> DrafterPart:
-    """The part of a drafter that reads what the first layer reads, and what it leaves."""
+    """A drafter that reads the input and the output of the first layer."""
     (shard,) = small_shards(family, 1)
     spec = replace(drafter_spec("dflash", shard.spec), taps=(-1, 0))
     return DrafterPart(TapRelay(spec, random_checkpoint(spec).tensors, shard.range, shard.dtype, shard.device))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_attention_rows_and_what_a_drafter_taps_are_those_of_a_cpu(family: str) -> None:
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_states_attention_rows_and_tapped_layers_are_those_of_a_cpu(family: str) -> None:
     needs = Needs(hidden_layer=0, heads=((0, 1), (1, 0)), drafter=True)
     tree, path = right_among_wrong()
     accepted = [row - 1 for row in path[1:3]]
@@ -167,8 +121,49 @@ def test_states_attention_rows_and_what_a_drafter_taps_are_those_of_a_cpu(family
         assert pipeline.activations is not None
         assert pipeline.activations.tapped is not None
         assert pipeline.activations.fused is not None
-        told = (pipeline.activations.tapped[0], pipeline.activations.fused[0])
-        found.append([*(states.numpy() for states in told), *(rows[0, place] for place in (0, 1))])
+        states = (pipeline.activations.tapped[0], pipeline.activations.fused[0])
+        found.append([*(one.numpy() for one in states), *(rows[0, place] for place in (0, 1))])
     for ours, cpus in zip(*found, strict=True):
         assert ours.shape == cpus.shape
         assert np.allclose(ours, cpus, atol=1e-4)
+
+
+ROOM = 40 * 80  # bytes of 40 partials: as many as a tree has
+
+
+def recorded_pipeline(patch: pytest.MonkeyPatch) -> Pipeline:
+    call_again(patch)
+    patch.setattr(graphs, "PROGRAMS", 8)  # more than there are items: most find nothing to do
+    shards = small_shards("llama", 1)
+    return Pipeline(shards, 6, executors=[Executor(shard, SPLIT, BUCKETS, ROOM, records=True) for shard in shards])
+
+
+@pytest.mark.matrix
+def test_steps_in_fixed_buffers_have_the_bits_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, n = recorded_pipeline(monkeypatch), len(TEXT) - 7
+    tree, path = right_among_wrong()
+    expected = token_by_token("llama")
+    pipeline.score([pipeline.work(1, 0, TEXTS[4])])
+    assert CallAgain.n_replays == 0, "a long prompt's partials are more than there is room for"
+    pipeline.score([pipeline.work(0, 0, TEXT[: n - 3])])
+    pipeline.score([pipeline.work(0, n - 3, TEXT[n - 3 : n])])
+    assert torch.equal(pipeline.score([pipeline.work(0, n, TEXT[n : n + 1])]), expected[:1])
+    assert torch.equal(pipeline.score([pipeline.work(0, n, TEXT[n : n + 1], tree)])[path], expected)
+    logits = pipeline.score([pipeline.work(0, n + 3, [TEXT[n + 3]], keep=path[1:3])])  # its keys move, once
+    assert torch.equal(logits, expected[3:4])
+    assert torch.equal(pipeline.score([pipeline.work(0, n + 4, [TEXT[n + 4]])]), expected[4:5])
+    assert CallAgain.n_replays > 0
+
+
+@pytest.mark.matrix
+def test_recording_a_step_moves_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step's row takes the place that the accepted node leaves: keys that moved twice would be wrong."""
+    pipeline, n = recorded_pipeline(monkeypatch), len(TEXT) - 7
+    tree, path = right_among_wrong()
+    pipeline.score([pipeline.work(0, 0, TEXT[: n - 3])])
+    pipeline.score([pipeline.work(0, n - 3, TEXT[n - 3 : n])])
+    pipeline.score([pipeline.work(0, n, TEXT[n : n + 1], tree)])
+    recorded = CallAgain.n_graphs
+    logits = pipeline.score([pipeline.work(0, n + 2, [TEXT[n + 2]], keep=path[1:2])])
+    assert CallAgain.n_graphs > recorded
+    assert torch.equal(logits, token_by_token("llama")[2:3])

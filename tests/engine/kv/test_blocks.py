@@ -1,16 +1,18 @@
-"""Blocks: never two owners, never lost, all or nothing, and contiguous whenever that is possible."""
+"""Blocks: never two owners, never lost, contiguous if possible; free ones hold cached prefixes."""
 
 from __future__ import annotations
 
-from random import Random
-
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.errors import OutOfBlocksError
+from engine.kv.arena import BlockTable
 from engine.kv.blocks import BlockAllocator
+from engine.kv.cached_prefixes import CachedPrefix, CachedPrefixes, common_prefix
+from engine.kv.prompt_top_ids import PromptTopIds
 
 N_BLOCKS, BLOCK = 12, 4
 
@@ -20,7 +22,7 @@ def is_run(table: list[int]) -> bool:
 
 
 class Allocator(RuleBasedStateMachine):
-    """Any order of growing and releasing, against a plain model of who owns what."""
+    """Any order of growing and releasing, against a plain model of which sequence owns which block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,11 +66,11 @@ class Allocator(RuleBasedStateMachine):
         self.tables[seq] = moved
 
     @rule(seq=st.integers(0, 4))
-    def a_copy_is_harmless(self, seq: int) -> None:
+    def change_a_copy(self, seq: int) -> None:
         self.blocks.table(seq).append(99)
 
     @invariant()
-    def everybody_has_what_is_theirs(self) -> None:
+    def every_block_has_at_most_one_owner(self) -> None:
         self.blocks.check_integrity()
         owned = [block for table in self.tables.values() for block in table]
         assert len(set(owned)) == len(owned)
@@ -82,38 +84,28 @@ class Allocator(RuleBasedStateMachine):
 
 
 TestAllocator = Allocator.TestCase
-TestAllocator.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
-
-
-@given(st.lists(st.integers(0, N_BLOCKS * BLOCK), min_size=1, max_size=8))
-def test_a_sequence_alone_is_always_one_run(sizes: list[int]) -> None:
-    blocks = BlockAllocator(N_BLOCKS, BLOCK)
-    for n_tokens in sizes:
-        blocks.grow(1, n_tokens)
-        assert is_run(blocks.table(1))
+TestAllocator.settings = settings(stateful_step_count=25)
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4 * BLOCK), st.booleans()), max_size=20), st.integers(1, 12)
 )
-def test_a_newcomer_is_one_run_if_any_free_run_is_long_enough(history: list[tuple[int, int, bool]], n: int) -> None:
+def test_a_new_sequence_is_contiguous_if_a_free_run_is_long_enough(
+    history: list[tuple[int, int, bool]], n: int
+) -> None:
     blocks = BlockAllocator(N_BLOCKS, BLOCK)
-    for seq, n_tokens, leaves in history:
-        if leaves:
+    for seq, n_tokens, ends in history:
+        if ends:
             blocks.release(seq)
         elif blocks.missing(seq, n_tokens) <= blocks.n_free:
             blocks.grow(seq, n_tokens)
-    taken = {block for owner in blocks.owners for block in blocks.table(owner)}
-    longest = run = 0
-    for block in range(N_BLOCKS):
-        run = 0 if block in taken else run + 1
-        longest = max(longest, run)
+    longest = blocks.longest_free_run
     if n <= blocks.n_free:
         blocks.grow(9, n * BLOCK)
         assert is_run(blocks.table(9)) or n > longest
 
 
-def test_neighbours_leave_each_other_room_to_grow() -> None:
+def test_sequences_that_grow_together_stay_contiguous() -> None:
     blocks = BlockAllocator(64, BLOCK)
     for n_tokens in range(1, 16 * BLOCK, 3):
         for seq in range(4):
@@ -121,68 +113,119 @@ def test_neighbours_leave_each_other_room_to_grow() -> None:
     assert all(is_run(blocks.table(seq)) for seq in range(4))
 
 
-def test_a_piece_comes_home_when_the_block_between_is_free_again() -> None:
-    blocks = BlockAllocator(4, BLOCK)
-    for seq, n_blocks in ((1, 2), (3, 1), (2, 1)):
-        blocks.grow(seq, n_blocks * BLOCK)
-    (between,) = blocks.table(2)
-    blocks.release(3)
-    blocks.grow(1, 3 * BLOCK)
-    table = blocks.table(1)
-    assert not is_run(table)
-    assert blocks.regroup(1) is None
-    blocks.release(2)
-    assert blocks.regroup(1) == [*table[:2], between]
-    assert blocks.n_moved == 1
-    assert blocks.regroup(1) is None
+class Cache(RuleBasedStateMachine):
+    """An allocator with cached prefixes, next to a model of what every block holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = CachedPrefixes(N_BLOCKS, BLOCK)
+        self.blocks = BlockAllocator(N_BLOCKS, BLOCK, self.kept)
+        self.tokens: dict[int, list[int]] = {}
+        self.cells = [-1] * (N_BLOCKS * BLOCK)
+
+    @rule(seq=st.integers(0, 4), start=st.integers(0, 2), n=st.integers(1, 20))
+    def grow(self, seq: int, start: int, n: int) -> None:
+        tokens = self.tokens.get(seq, [start])
+        tokens = tokens + [100 * seq + len(tokens) + i for i in range(n)] if seq in self.tokens else [start] * n
+        free = self.blocks.n_free
+        try:
+            added = self.blocks.grow(seq, len(tokens))
+        except OutOfBlocksError:
+            return
+        assert self.blocks.n_free == free - len(added)
+        self.tokens[seq] = tokens
+        for slot, token in enumerate(tokens):
+            self.cells[self._cell(self.blocks.table(seq), slot)] = token
+
+    @rule(seq=st.integers(0, 4))
+    def release(self, seq: int) -> None:
+        if seq not in self.tokens:
+            return
+        tokens, table = self.tokens.pop(seq), self.blocks.table(seq)
+        self.blocks.release(seq)
+        self.kept.keep(CachedPrefix("", tokens, table[: self.blocks.blocks_for(len(tokens))], PromptTopIds()))
+
+    @rule(seq=st.integers(0, 4))
+    def regroup(self, seq: int) -> None:
+        table = BlockTable(BLOCK)
+        table.extend(self.blocks.table(seq))
+        moved = self.blocks.regroup(seq)
+        if moved is not None:
+            for run in table.runs_to(moved):
+                self.cells[run.target : run.target + run.n] = self.cells[run.source : run.source + run.n]
+
+    @rule(start=st.integers(0, 2))
+    def use(self, start: int) -> None:
+        for text in self.kept.sharing_first_block("", [start] * BLOCK)[:1]:
+            self.kept.use(text)
+
+    @invariant()
+    def cached_prefixes_are_intact(self) -> None:
+        self.blocks.check_integrity()
+        for start in range(3):
+            assert self.kept.sharing_first_block("other", [start] * BLOCK) == []
+            for text in self.kept.sharing_first_block("", [start] * BLOCK):
+                cells = [self.cells[self._cell(text.blocks, slot)] for slot in range(len(text.tokens))]
+                assert cells == text.tokens
+
+    @invariant()
+    def running_sequences_are_intact(self) -> None:
+        for seq, tokens in self.tokens.items():
+            table = self.blocks.table(seq)
+            assert [self.cells[self._cell(table, slot)] for slot in range(len(tokens))] == tokens
+
+    @staticmethod
+    def _cell(table: list[int], slot: int) -> int:
+        return table[slot // BLOCK] * BLOCK + slot % BLOCK
 
 
-def test_while_there_is_little_room_the_shortest_run_that_fits_is_taken() -> None:
-    blocks = BlockAllocator(32, BLOCK)
-    for seq in range(32):
-        blocks.grow(seq, BLOCK)
-    owner = {blocks.table(seq)[0]: seq for seq in range(32)}
-    for block in (2, 3, 4, 5, 6, 10, 11, 12, 20, 21):
-        blocks.release(owner[block])
-    blocks.grow(40, 3 * BLOCK)
-    blocks.grow(41, 2 * BLOCK)
-    blocks.grow(42, 5 * BLOCK)
-    assert [blocks.table(seq) for seq in (40, 41, 42)] == [[10, 11, 12], [20, 21], [2, 3, 4, 5, 6]]
+TestCache = Cache.TestCase
+TestCache.settings = settings(stateful_step_count=40)
 
 
-def test_a_sequence_moves_to_the_middle_of_a_run_so_that_its_neighbours_can_grow() -> None:
-    blocks = BlockAllocator(32, BLOCK)
-    for seq in range(32):
-        blocks.grow(seq, BLOCK)
-    owner = {blocks.table(seq)[0]: seq for seq in range(32)}
-    for block in (2, 20, 21, 22, 23, 24, 25):
-        blocks.release(owner[block])
-    blocks.grow(owner[1], 3 * BLOCK)
-    assert not is_run(blocks.table(owner[1]))
-    blocks.release(owner[30])
-    blocks.release(owner[31])
-    moved = blocks.regroup(owner[1])
-    assert moved == [22, 23, 24]
-    assert len(blocks.grow(owner[19], 3 * BLOCK)) == 2
-    assert is_run(blocks.table(owner[19]))
+def keep(blocks: BlockAllocator, kept: CachedPrefixes, seq: int, n_blocks: int) -> None:
+    blocks.grow(seq, n_blocks * BLOCK)
+    table = blocks.table(seq)
+    blocks.release(seq)
+    kept.keep(CachedPrefix("", [seq] * (n_blocks * BLOCK), table, PromptTopIds()))
 
 
-def test_long_sequences_that_grow_beside_each_other_are_rarely_moved() -> None:
-    """A cache of which two thirds are in use, by eight texts of 1,000 to 4,000 tokens that get 200 to 400 more."""
-    rng = Random(0)
-    blocks, ends, lengths = BlockAllocator(2000, 16), dict[int, int](), dict[int, int]()
-    n_grown = n_moves = n_begun = 0
-    while n_begun < 80:
-        while len(ends) < 8:
-            lengths[n_begun] = rng.randrange(1000, 4000)
-            ends[n_begun] = lengths[n_begun] + rng.randrange(200, 400)
-            blocks.grow(n_begun, lengths[n_begun])
-            n_begun += 1
-        for seq in list(ends):
-            lengths[seq] += 1
-            n_grown += len(blocks.grow(seq, lengths[seq]))
-            n_moves += blocks.regroup(seq) is not None
-            if lengths[seq] == ends[seq]:
-                del ends[seq]
-                blocks.release(seq)
-    assert n_moves < 2 * n_begun  # 4 a sequence where they move to the start of a run
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
+    kept = CachedPrefixes(N_BLOCKS, BLOCK)
+    blocks = BlockAllocator(N_BLOCKS, BLOCK, kept)
+    for seq in range(3):
+        keep(blocks, kept, seq, 4)
+    assert len(kept) == 3  # blocks that hold nothing were taken first
+    kept.use(kept.sharing_first_block("", [0] * BLOCK)[0])
+    blocks.grow(7, 4 * BLOCK)
+    assert [len(kept.sharing_first_block("", [seq] * BLOCK)) for seq in range(3)] == [1, 0, 1]
+    blocks.grow(8, 8 * BLOCK)
+    assert len(kept) == 0
+    blocks.check_integrity()
+
+
+def test_a_prefix_and_its_top_ids_end_before_the_first_taken_block() -> None:
+    kept, rows = CachedPrefixes(N_BLOCKS, BLOCK), np.arange(5 * BLOCK + 1, dtype=np.int32)[:, None]
+    top_ids = PromptTopIds()
+    for first, last in ((0, 8), (8, 9), (9, len(rows))):
+        top_ids.append(rows[first:last], rows[first:last].astype(np.float32))
+    text = CachedPrefix("", [0] * (8 * BLOCK), [*range(8)], top_ids)
+    kept.keep(text)
+    for n_blocks in (6, 3, 1):
+        kept.take(n_blocks)
+        n = min(len(rows), n_blocks * BLOCK)
+        assert (len(text.blocks), len(text.tokens), text.top_ids.n) == (n_blocks, n_blocks * BLOCK, n)
+        for part in text.top_ids.part(0, n):
+            np.testing.assert_array_equal(part, rows[:n])
+    assert top_ids.n == len(rows), "a sequence that still has the rows keeps them"
+    kept.take(0)
+    assert len(kept) == 0
+    kept.check_integrity()
+
+
+def test_common_beginnings_are_counted_to_the_token() -> None:
+    text = list(range(1000))
+    for n in (0, 1, 255, 256, 257, 511, 600):
+        assert common_prefix(text, [*text[:n], -1, *text[n + 1 :]], 900) == n
+        assert common_prefix(text, text[:n], 900) == n
+    assert common_prefix(text, text, 900) == 900

@@ -1,10 +1,11 @@
-"""Checkpoints: every layout that is supported gives Hugging Face's text, everything else is refused by name."""
+"""Checkpoints: every supported layout gives Hugging Face's text, and everything else is refused by name."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,17 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import ConfigError, UnsupportedModelError
-from engine.model import loader
 from engine.model.loader import load_shard, load_spec
-from engine.model.ranges import LayerRange, split_layers
-from engine.model.shard import ModelShard
+from engine.model.ranges import LayerRange
 from engine.model.spec import read_spec
 from engine.model.weights.tensors import INDEX, SINGLE
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.info import TargetInfo
-from engine.target.loading import plan_cache, resolve_dtype
+from engine.target.loading import resolve_dtype
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
+from tests.support.fp8_checkpoints import quantization_config
 from tests.support.tiny_models import random_prompts, reference_tokens, saved_model, tiny_model
 
 CPU = torch.device("cpu")
@@ -60,75 +59,30 @@ def jobs(texts: list[list[int]]) -> list[Request]:
     return [Request(text, SamplingParams(max_tokens=N_TOKENS, stop_ids=(2,)), "pld") for text in texts]
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("size", ["1GB", "20KB"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])  # untied, tied, tied by default
+@pytest.mark.parametrize(
+    ("family", "size", "stages"),
+    [("llama", "20KB", 3), ("qwen3", "1GB", 3), ("qwen3", "20KB", 1), ("gemma3", "20KB", 3)],  # untied, tied, tied
+)
 def test_a_checkpoint_in_any_number_of_files_and_stages_gives_the_same_text(
-    family: str,
-    size: str,
-    stages: int,
-    tmp_path: Path,
+    family: str, size: str, stages: int, tmp_path: Path
 ) -> None:
     tiny_model(family).save_pretrained(tmp_path, max_shard_size=size)
     assert (tmp_path / INDEX).exists() == (size == "20KB")
     texts = random_prompts(2)
     done = complete_all(make_engine(load(tmp_path, stages)), jobs(texts))
-    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
-    assert [completion.token_ids for completion in done] == wanted
+    expected = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
+    assert [completion.token_ids for completion in done] == expected
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_a_stage_needs_only_the_files_of_its_layers(
-    family: str,
-    tmp_path: Path,
-) -> None:
-    whole = tmp_path / "whole"
-    tiny_model(family).save_pretrained(whole)
-    weights = load_file(whole / SINGLE)
-    (whole / SINGLE).unlink()
-    (whole / INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in weights}}))
-    shards: list[ModelShard] = []
-    for layers in split_layers(4, 3):
-        part = tmp_path / f"part{layers.first}"
-        shutil.copytree(whole, part)
-        for name, weight in weights.items():
-            if belongs(name, layers, tied=family == "qwen3"):
-                save_file({name: weight}, part / f"{name}.safetensors")
-        shards.append(load_shard(part, layers, dtype=torch.float32, device=CPU, n_positions=300))
-        assert all(weight.device == CPU for layer in shards[-1].layers for weight in layer.parameters())
-    texts = random_prompts(2)
-    done = complete_all(make_engine(LocalTarget(TargetInfo(shards[0].spec, 60, 16, 200), shards)), jobs(texts))
-    wanted = [reference_tokens(family, tuple(text), N_TOKENS) for text in texts]
-    assert [completion.token_ids for completion in done] == wanted
-
-
-def belongs(name: str, layers: LayerRange, tied: bool) -> bool:
-    if name.startswith("model.layers."):
-        return layers.first <= int(name.split(".")[2]) < layers.last
-    if name == loader.EMBED:
-        return layers.is_first or (tied and layers.is_last)
-    return layers.is_last
-
-
-def test_a_tied_head_shares_the_embedding_when_one_stage_has_both() -> None:
-    shard = load_shard(saved_model("qwen3"), LayerRange(0, 4, 4), dtype=torch.float32, device=CPU, n_positions=8)
-    assert shard._head is not None
-    assert shard._embed is not None
-    assert shard._head.weight is shard._embed.weight
+ORIGINAL = {"original_max_position_embeddings": 32}
 
 
 @pytest.mark.parametrize(
     "rope",
     [
         {"rope_type": "linear", "factor": 2.0},
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | ORIGINAL,
+        {"rope_type": "yarn", "factor": 4.0} | ORIGINAL,
     ],
 )
 def test_static_rope_scaling_gives_the_text_of_generate(rope: dict[str, Any], tmp_path: Path) -> None:
@@ -144,43 +98,46 @@ def test_static_rope_scaling_gives_the_text_of_generate(rope: dict[str, Any], tm
         assert completion.token_ids == out[0, len(text) :].tolist()
 
 
+LONGROPE = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "factor": 2.0}
+
+
 @pytest.mark.parametrize(
-    ("family", "changes", "named"),
+    ("family", "changes", "message"),
     [
         ("llama", {"model_type": "gpt2"}, "'gpt2'"),
         ("llama", {"model_type": "nonsense"}, "nonsense"),
         ("llama", {"model_type": None, "architectures": None}, "model_type"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'"),
-        (
-            "llama",
-            {
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "short_factor": [1.0] * 4,
-                    "long_factor": [1.0] * 4,
-                    "factor": 2.0,
-                }
-            },
-            "'longrope'",
-        ),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4} | LONGROPE}, "'longrope'"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        *(
+            ("llama", {"quantization_config": config}, message)
+            for config, message in (
+                (quantization_config("block"), "strategy of quantization_config is 'block': .* not for blocks"),
+                (quantization_config(num_bits=4, type="int"), "weights of quantization_config are int4"),
+                (quantization_config(symmetric=False), "symmetric False"),
+                (quantization_config() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+                (quantization_config() | {"config_groups": {}}, "no config_groups"),
+                ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "compressed-tensors' fp8 are read"),
+                ({"quant_method": "gptq", "bits": 4}, "gptq .* bitsandbytes' int8"),
+                ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "load_in_8bit"),
+            )
+        ),
     ],
 )
-@pytest.mark.filterwarnings("ignore")  # transformers warns about what we are about to refuse
-def test_what_an_architecture_has_that_we_lack_is_named(
-    family: str, changes: dict[str, Any], named: str, editable: Callable[..., Path]
+@pytest.mark.filterwarnings("ignore")  # transformers warns about what is about to be refused
+def test_an_unsupported_config_is_refused_by_name(
+    family: str, changes: dict[str, Any], message: str, editable: Callable[..., Path]
 ) -> None:
     path = editable(family, **changes)
-    with pytest.raises(UnsupportedModelError, match=named):
+    with pytest.raises(UnsupportedModelError, match=message):
         load_spec(path)
-    with pytest.raises(UnsupportedModelError, match=named):
+    with pytest.raises(UnsupportedModelError, match=message):
         load_shard(path, LayerRange(0, 4, 4), dtype=torch.float32, device=CPU, n_positions=8)
 
 
-def test_other_formats_and_holes_are_named(editable: Callable[..., Path], tmp_path: Path) -> None:
+def test_missing_files_and_tensors_are_named(editable: Callable[..., Path], tmp_path: Path) -> None:
     path = editable("llama")
     weights = load_file(path / SINGLE)
     del weights["model.layers.2.mlp.up_proj.weight"]
@@ -188,7 +145,7 @@ def test_other_formats_and_holes_are_named(editable: Callable[..., Path], tmp_pa
     whole: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "n_positions": 8}
     with pytest.raises(UnsupportedModelError, match=r"model\.layers\.2\.mlp\.up_proj\.weight"):
         load_shard(path, LayerRange(0, 4, 4), **whole)
-    load_shard(path, LayerRange(0, 2, 4), **whole)  # what is missing belongs to another stage
+    load_shard(path, LayerRange(0, 2, 4), **whole)  # the missing tensor belongs to another stage
     (path / SINGLE).rename(path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="safetensors"):
         load_spec(path)
@@ -217,7 +174,7 @@ def test_eos_ids_come_from_the_generation_config_first(editable: Callable[..., P
     assert load_spec(path).eos_ids in ((), (2,))  # (2,) is what Llama's config assumes
 
 
-def test_a_model_runs_in_the_dtype_asked_for() -> None:
+def test_a_model_runs_in_the_requested_dtype() -> None:
     spec = read_spec(tiny_model("gemma3").config)
     assert resolve_dtype(None, spec, "cpu") is torch.float32
     assert resolve_dtype(None, replace(spec, dtype="bfloat16"), "cuda") is torch.bfloat16
@@ -228,19 +185,18 @@ def test_a_model_runs_in_the_dtype_asked_for() -> None:
         shard = load_shard(saved_model("gemma3"), LayerRange(0, 4, 4), dtype=dtype, device=CPU, n_positions=8)
         assert shard.dtype is dtype
         assert {weight.dtype for layer in shard.layers for weight in layer.parameters()} == {dtype}
-        wanted = tiny_model("gemma3").model.embed_tokens(torch.tensor([[5, 6]]))
-        assert torch.allclose(shard.embed(torch.tensor([5, 6])).float(), wanted, rtol=0.02, atol=1e-3)
+        expected = tiny_model("gemma3").model.embed_tokens(torch.tensor([[5, 6]]))
+        assert torch.allclose(shard.embed(torch.tensor([5, 6])).float(), expected, rtol=0.02, atol=1e-3)
 
 
-def test_a_cache_that_holds_nothing_useful_is_refused() -> None:
-    spec = read_spec(tiny_model("llama").config)
-    per_block = 4 * 2 * 16 * 2 * 8 * 4  # layers, keys and values, tokens, heads, dimensions, bytes
-    options = TargetOptions("m", kv_bytes=10 * per_block, block_size=16)
-    info = plan_cache(spec, options, torch.float32)
-    assert (info.n_blocks, info.max_model_len) == (10, 9 * 16)
-    assert plan_cache(spec, options, torch.bfloat16).n_blocks == 20
-    roomy = TargetOptions("m", kv_bytes=100 * per_block, block_size=16, max_model_len=300)
-    assert plan_cache(spec, roomy, torch.float32).max_model_len == 300
-    for wrong in (TargetOptions("m", kv_bytes=3 * per_block, block_size=16), TargetOptions("m", max_model_len=513)):
-        with pytest.raises(ConfigError):
-            plan_cache(spec, wrong, torch.float32)
+def test_threads_that_load_at_once_get_their_dtypes_and_leave_torchs_defaults() -> None:
+    def load_one(number: int) -> set[tuple[str, torch.dtype]]:
+        dtype = (torch.float32, torch.bfloat16)[number % 2]
+        shard = load_shard(saved_model("llama"), LayerRange(0, 4, 4), dtype=dtype, device=CPU, n_positions=8)
+        return {(weight.device.type, weight.dtype) for layer in shard.layers for weight in layer.parameters()}
+
+    with ThreadPoolExecutor(8) as threads:
+        loaded = list(threads.map(load_one, range(24)))
+    assert loaded == [{("cpu", torch.float32)}, {("cpu", torch.bfloat16)}] * 12
+    ours = torch.nn.Linear(1, 1).weight
+    assert (ours.device, ours.dtype) == (CPU, torch.float32)

@@ -1,4 +1,4 @@
-"""Texts that begin like others: their beginning is copied, and nobody can tell by what they write."""
+"""A prefix of another text is copied from the cache, and outputs do not change by it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from engine.protocol import Needs
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.step import Step
 from engine.tree import IntArray
 from tests.support.engines import check_idle, make_engine, make_target
-from tests.support.step_driver import Driver
+from tests.support.step_driver import Driver, watched
 from tests.support.tiny_models import random_prompts
 
 FAMILY = "qwen3"
@@ -38,18 +37,10 @@ def texts() -> list[list[int]]:
 
 
 def complete_one(made: Engine, job: Request) -> tuple[list[int], int, int]:
-    """(text, tokens of the prompt that were found, tokens that were read)."""
-    n_read = 0
-    inner = made.target.step
-
-    def step(asked: Step) -> Any:
-        nonlocal n_read
-        n_read += sum(len(work.tokens) for work in asked.work if work.tree is None)
-        return inner(asked)
-
-    made.target.step = step  # type: ignore[method-assign]
-    done = made.complete(job)
-    made.target.step = inner  # type: ignore[method-assign]
+    """Output, tokens of the prompt that were found in the cache, and tokens that were read."""
+    with watched(made) as steps:
+        done = made.complete(job)
+    n_read = sum(len(work.tokens) for step in steps for work in step.work if work.tree is None)
     return done.token_ids, done.stats.cached_tokens, n_read
 
 
@@ -67,7 +58,7 @@ def whole_blocks(n: int) -> int:
 
 
 @pytest.mark.parametrize("n", [3 * BLOCK, 3 * BLOCK + 1, 50])
-def test_the_same_prompt_again_is_read_from_the_block_of_its_last_token_on(
+def test_a_repeated_prompt_is_read_from_the_block_of_its_last_token_on(
     n: int, made: Engine, texts: list[list[int]]
 ) -> None:
     first, *figures = complete_one(made, job(texts[0][:n]))
@@ -76,27 +67,19 @@ def test_the_same_prompt_again_is_read_from_the_block_of_its_last_token_on(
     assert complete_one(made, job(texts[0][:n])) == (first, found, n - found)
 
 
-def test_no_request_tells_more_of_another_than_whole_blocks(made: Engine, texts: list[list[int]]) -> None:
-    """Guesses at the token behind what is known of a text: within a block the right one looks like all others."""
+def test_a_guess_reveals_no_more_of_another_prompt_than_whole_blocks(made: Engine, texts: list[list[int]]) -> None:
+    """Guesses at the next token of a partly known text: within a block the right one looks like all others."""
     secret, n_known = texts[0][: 3 * BLOCK], 2 * BLOCK
     complete_one(made, job(secret))
     for n_right in range(BLOCK):
         known_part, right = secret[: n_known + n_right], secret[n_known + n_right]
         guesses = [[*known_part, token, *[token + n_right] * BLOCK] for token in {*range(3, 30, 4), right}]
-        told = {complete_one(made, job(guess))[1:] for guess in guesses}
-        assert len(told) == (1 if n_right < BLOCK - 1 else 2)
+        seen = {complete_one(made, job(guess))[1:] for guess in guesses}
+        assert len(seen) == (1 if n_right < BLOCK - 1 else 2)
 
 
-def test_a_conversation_goes_on_behind_its_answer(made: Engine, texts: list[list[int]]) -> None:
-    answer, *_ = complete_one(made, job(texts[0]))
-    longer = [*texts[0], *answer, 5, 6, 7]
-    _, n_found, n_read = complete_one(made, job(longer))
-    assert n_found == whole_blocks(len(longer) - 4)  # the last token of the answer was drawn, never read
-    assert n_read == len(longer) - n_found
-
-
-@pytest.mark.parametrize("n_shared", [0, BLOCK - 1, BLOCK, BLOCK + 1, 30])
-def test_a_match_ends_with_a_block(n_shared: int, made: Engine, texts: list[list[int]]) -> None:
+@pytest.mark.parametrize("n_shared", [BLOCK - 1, BLOCK, BLOCK + 1, 30])
+def test_a_match_ends_at_a_block_boundary(n_shared: int, made: Engine, texts: list[list[int]]) -> None:
     complete_one(made, job(texts[0]))
     other = [*texts[0][:n_shared], (texts[0][n_shared] + 1) % 97, *texts[1][:20]]
     _, n_found, n_read = complete_one(made, job(other))
@@ -109,16 +92,11 @@ def test_another_scope_finds_nothing(made: Engine, texts: list[list[int]]) -> No
     assert complete_one(made, job(texts[0], scope="b"))[1] == 0
     assert complete_one(made, job(texts[0]))[1] == 0
     assert complete_one(made, job(texts[0], scope="a"))[1] == whole_blocks(len(texts[0]) - 1)
+    without_cache = make_engine(make_target(FAMILY), None, PLAIN)
+    assert [complete_one(without_cache, job(texts[0]))[1] for _ in range(2)] == [0, 0]
 
 
-def test_without_the_option_nothing_is_found(texts: list[list[int]]) -> None:
-    made = make_engine(make_target(FAMILY), None, PLAIN)
-    assert [complete_one(made, job(texts[0]))[1] for _ in range(2)] == [0, 0]
-
-
-def test_a_method_that_reads_the_prompt_back_finds_what_others_have_read_back(
-    made: Engine, texts: list[list[int]]
-) -> None:
+def test_a_method_finds_only_prefixes_that_hold_what_it_reads_back(made: Engine, texts: list[list[int]]) -> None:
     found = whole_blocks(len(texts[0]) - 1)
     assert complete_one(made, job(texts[0]))[1] == 0
     assert complete_one(made, job(texts[0], "token-recycling"))[1] == 0  # nobody has read it back
@@ -126,29 +104,36 @@ def test_a_method_that_reads_the_prompt_back_finds_what_others_have_read_back(
     assert complete_one(made, job(texts[0], "pld"))[1] == found
     assert complete_one(made, job(texts[0], "pld-plus-h"))[1] == 0  # its states are not kept
     assert complete_one(made, job(texts[0], "pld-plus-a"))[1] == 0
+    made = make_engine(make_target(FAMILY, block_size=BLOCK))
+    complete_one(made, job(texts[0], "token-recycling"))
+    k = made.pool.needs("token-recycling").prompt_top_k
+    for top_k, is_found in ((k - 1, True), (k, True), (k + 1, False)):
+        request = made.scheduler.find(made.submit(job(texts[0])))
+        request.needs = Needs(prompt_top_k=top_k)
+        while made.has_work:
+            made.step()
+        assert (request.stats.n_cached > 0) == is_found
 
 
-@pytest.mark.parametrize("style", STYLES[1:])
-def test_penalties_and_a_minimum_length_know_the_tokens_that_were_found(
-    style: dict[str, Any], made: Engine, texts: list[list[int]]
+@pytest.mark.parametrize(
+    ("method", "style", "resumes"),
+    [
+        ("token-recycling", STYLES[0], False),
+        ("token-recycling", STYLES[1], True),
+        ("suffix+token-recycling", STYLES[0], True),
+        ("suffix+token-recycling", STYLES[1], False),
+    ],
+)
+def test_a_cached_answer_teaches_a_speculator_as_if_it_were_read(
+    method: str, style: dict[str, Any], resumes: bool
 ) -> None:
-    first, *_ = complete_one(made, job(texts[0], **style))
-    again, n_found, _ = complete_one(made, job(texts[0], **style))
-    assert n_found > 0
-    assert again == first
+    """For a later turn, and for a request that another router began."""
 
+    def learned(made: Driver, index: int) -> tuple[IntArray, list[int]]:
+        """Rows that a request's speculator got of its prompt, and tokens of each of its steps."""
+        made.finish(random.Random(0))
+        return made.rows_of(index), list(made.requests[index].stats.freeze().step_tokens)
 
-def told_of(made: Driver, index: int) -> tuple[IntArray, list[int]]:
-    """What a request's speculator was told of the text behind which it began, and tokens of each of its steps."""
-    made.finish(random.Random(0))
-    return made.rows_of(index), list(made.requests[index].stats.freeze().step_tokens)
-
-
-@pytest.mark.parametrize("resumes", [False, True])
-@pytest.mark.parametrize("style", STYLES[:2])
-@pytest.mark.parametrize("method", ["token-recycling", "suffix+token-recycling"])
-def test_what_was_written_teaches_as_if_it_were_read(method: str, style: dict[str, Any], resumes: bool) -> None:
-    """A later turn, or an answer that another router began, finds what the target said and drafts as after a read."""
     text, params = TEXTS[0] * 2, SamplingParams(max_tokens=24, **style)
     cached, cold = (
         Driver(make_engine(make_target(FAMILY, block_size=BLOCK), None, options), 2)
@@ -162,25 +147,11 @@ def test_what_was_written_teaches_as_if_it_were_read(method: str, style: dict[st
         later = Request(text, SamplingParams(max_tokens=48, **style), method, 16, emitted=answer)
     for made in (cached, cold):
         made.submit(later)
-    rows, steps = told_of(cached, 1)
-    wanted, its_steps = told_of(cold, 0)
+    rows, steps = learned(cached, 1)
+    expected, steps_of_cold = learned(cold, 0)
     # The last step's bonus token was drawn, never read; what its tree accepted was never moved into place.
     assert cached.requests[1].stats.n_cached >= whole_blocks(len(text) + (0 if resumes else 24 - 1 - 17))
     assert resumes or cached.requests[1].stats.n_cached > len(text)
-    assert np.array_equal(rows, wanted)
-    assert steps == its_steps
+    assert np.array_equal(rows, expected)
+    assert steps == steps_of_cold
     check_idle(cached.engine)
-
-
-def test_needs_say_what_is_found(made: Engine, texts: list[list[int]]) -> None:
-    """Fewer ids are cut out of more; more than were kept are not there."""
-    complete_one(made, job(texts[0], "token-recycling"))
-    k = made.pool.needs("token-recycling").prompt_top_k
-    assert k > 1
-    for wanted, is_found in ((k - 1, True), (k, True), (k + 1, False)):
-        seq = made.submit(job(texts[0]))
-        request = made.scheduler.find(seq)
-        request.needs = Needs(prompt_top_k=wanted)
-        while made.has_work:
-            made.step()
-        assert (request.stats.n_cached > 0) == is_found

@@ -1,4 +1,4 @@
-"""Speculators that rest: neither asked nor told meanwhile, and told of every token afterwards."""
+"""Speculators that rest for some steps: they are not asked meanwhile, and observe every token afterwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.step import Step, StepResult
 from tests.support.engines import complete_all, make_engine, make_target
+from tests.support.step_driver import watched
 from tests.support.tiny_models import random_prompts
 
 ASKED, RESTING = Decision("off", "asked", reads_back=False), Decision("off", "rests", reads_back=False)
@@ -22,16 +22,15 @@ N_TOKENS = 40
 
 
 class Resting:
-    """Rests as it is told, drafts a guess in between, and keeps what it hears."""
+    """Rests for the given numbers of steps, drafts a guess where one is 0, and keeps what it observes."""
 
     name = "resting"
     needs = Needs(node_top_k=2, prompt_top_k=2)
 
-    def __init__(self, rests: Sequence[int]) -> None:
-        self.rests = rests
-        self.asked: dict[int, list[int]] = {}  # lengths of the text, when it was asked
+    def __init__(self, rests: Sequence[int], wants_next: bool = True) -> None:
+        self.rests, self.wants_next = rests, wants_next
+        self.asked: dict[int, list[int]] = {}  # lengths of the text
         self.heard: dict[int, list[int]] = {}  # tokens
-        self.ended: dict[int, list[int]] = {}  # as the context was at last
 
     def begin(self, view: RequestView) -> None:
         self.asked[view.request_id] = []
@@ -42,8 +41,11 @@ class Resting:
         n_steps = self.rests[len(asked) % len(self.rests)]
         asked.append(len(view.context))
         if n_steps == 0:
-            return Draft([Branch([5, 6], self.name)], Decision("full", "pays"))
-        return Draft((), ASKED, Rest(n_steps, RESTING))
+            return Draft([Branch([5, 6], self.name)], Decision("full", "pays"), wants_next=self.wants_next)
+        return Draft((), ASKED, Rest(n_steps, RESTING), self.wants_next)
+
+    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
+        return [self.propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
 
     def observe(self, view: RequestView, outcome: Outcome) -> None:
         heard = self.heard[view.request_id]
@@ -54,14 +56,7 @@ class Resting:
             assert not len(outcome.top_ids)
 
     def end(self, view: RequestView) -> None:
-        self.ended[view.request_id] = view.context.view.tolist()
-
-
-class Batched(Resting):
-    """The same, asked for all requests at once: other speculators hand drafts on one by one."""
-
-    def propose_batch(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[Branch]]:
-        return [self.propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        """Observed tokens stay, for the tests."""
 
 
 @given(
@@ -70,11 +65,11 @@ class Batched(Resting):
     n=st.integers(1, 4),
     temperature=st.sampled_from([0.0, 0.8]),
 )
-def test_every_token_is_heard_once_and_the_text_stays(
+def test_every_token_is_observed_once_and_outputs_do_not_change(
     rests: list[int], n_blocks: int, n: int, temperature: float
 ) -> None:
     texts = random_prompts(n)
-    speculator = Batched(rests)
+    speculator = Resting(rests)
     params = SamplingParams(max_tokens=N_TOKENS, temperature=temperature, seed=3)
     engine = make_engine(
         make_target("llama", n_blocks=n_blocks, block_size=4),
@@ -87,7 +82,7 @@ def test_every_token_is_heard_once_and_the_text_stays(
     for number, completion in enumerate(done):
         heard = speculator.heard[number]
         assert completion.token_ids[: len(heard)] == heard
-        # Only the last outcome, and what was left of a rest, may come too late.
+        # Only the last outcome, and the rest that it interrupts, may come too late.
         assert len(completion.token_ids) - len(heard) <= max(rests) + 3
         n_asked, total = len(speculator.asked[number]), sum(completion.stats.decisions.values())
         resting = completion.stats.decisions.get("off:rests", 0)
@@ -96,9 +91,9 @@ def test_every_token_is_heard_once_and_the_text_stays(
         assert sum(whole[:-1]) <= resting <= sum(whole)
 
 
-@pytest.mark.parametrize("n_steps", [1, 3, 7])
-def test_a_speculator_that_rests_is_asked_when_its_steps_are_over(n_steps: int) -> None:
-    speculator = Batched([n_steps])
+@pytest.mark.parametrize("n_steps", [1, 7])
+def test_a_speculator_is_asked_again_when_its_rest_is_over(n_steps: int) -> None:
+    speculator = Resting([n_steps])
     engine = make_engine(make_target("llama"), extra={"resting": lambda _: speculator})
     (done,) = complete_all(engine, [Request(random_prompts(1)[0], SamplingParams(max_tokens=25), "resting")], 1)
     lengths = speculator.asked[0]
@@ -107,47 +102,17 @@ def test_a_speculator_that_rests_is_asked_when_its_steps_are_over(n_steps: int) 
     assert engine.scheduler.decisions[RESTING] == done.stats.decisions["off:rests"] == 24 - len(lengths)
 
 
-class Ahead(Batched):
-    """Has the target's drafter draft behind a rest, or not, and perhaps behind the prompt."""
-
-    def __init__(self, n_steps: int, wants_next: bool, first: bool) -> None:
-        super().__init__([n_steps])
-        self.needs = Needs(drafter=True, drafts_first=first)
-        self.wants_next = wants_next
-
-    def propose(self, view: RequestView, budget: int) -> list[Branch]:
-        draft = super().propose(view, budget)
-        assert isinstance(draft, Draft)
-        return Draft(draft, draft.decision, draft.rest, self.wants_next)
-
-
 @pytest.mark.parametrize(("n_steps", "wants_next", "first"), [(0, True, True), (3, True, False), (3, False, True)])
-def test_a_drafter_drafts_behind_the_last_step_of_a_rest_where_that_is_wanted(
+def test_a_drafter_drafts_after_the_last_step_of_a_rest_if_that_is_requested(
     n_steps: int, wants_next: bool, first: bool
 ) -> None:
-    engine = make_engine(make_target("llama"), extra={"resting": lambda _: Ahead(n_steps, wants_next, first)})
-    asked: list[bool] = []
-    inner = engine.target.step
-
-    def step(its: Step) -> StepResult:
-        asked.extend(work.draft_nodes > 0 for work in its.work)
-        return inner(its)
-
-    engine.target.step = step  # type: ignore[method-assign,assignment]
-    complete_all(engine, [Request(random_prompts(1)[0], SamplingParams(max_tokens=25), "resting")], 1)
+    speculator = Resting([n_steps], wants_next)
+    speculator.needs = Needs(drafter=True, drafts_first=first)
+    engine = make_engine(make_target("llama"), extra={"resting": lambda _: speculator})
+    with watched(engine) as steps:
+        complete_all(engine, [Request(random_prompts(1)[0], SamplingParams(max_tokens=25), "resting")], 1)
+    asked = [work.draft_nodes > 0 for step in steps for work in step.work]
     assert asked[0] == first
     period = [False] * n_steps + [wants_next]
     assert asked[1:] == (period * len(asked))[: len(asked) - 1]
     assert len(asked) > 8
-
-
-def test_a_rest_goes_on_behind_a_preemption() -> None:
-    speculator = Batched([9])
-    engine = make_engine(make_target("llama", n_blocks=30, block_size=4), extra={"resting": lambda _: speculator})
-    params = SamplingParams(max_tokens=N_TOKENS)
-    done = complete_all(engine, [Request(text, params, "resting") for text in random_prompts(4)], 4)
-    assert sum(one.stats.preemptions for one in done) > 0
-    for number, completion in enumerate(done):
-        heard = speculator.heard[number]
-        assert completion.token_ids[: len(heard)] == heard
-        assert len(heard) >= N_TOKENS - 10

@@ -1,8 +1,7 @@
-"""What is counted of every step and every source."""
+"""Counts of every step and every source."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from engine.scheduling.stats import StatsCounter, count_sources
 from engine.tree import EMPTY_TREE, ROOT, TokenTree
 
 
-def test_a_trees_counts_by_hand() -> None:
+def test_counts_of_a_small_tree() -> None:
     """pld: 1-2; core: 1-2-3 and 9; pool: a probe 7-8 that is never counted."""
     tree = compose(
         [Branch([1, 2], "pld"), Branch([1, 2, 3], "core"), Branch([9], "core"), Branch([7, 8], "pool", probe=True)], 10
@@ -25,11 +24,8 @@ def test_a_trees_counts_by_hand() -> None:
     }
     assert count_sources(tree, []) == {"pld": SourceCounts(2, 0, 2, 0, 0), "core": SourceCounts(2, 0, 4, 0, 0)}
     assert count_sources(EMPTY_TREE, []) == {}
-
-
-def test_a_tree_without_proposers_counts_its_sources() -> None:
-    tree = TokenTree([1, 2], [ROOT, 0], [1, 0], source_names=("a", "b"))
-    assert count_sources(tree, [0]) == {"b": SourceCounts(1, 1, 1, 1, 1), "a": SourceCounts(1, 0, 1, 0, 0)}
+    no_proposers = TokenTree([1, 2], [ROOT, 0], [1, 0], source_names=("a", "b"))
+    assert count_sources(no_proposers, [0]) == {"b": SourceCounts(1, 1, 1, 1, 1), "a": SourceCounts(1, 0, 1, 0, 0)}
 
 
 @st.composite
@@ -75,37 +71,3 @@ def test_a_request_is_the_sum_of_its_steps(steps: list[tuple[TokenTree, list[int
         own = [counts[name] for counts in by_step if name in counts]
         assert total == tuple(map(sum, zip(*own, strict=True)))
     assert set(stats.by_source) == {name for counts in by_step for name in counts}
-
-
-def test_what_left_the_counter_does_not_change_any_more() -> None:
-    counter = StatsCounter(n_prompt=1)
-    tree = compose([Branch([1], "a")], 1)
-    counter.count_step(tree, [0], 2)
-    stats = counter.freeze()
-    counter.count_step(tree, [], 1)
-    assert stats.step_tokens == [2]
-    assert stats.by_source == {"a": SourceCounts(1, 1, 1, 1, 1)}
-    assert counter.freeze().by_source == {"a": SourceCounts(2, 1, 2, 1, 1)}
-    assert counter.freeze().seconds >= stats.seconds >= 0.0
-
-
-def test_the_time_of_a_request_is_that_of_its_phases() -> None:
-    counter = StatsCounter(n_prompt=1)
-    waits = counter.freeze()
-    assert waits.seconds == waits.queue_seconds > 0 == waits.prefill_seconds == waits.decode_seconds
-    counter.count_entry()
-    counter.count_prefilled()
-    entered, prefilled = counter.entered, counter.prefilled
-    counter.count_entry()  # again, after a preemption
-    counter.count_prefilled()
-    assert (counter.entered, counter.prefilled) == (entered, prefilled)
-    stats = counter.freeze()
-    assert min(stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) > 0
-    assert stats.seconds == pytest.approx(stats.queue_seconds + stats.prefill_seconds + stats.decode_seconds)
-
-
-def test_counts_have_names() -> None:
-    counts = SourceCounts(4, 3, 2, 1, 0).plus(SourceCounts(1, 1, 1, 1, 1))
-    assert counts.named == {"drafted": 5, "accepted": 4, "proposed": 3, "proposed_accepted": 2, "sole_accepted": 1}
-    with pytest.raises(AttributeError):
-        counts.drafted = 1  # type: ignore[misc]

@@ -1,9 +1,8 @@
-"""A step's answer fetched in one go, as on a GPU: texts, log-probabilities and read-backs of a CPU's."""
+"""A step's answer fetched at once, as on a GPU, equals a CPU's: tokens, log-probabilities and read-backs."""
 
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ import torch
 
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage import artefacts
+from engine.stage import answer, artefacts
+from engine.stage.logit_readback import _LONG, _top
 from engine.step import SequenceStart, Step, Work, WorkResult
 from engine.tree import TokenTree
 from engine.verify.batch import Verification
@@ -53,66 +53,37 @@ def answers() -> list[list[WorkResult]]:
     ]
 
 
-def test_what_a_device_answers_in_one_go_is_what_a_cpu_answers() -> None:
-    told = []
-    for context in (nullcontext(), pretended_device()):
-        with context:
-            told.append([_plain(result) for results in answers() for result in results])
-    assert told[0] == told[1]
-    kinds = [kind for kind in told[0][len(ASKED) * 2 + 3] if kind]
+@pytest.mark.parametrize("little", [artefacts.LITTLE, 0], ids=["few states", "many states"])
+def test_an_answer_from_a_device_is_that_of_a_cpu_and_is_fetched_once(
+    little: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [[_plain(result) for result in results] for results in answers()]
+    kinds = [kind for kind in expected[2][3] if kind]
     assert len(kinds) > 4, "tokens, log-probabilities, probes and attention were answered"
-
-
-def test_many_states_are_fetched_when_it_is_known_which_count(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[int] = []
-
-    def fetch_rows(states: torch.Tensor, rows: list[int]) -> Any:
-        fetched.append(len(rows))
-        return original(states, rows)
-
-    wanted = [[_plain(result) for result in results] for results in answers()]
-    original = artefacts._fetch_rows
-    monkeypatch.setattr(artefacts, "LITTLE", 0)
-    monkeypatch.setattr(artefacts, "_fetch_rows", fetch_rows)
+    monkeypatch.setattr(answer, "fetch", lambda tensors: fetched.append(1) or [tensor.numpy() for tensor in tensors])
+    monkeypatch.setattr(artefacts, "LITTLE", little)
     with pretended_device():
-        assert [[_plain(result) for result in results] for results in answers()] == wanted
-    (listening,) = (i for i, (_, needs) in enumerate(ASKED) if needs.hidden_layer is not None)
-    assert fetched == [len(results[listening][-2]) for results in wanted]
+        assert [[_plain(result) for result in results] for results in answers()] == expected
+    assert len(fetched) == len(expected)
 
 
-def test_a_step_that_teaches_nobody_reads_nothing_back_behind_nodes() -> None:
+def test_a_step_that_teaches_no_speculator_reads_back_no_ids_of_nodes() -> None:
     needs = Needs(node_top_k=4, top_logprobs=True, hidden_layer=1)
-    told = []
+    results = []
     for reads_back in (True, False):
         target = make_target("llama", n_blocks=16, block_size=4)
         start = SequenceStart(0, SamplingParams(), len(PROMPT), needs)
         target.step(Step(0, [Work(0, 0, PROMPT, new_blocks=[0, 1, 2, 3, 4])], [start]))
-        told += target.step(Step(1, [Work(0, len(PROMPT), [9], TREE, max_new=40, reads_back=reads_back)])).results
-    asked, rested = told
+        results += target.step(Step(1, [Work(0, len(PROMPT), [9], TREE, max_new=40, reads_back=reads_back)])).results
+    asked, rested = results
     assert (asked.tokens, asked.accepted) == (rested.tokens, rested.accepted)
     assert len(asked.top_ids) == len(TREE) + 1
     assert len(rested.top_ids) == 0
     assert np.array_equal(asked.hidden, rested.hidden), "states are a sequence: none may be missing"  # type: ignore[arg-type]
 
 
-def test_a_step_is_fetched_once(monkeypatch: Any) -> None:
-    """Whatever it reads back; the rejection rule alone decides level by level."""
-    from engine.stage import answer
-
-    fetched: list[int] = []
-
-    def fetch(tensors: list[torch.Tensor]) -> list[Any]:
-        fetched.append(len(tensors))
-        return [tensor.numpy() for tensor in tensors]
-
-    monkeypatch.setattr(answer, "fetch", fetch)
-    with pretended_device():
-        answers()
-    assert len(fetched) == 4
-    assert min(fetched) > 1
-
-
-def test_logits_do_not_live_until_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_freed_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     holders: list[weakref.ref[Verification]] = []
 
     def begin(self: Verification, logits: torch.Tensor) -> list[torch.Tensor]:
@@ -127,8 +98,19 @@ def test_logits_do_not_live_until_the_next_step(monkeypatch: pytest.MonkeyPatch)
     assert [holder() for holder in holders] == [None]
 
 
+@pytest.mark.parametrize(("vocab", "n_rows"), [(16, 9), (300, 1), (_LONG - 1, 2), (_LONG, 1), (_LONG + 37, 9)])
+def test_top_ids_and_log_probabilities_are_those_of_a_sort(vocab: int, n_rows: int) -> None:
+    """Rows of any length, without equal logits, whose order is open."""
+    torch.manual_seed(vocab)
+    logits = torch.stack([torch.randperm(vocab).float() for _ in range(n_rows)]) / vocab * 30.0
+    ids, logprobs = _top(logits, 16, with_logprobs=True)
+    expected = logits.sort(dim=-1, descending=True).indices[:, :16]
+    assert torch.equal(ids, expected.int())
+    assert torch.allclose(logprobs, logits.double().log_softmax(-1).gather(-1, expected).float(), atol=1e-4)
+    assert torch.equal(_top(logits, 16, with_logprobs=False)[0], ids)
+
+
 def _plain(result: WorkResult) -> tuple[Any, ...]:
-    """A result as something that compares by value."""
     arrays = (result.prompt_top_ids, result.prompt_top_logprobs, result.hidden, result.attention)
     top = result.top_ids
     logprobs = None if top.logprobs is None else top.logprobs.tolist()

@@ -1,10 +1,10 @@
-"""What a speculator can have read back: top ids at probes, nodes and prompt positions, hidden states, attention."""
+"""Read-backs for speculators: top ids at probes, nodes and prompt positions, hidden states, attention."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,16 @@ from engine.top_ids import TopIds
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, reference_tokens, tiny_model
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 N_TOKENS = 18
 TOP = 4
+HEADS = ((2, 3), (0, 1), (3, 0), (2, 0), (1, 2))
 
-Model = Callable[[str], Any]
 Draft = Callable[[list[int]], list[Branch]]  # from the future
 Heard = tuple[list[int], Outcome]  # context (the outcome's tokens included), outcome
 
 
 class Listener:
-    """Drafts what ``draft`` says, given the future, and writes down every outcome."""
+    """Drafts by ``draft``, which knows the future, and records every outcome."""
 
     name = "listener"
 
@@ -52,11 +51,11 @@ class Listener:
         self.heard[request.request_id].append((request.context.view.tolist(), outcome))
 
     def end(self, request: RequestView) -> None:
-        """What was heard stays, for the tests."""
+        """Outcomes stay, for the tests."""
 
 
 def bushy(future: list[int]) -> list[Branch]:
-    """Two right tokens with a wrong sibling each, one probe that leaves them, one that is the whole truth."""
+    """Two right tokens with a wrong sibling each, and a wrong and a right probe."""
     if len(future) < 4:
         return []
     wrong = [(token + 1) % 97 for token in future[:2]]
@@ -70,210 +69,127 @@ def bushy(future: list[int]) -> list[Branch]:
 
 
 def probes_only(future: list[int]) -> list[Branch]:
-    """The truth, as a probe, and a lie of one token."""
-    lie = [(future[0] + 1) % 97] if future else [5]
-    return [Branch(future[:3], "listener", probe=True), Branch(lie, "listener", probe=True)]
+    """The right tokens, as a probe, and a wrong one."""
+    wrong = [(future[0] + 1) % 97] if future else [5]
+    return [Branch(future[:3], "listener", probe=True), Branch(wrong, "listener", probe=True)]
 
 
 def nothing(_: list[int]) -> list[Branch]:
     return []
 
 
-@pytest.fixture
-def listen() -> Callable[..., tuple[list[Completion], list[list[Heard]]]]:
-    """Run three prompts with a listener: completions and what was heard, both in order."""
+def listen(
+    family: str, needs: Sequence[Needs], draft: Draft, stages: int, chunk: int, **shape: int
+) -> list[Completion]:
+    """Run a prompt with a listener for each of ``needs``, and check what they observe."""
+    texts = random_prompts(len(needs), first=1)
+    answers = {tuple(text): reference_tokens(family, tuple(text), N_TOKENS, eos_token_id=0) for text in texts}
+    listeners = [Listener(one, answers, draft) for one in needs]
+    extra = {f"listener-{i}": lambda _, made=made: made for i, made in enumerate(listeners)}
+    options = SchedulerOptions(prefill_chunk=chunk)
+    runner = make_engine(make_target(family, stages=stages, **shape), {}, options, extra)
+    params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(0,))
+    done = complete_all(runner, [Request(text, params, name) for text, name in zip(texts, extra, strict=True)])
+    assert [completion.token_ids for completion in done] == list(answers.values())
+    for text, listener in zip(texts, listeners, strict=True):
+        (heard,) = listener.heard.values()
+        assert len(heard) > 3
+        check(family, text, listener.needs, heard)
+    return done
 
-    def run(
-        family: str, needs: Needs, draft: Draft, options: SchedulerOptions | None = None, **shape: int
-    ) -> tuple[list[Completion], list[list[Heard]]]:
-        texts = random_prompts(3, first=1)
-        answers = {tuple(text): reference_tokens(family, tuple(text), N_TOKENS, eos_token_id=0) for text in texts}
-        listener = Listener(needs, answers, draft)
-        runner = make_engine(make_target(family, **shape), {}, options, {"listener": lambda _: listener})
-        params = SamplingParams(max_tokens=N_TOKENS, stop_ids=(0,))
-        done = complete_all(runner, [Request(text, params, "listener") for text in texts], 3)
-        assert [completion.token_ids for completion in done] == list(answers.values())
-        return done, [listener.heard[seq] for seq in range(3)]
 
-    return run
-
-
-@lru_cache
-def eager(model: Model, family: str) -> Any:
-    copied = copy.deepcopy(model(family))
+@cache
+def eager(family: str) -> Any:
+    copied = copy.deepcopy(tiny_model(family))
     copied.config._attn_implementation = "eager"
     return copied
 
 
-def forward(model: Any, text: Sequence[int], **wanted: bool) -> Any:
-    with torch.inference_mode():
-        return model(torch.tensor([list(text)]), **wanted)
+@torch.inference_mode()
+def forward(family: str, text: Sequence[int]) -> Any:
+    return eager(family)(torch.tensor([list(text)]), output_hidden_states=True, output_attentions=True)
 
 
-def best(model: Any, text: Sequence[int]) -> list[int]:
-    """Top ids behind ``text``."""
-    return forward(model, text).logits[0, -1].topk(TOP).indices.tolist()  # type: ignore[no-any-return]
-
-
-def before(context: list[int], outcome: Outcome) -> list[int]:
-    """The context the tree hung from."""
-    return context[: len(context) - len(outcome.tokens)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_probes_are_read_back_and_nothing_else(family: str, listen: Any) -> None:
-    done, heard = listen(family, Needs(probe_top_k=TOP), bushy, stages=2)
-    for context, outcome in (one for text in heard for one in text if len(one[1].tree)):
-        assert set(outcome.top_ids) == set(outcome.tree.probe_ends)
-        for node, ids in outcome.top_ids.items():
-            path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
-            assert list(ids) == best(tiny_model(family), before(context, outcome) + path)
-            assert outcome.top_ids_after(path) == ids
-    assert max(n for completion in done for n in completion.stats.step_tokens) == 3  # never the probe's four
-
-
-def test_a_probe_that_is_the_truth_is_never_accepted(listen: Any) -> None:
-    done, heard = listen("qwen3", Needs(probe_top_k=TOP), probes_only)
-    for completion in done:
-        assert set(completion.stats.step_tokens) == {1}
-        assert (completion.stats.drafted_tokens, completion.stats.accepted_tokens) == (0, 0)
-    trees = [(context, outcome) for text in heard for context, outcome in text if len(outcome.tree)]
-    for context, outcome in trees:
-        path = [outcome.tree.tokens[i] for i in outcome.tree.path(max(outcome.top_ids))]
-        assert outcome.accepted == []
-        assert list(outcome.top_ids_after(path)) == best(tiny_model("qwen3"), before(context, outcome) + path)
-
-
-@pytest.mark.parametrize("draft", [bushy, probes_only, nothing])
-def test_ids_of_all_nodes_and_the_root(draft: Draft, listen: Any) -> None:
-    _, heard = listen("qwen2", Needs(node_top_k=TOP), draft)
-    n_trees = 0
-    for context, outcome in (one for text in heard for one in text[1:]):
-        n_trees += 1
-        assert set(outcome.top_ids) == set(range(-1, len(outcome.tree)))
-        for node, ids in outcome.top_ids.items():
-            path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
-            assert list(ids) == best(tiny_model("qwen2"), before(context, outcome) + path)
-    assert n_trees > 3
-
-
-@pytest.mark.parametrize("needs", [Needs(node_top_k=TOP, top_logprobs=True), Needs(probe_top_k=TOP, top_logprobs=True)])
-def test_log_probabilities_of_nodes_come_with_their_ids(needs: Needs, listen: Any) -> None:
-    _, heard = listen("qwen2", needs, bushy)
-    n_nodes = 0
-    for context, outcome in (one for text in heard for one in text[1:]):
-        top = TopIds.of(outcome.top_ids)
-        if not top:
-            continue
-        assert top.logprobs is not None
-        for node, values in zip(top.nodes.tolist(), top.logprobs.tolist(), strict=True):
-            path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
-            logits = forward(tiny_model("qwen2"), before(context, outcome) + path).logits[0, -1]
-            wanted = logits.log_softmax(-1)[list(outcome.top_ids[node])]
-            assert values == pytest.approx(wanted.tolist(), abs=1e-4)
-            n_nodes += 1
-    assert n_nodes > 3
-
-
-def test_log_probabilities_of_the_prompt_come_with_its_ids(listen: Any) -> None:
-    needs = Needs(prompt_top_k=TOP, top_logprobs=True)
-    _, heard = listen("gemma3", needs, bushy, SchedulerOptions(prefill_chunk=7), stages=2)
-    for text, outcomes in zip(random_prompts(3, first=1), heard, strict=True):
-        values = [o.prompt_top_logprobs for _, o in outcomes if o.prompt_top_logprobs is not None]
-        wanted = forward(tiny_model("gemma3"), text).logits[0].log_softmax(-1).topk(TOP).values
-        assert np.concatenate(values) == pytest.approx(wanted.numpy(), abs=1e-4)
-
-
-@pytest.mark.parametrize("chunk", [7, 64])
-def test_ids_at_every_prompt_position(chunk: int, listen: Any) -> None:
-    _, heard = listen("gemma3", Needs(prompt_top_k=TOP), bushy, SchedulerOptions(prefill_chunk=chunk), stages=2)
-    for text, outcomes in zip(random_prompts(3, first=1), heard, strict=True):
-        rows = gather([outcome for _, outcome in outcomes])
-        wanted = forward(tiny_model("gemma3"), text).logits[0].topk(TOP).indices
-        assert rows.tolist() == wanted.tolist()
-
-
-def gather(outcomes: list[Outcome]) -> np.ndarray[Any, Any]:
-    """Prompt ids of all chunks; they must come in order and without a gap."""
-    chunks = [outcome for outcome in outcomes if outcome.prompt_top_ids is not None]
-    rows: list[np.ndarray[Any, Any]] = []
-    for chunk in chunks:
-        assert chunk.prompt_start == sum(map(len, rows))
-        assert chunk.prompt_top_ids is not None
-        rows.append(chunk.prompt_top_ids)
-    return np.concatenate(rows)
-
-
-@pytest.mark.parametrize(("stages", "layer", "chunk"), [(1, 1, 64), (2, 1, 7), (2, 2, 64), (4, 0, 11)])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
-def test_hidden_states_of_every_committed_position_come_in_order(
-    family: str, stages: int, layer: int, chunk: int, listen: Any
-) -> None:
-    _, heard = listen(family, Needs(hidden_layer=layer), bushy, SchedulerOptions(prefill_chunk=chunk), stages=stages)
-    check_hidden(tiny_model(family), heard, layer)
-
-
-def check_hidden(model: Any, heard: list[list[Heard]], layer: int) -> None:
-    for outcomes in heard:
-        rows = np.zeros((0, 32), dtype=np.float32)
-        for context, outcome in outcomes:
+def check(family: str, text: list[int], needs: Needs, heard: list[Heard]) -> None:
+    """Everything that is read back is what Hugging Face computes, in order and without a gap."""
+    prompt, whole = forward(family, text).logits[0].log_softmax(-1), forward(family, heard[-1][0])
+    ids, logprobs = np.zeros((0, needs.prompt_top_k)), []
+    hidden = np.zeros((0, 32), dtype=np.float32)
+    for context, outcome in heard:
+        check_nodes(family, text, needs, context, outcome)
+        if outcome.prompt_top_ids is not None:
+            assert outcome.prompt_start == len(ids)
+            ids = np.concatenate((ids, outcome.prompt_top_ids))
+            logprobs += [] if outcome.prompt_top_logprobs is None else [outcome.prompt_top_logprobs]
+        if needs.hidden_layer is not None:
             assert outcome.artefacts is not None
-            assert outcome.artefacts.hidden is not None
-            rows = np.concatenate((rows, outcome.artefacts.hidden))
-            assert not outcome.tokens or len(rows) == len(context) - 1
-        states = forward(model, outcomes[-1][0], output_hidden_states=True).hidden_states[layer + 1][0, : len(rows)]
-        assert np.allclose(rows, states, atol=1e-4)
-
-
-def test_after_a_preemption_nothing_is_told_twice(listen: Any) -> None:
-    needs = Needs(hidden_layer=1, prompt_top_k=TOP)
-    done, heard = listen("qwen3", needs, bushy, SchedulerOptions(prefill_chunk=2), n_blocks=23, block_size=4)
-    assert sum(completion.stats.preemptions for completion in done) > 0
-    check_hidden(tiny_model("qwen3"), heard, 1)
-    for text, outcomes in zip(random_prompts(3, first=1), heard, strict=True):
-        assert len(gather([outcome for _, outcome in outcomes])) == len(text)
-
-
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attention_of_chosen_heads_equals_eager_attention_in_the_order_asked_for(
-    family: str, stages: int, listen: Any
-) -> None:
-    heads = ((2, 3), (0, 1), (3, 0), (2, 0), (1, 2))
-    _, heard = listen(family, Needs(heads=heads), bushy, SchedulerOptions(prefill_chunk=20), stages=stages)
-    check_attention(tiny_model, family, heard, heads)
-
-
-def check_attention(model: Model, family: str, heard: list[list[Heard]], heads: Sequence[tuple[int, int]]) -> None:
-    for outcomes in heard:
-        wanted = forward(eager(model, family), outcomes[-1][0], output_attentions=True).attentions
-        for context, outcome in outcomes:
-            if not outcome.tokens:
-                assert outcome.artefacts is None
-                continue
+            hidden = np.concatenate((hidden, outcome.artefacts.hidden))  # type: ignore[arg-type]
+            assert not outcome.tokens or len(hidden) == len(context) - 1
+        if needs.heads and outcome.tokens:
             assert outcome.artefacts is not None
-            assert outcome.artefacts.attention is not None
             n = len(context) - 1  # forwarded positions: all but the bonus token
-            rows = [wanted[layer][0, head, n - 1, :n].numpy() for layer, head in heads]
-            assert np.allclose(outcome.artefacts.attention, np.stack(rows), atol=1e-5)
+            rows = [whole.attentions[layer][0, head, n - 1, :n].numpy() for layer, head in needs.heads]
+            assert np.allclose(outcome.artefacts.attention, np.stack(rows), atol=1e-5)  # type: ignore[arg-type]
+    if needs.prompt_top_k:
+        best = prompt.topk(needs.prompt_top_k)
+        assert ids.tolist() == best.indices.tolist()
+        assert bool(logprobs) == needs.top_logprobs
+        assert not logprobs or np.concatenate(logprobs) == pytest.approx(best.values.numpy(), abs=1e-4)
+    if needs.hidden_layer is not None:
+        states = whole.hidden_states[needs.hidden_layer + 1][0, : len(hidden)]
+        assert np.allclose(hidden, states, atol=1e-4)
+
+
+def check_nodes(family: str, text: list[int], needs: Needs, context: list[int], outcome: Outcome) -> None:
+    """Top ids of an outcome, and their log-probabilities, are those after every node's path."""
+    before = context[: len(context) - len(outcome.tokens)]
+    if len(before) > len(text):
+        every = range(-1, len(outcome.tree))
+        assert set(outcome.top_ids) == set(
+            every if needs.node_top_k else outcome.tree.probe_ends if needs.probe_top_k else ()
+        )
+    top = TopIds.of(outcome.top_ids)
+    assert (top.logprobs is not None) == needs.top_logprobs or not top.nodes.size
+    for place, node in enumerate(top.nodes.tolist()):
+        path = [outcome.tree.tokens[i] for i in outcome.tree.path(node)]
+        best = forward(family, before + path).logits[0, -1].log_softmax(-1).topk(needs.node_top_k or needs.probe_top_k)
+        assert list(outcome.top_ids[node]) == best.indices.tolist()
+        assert outcome.top_ids_after(path) == outcome.top_ids[node]
+        assert top.logprobs is None or top.logprobs[place] == pytest.approx(best.values.numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "needs", "draft", "stages", "chunk"),
+    [
+        ("llama", Needs(probe_top_k=TOP, heads=HEADS), bushy, 1, 64),
+        ("llama", Needs(hidden_layer=0, prompt_top_k=TOP), bushy, 4, 11),
+        ("mistral", Needs(probe_top_k=TOP, top_logprobs=True, heads=HEADS), bushy, 2, 20),
+        ("qwen2", Needs(node_top_k=TOP, top_logprobs=True, hidden_layer=1), bushy, 2, 7),
+        ("qwen2", Needs(node_top_k=TOP, hidden_layer=1, heads=HEADS), nothing, 4, 64),
+        ("qwen3", Needs(probe_top_k=TOP, hidden_layer=2), probes_only, 1, 64),
+        ("qwen3", Needs(node_top_k=TOP, top_logprobs=True), probes_only, 2, 64),
+        ("gemma3", Needs(prompt_top_k=TOP, top_logprobs=True, hidden_layer=2, heads=HEADS), bushy, 2, 7),
+    ],
+)
+def test_read_backs_are_what_hugging_face_computes_and_probes_are_never_accepted(
+    family: str, needs: Needs, draft: Draft, stages: int, chunk: int
+) -> None:
+    done = listen(family, [needs] * 2, draft, stages, chunk)
+    most = max(n for one in done for n in one.stats.step_tokens)
+    assert most == (3 if draft is bushy else 1), "the right probe has four tokens"
+    assert draft is bushy or {(one.stats.drafted_tokens, one.stats.accepted_tokens) for one in done} == {(0, 0)}
+
+
+def test_nothing_is_read_back_twice_after_a_preemption() -> None:
+    needs = [Needs(hidden_layer=1, prompt_top_k=TOP)] * 3
+    done = listen("qwen3", needs, bushy, 1, 2, n_blocks=23, block_size=4)
+    assert sum(completion.stats.preemptions for completion in done) > 0
 
 
 def test_needs_may_differ_within_a_batch() -> None:
-    needs = {
-        "a": Needs(hidden_layer=1, heads=((2, 3), (0, 1))),
-        "b": Needs(heads=((2, 0), (0, 1), (2, 2)), node_top_k=2),
-        "c": Needs(probe_top_k=TOP, prompt_top_k=3),
-    }
-    texts = random_prompts(4)
-    answers = {tuple(text): reference_tokens("llama", tuple(text), N_TOKENS) for text in texts}
-    listeners = {name: Listener(one, answers, bushy) for name, one in needs.items()}
-    extra = {name: lambda _, made=made: made for name, made in listeners.items()}
-    runner = make_engine(make_target("llama", stages=2), {}, SchedulerOptions(prefill_chunk=50), extra)
-    params = SamplingParams(max_tokens=N_TOKENS)
-    complete_all(runner, [Request(text, params, name) for text, name in zip(texts, [*needs, "pld"], strict=True)])
-    check_hidden(tiny_model("llama"), list(listeners["a"].heard.values()), 1)
-    check_attention(tiny_model, "llama", list(listeners["a"].heard.values()), needs["a"].heads)
-    check_attention(tiny_model, "llama", list(listeners["b"].heard.values()), needs["b"].heads)
-    (heard,) = listeners["c"].heard.values()
-    assert gather([outcome for _, outcome in heard]).shape == (len(texts[2]), 3)
-    assert all(set(outcome.top_ids) == outcome.tree.probe_ends for _, outcome in heard)
+    needs = [
+        Needs(hidden_layer=1, heads=((2, 3), (0, 1))),
+        Needs(heads=((2, 0), (0, 1), (2, 2)), node_top_k=2),
+        Needs(probe_top_k=TOP, prompt_top_k=3),
+    ]
+    listen("llama", needs, bushy, 2, 50)
