@@ -13,11 +13,9 @@ from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
-from engine.target.local import LocalTarget
-from engine.target.options import TargetOptions
 from speculators.methods import AVAILABLE, TRAINED
 from tests.support.engines import complete_all, make_engine, make_target
-from tests.support.tiny_models import FAMILIES, random_prompts, reference_tokens, saved_model
+from tests.support.tiny_models import FAMILIES, random_prompts, reference_tokens
 
 METHODS = (
     *(method for method in AVAILABLE if method not in (*TRAINED, "grammar")),
@@ -118,12 +116,3 @@ def test_a_stop_id_or_the_length_limit_ends_the_text_at_its_token(method: str) -
     for n, one in enumerate(done[8:], start=1):
         assert (one.token_ids, one.finish_reason) == (plain[:n], LENGTH)
         assert one.stats.accepted_tokens <= max(0, n - 1)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_bf16_runs(family: str) -> None:
-    path = saved_model(family)
-    target = LocalTarget.load(TargetOptions(str(path), stages=2, dtype="bfloat16", kv_bytes=1 << 20), path)
-    jobs = [greedy(text, "pld+spectra-core", max_tokens=8, stop_ids=()) for text in random_prompts(2)]
-    for done in complete_all(make_engine(target), jobs, 2):
-        assert (len(done.token_ids), done.finish_reason) == (8, LENGTH)

@@ -82,11 +82,3 @@ def test_projected_states_are_the_projection_of_the_states(stages: int) -> None:
         for name in ("small", "smaller"):
             expected = project(torch.from_numpy(states["whole"]), dims[name]).numpy()
             assert np.allclose(states[name], expected, atol=1e-4)
-
-
-def test_needs_are_merged_unless_their_projections_differ() -> None:
-    small = Needs(hidden_layer=1, hidden_dims=8)
-    assert small.merge(Needs(heads=((0, 0),))) == Needs(hidden_layer=1, hidden_dims=8, heads=((0, 0),))
-    assert Needs().merge(small) == small.merge(small) == small
-    with pytest.raises(ValueError, match="dimensions"):
-        small.merge(Needs(hidden_layer=1))

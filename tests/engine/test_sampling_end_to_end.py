@@ -8,12 +8,11 @@ import msgspec
 import pytest
 import torch
 
-from engine.events import STOP
+from engine.events import TokenLogprob
 from engine.loop import Completion
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from speculators.successors.config import SuccessorConfig
-from speculators.successors.speculator import Successors
+from engine.scheduling.scheduler import SchedulerOptions
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, reference_tokens, tiny_model
 
@@ -22,7 +21,6 @@ METHODS = (*QUICK, "suffix+token-recycling", "spectra-core", "token-recycling")
 MARKED = [pytest.param(method, marks=[pytest.mark.matrix] * (method not in QUICK)) for method in METHODS]
 N_TOKENS = 16
 HOT = {"temperature": 0.9, "seed": 3}
-THIRDS = tuple(range(0, 97, 3))
 
 
 def job(prompt: list[int], method: str = "autoregressive", **params: Any) -> Request:
@@ -31,18 +29,6 @@ def job(prompt: list[int], method: str = "autoregressive", **params: Any) -> Req
 
 def texts_of(completions: list[Completion]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
-
-
-def test_state_learnt_from_earlier_requests_changes_no_text() -> None:
-    sources = ("suffix", "token-recycling")
-    jobs = [job(text, "warm", temperature=0.8, seed=seed) for text in random_prompts(2) for seed in (1, 2)]
-    plain = [msgspec.structs.replace(one, method="autoregressive") for one in jobs]
-    warm = {"warm": lambda _: Successors(SuccessorConfig(shared=True, least=0.0), sources)}
-    engine = make_engine(make_target("qwen3"), extra=warm)
-    first, second = (complete_all(engine, jobs, 2) for _ in range(2))
-    assert texts_of(first) == texts_of(second) == texts_of(complete_all(make_engine(make_target("qwen3")), plain))
-    accepted = [sum(completion.stats.accepted_tokens for completion in done) for done in (first, second)]
-    assert accepted[1] > accepted[0]
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
@@ -81,27 +67,6 @@ def test_seed_and_choice_decide_the_text() -> None:
     first, again, *others = texts_of(done)
     assert first == again
     assert len({tuple(text) for text in [first, *others]}) == 4
-
-
-def test_bias_stop_ids_min_tokens_and_top_k_are_obeyed() -> None:
-    text = random_prompts(1)[0]
-    styles: list[dict[str, Any]] = [
-        {"logit_bias": {7: 4.0, 8: -100.0}},
-        {"min_tokens": 8, "stop_ids": THIRDS},
-        {"stop_ids": THIRDS},
-        {"temperature": 1.5, "top_k": 5},
-    ]
-    jobs = [job(text, "spectra-core", **{**HOT, **style}) for style in styles]
-    biased, late, stopped, few = complete_all(make_engine(make_target("qwen3")), jobs)
-    assert 8 not in biased.token_ids
-    assert 7 in biased.token_ids
-    for done, least in ((late, 9), (stopped, 1)):
-        assert done.finish_reason == STOP
-        assert done.token_ids[-1] in THIRDS
-        assert not set(done.token_ids[:-1]) & set(THIRDS)
-        assert len(done.token_ids) >= least
-    logits = scores(tiny_model("qwen3"), text, few.token_ids)
-    assert all(token in row.topk(5).indices for token, row in zip(few.token_ids, logits, strict=True))
 
 
 @pytest.mark.parametrize("method", MARKED)
@@ -165,3 +130,71 @@ def test_greedy_with_a_repetition_penalty_equals_generate() -> None:
     ]
     done = complete_all(make_engine(make_target("qwen3"), answers), jobs)
     assert texts_of(done) == expected * (len(METHODS) + 1)
+
+
+def scored(prompt: list[int], method: str = "autoregressive", k: int | None = 3, **params: Any) -> Request:
+    return Request(prompt, SamplingParams(**{"max_tokens": 8} | params, prompt_logprobs=k), method)
+
+
+@torch.no_grad()
+def check(family: str, prompt: list[int], found: list[TokenLogprob] | None, k: int = 3) -> None:
+    """Against one forward of the whole prompt through Hugging Face's model."""
+    assert found is not None
+    table = tiny_model(family)(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    assert [entry.token_id for entry in found] == prompt[1:]
+    for row, entry in zip(table, found, strict=False):
+        assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=2e-4)
+        assert [value for _, value in entry.top] == pytest.approx(row.topk(k).values.tolist(), abs=2e-4)
+        assert [value for _, value in entry.top] == pytest.approx([row[i].item() for i, _ in entry.top], abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "stages", "chunk"),
+    [
+        ("llama", "autoregressive", 1, 512),
+        ("gemma3", "suffix+token-recycling", 1, 7),
+        ("llama", "pld", 3, 16),
+        ("gemma3", "autoregressive", 3, 16),
+    ],
+)
+def test_every_token_of_a_prompt_has_the_models_log_probability(
+    family: str, method: str, stages: int, chunk: int
+) -> None:
+    prompts = [*random_prompts(3), [5]]
+    engine = make_engine(make_target(family, stages=stages), None, SchedulerOptions(prefill_chunk=chunk))
+    plain = complete_all(engine, [scored(prompt, method, None) for prompt in prompts])
+    for _ in range(2):  # the second time all prompts are in the prefix cache
+        done = complete_all(engine, [scored(prompt, method) for prompt in prompts])
+        for prompt, completion, other in zip(prompts, done, plain, strict=True):
+            check(family, prompt, completion.prompt_logprobs)
+            assert completion.token_ids == other.token_ids
+            assert other.prompt_logprobs is None
+            assert completion.stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize(("n_blocks", "chunk"), [(32, 9), (28, 2)])  # the second preempts while prompts are read
+def test_a_preempted_request_reports_each_position_once(n_blocks: int, chunk: int) -> None:
+    prompts = random_prompts(4)
+    target = make_target("qwen3", n_blocks=n_blocks, block_size=4)
+    engine = make_engine(target, None, SchedulerOptions(prefill_chunk=chunk))
+    done = complete_all(engine, [scored(prompt, max_tokens=40) for prompt in prompts])
+    assert sum(completion.stats.preemptions for completion in done) > 0
+    for prompt, completion in zip(prompts, done, strict=True):
+        check("qwen3", prompt, completion.prompt_logprobs)
+
+
+def test_requests_of_one_step_may_differ_in_k_and_a_resumed_one_reports_no_prompt() -> None:
+    prompts = random_prompts(3)
+    engine = make_engine(make_target("llama"))
+    none, five, plain = complete_all(
+        engine, [scored(p, k=k, logprobs=2) for p, k in zip(prompts, (0, 5, None), strict=True)]
+    )
+    check("llama", prompts[0], none.prompt_logprobs, 0)
+    check("llama", prompts[1], five.prompt_logprobs, 5)
+    assert plain.prompt_logprobs is None
+    for completion in (none, five, plain):
+        assert [entry.token_id for entry in completion.logprobs or ()] == completion.token_ids
+    params = scored(prompts[1]).params
+    resumed = engine.complete(Request(prompts[1], params, "autoregressive", emitted=five.token_ids[:3]))
+    assert resumed.prompt_logprobs is None
+    assert resumed.token_ids == five.token_ids[3:]

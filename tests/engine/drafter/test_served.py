@@ -34,13 +34,13 @@ STYLES: list[dict[str, Any]] = [
     {"temperature": 0.8, "seed": 5},
     {"temperature": 0.8, "seed": 5, "verification": "rejection"},
 ]
-# Every kind in three cells set-up x style; `make test` runs the first of most kinds.
+# Every kind in three cells set-up x style; `make test` runs the first.
 CELLS = [
     pytest.param(kind, SETUPS[(i + j) % 3], STYLES[(i // 3 + 2 * j) % 3], marks=[pytest.mark.matrix] * (j > 0))
     for i, kind in enumerate(KINDS)
     for j in range(3)
 ]
-# Most rows that wait, and tokens between drafts. Every kind once, and three kinds in all.
+# Most rows that wait, and tokens between drafts; `make test` runs each kind once.
 WAITS = [(256, 1), (3, 4), (256, 4), (256, 100)]
 WAITING = [
     pytest.param(kind, *wait, marks=[pytest.mark.matrix] * ((i - j) % 4 != 0))
@@ -74,11 +74,11 @@ def sampling(**params: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": N_TOKENS, "stop_ids": (2,), **params})
 
 
-def check_drafts(checkpoint: DrafterCheckpoint, told: Recording, prompts: list[list[int]], **params: Any) -> None:
+def check_drafts(checkpoint: DrafterCheckpoint, recording: Recording, prompts: list[list[int]], **params: Any) -> None:
     """Every draft is that of a drafter that reads the whole text at once."""
-    assert told.told, "nothing was drafted"
+    assert recording.told, "nothing was drafted"
     oracle = DraftsAnew("llama", checkpoint)
-    for text, branch in told.told:
+    for text, branch in recording.told:
         n_prompt = max(len(prompt) for prompt in prompts if text[: len(prompt)] == prompt)
         depth = N_TOKENS - (len(text) - n_prompt) - 1
         ask = BlockAsk(sampling(**params), None, text[-1], len(text), depth, N_NODES)
@@ -95,13 +95,13 @@ def test_texts_are_the_targets_and_drafts_those_of_the_whole_text(
 ) -> None:
     batch, stages, chunk = setup
     checkpoint, prompts = checkpoint_of(kind), random_prompts(5)
-    engine, told = engine_of(checkpoint, SchedulerOptions(prefill_chunk=chunk), stages=stages)
+    engine, recording = engine_of(checkpoint, SchedulerOptions(prefill_chunk=chunk), stages=stages)
     done = run(engine, checkpoint.spec.method, prompts, batch, **style)
     if "verification" not in style:
         plain = make_engine(make_target("llama"))
         expected = complete_all(plain, [Request(prompt, sampling(**style), "autoregressive") for prompt in prompts])
         assert [one.token_ids for one in done] == [one.token_ids for one in expected]
-    check_drafts(checkpoint, told, prompts, **style)
+    check_drafts(checkpoint, recording, prompts, **style)
 
 
 @pytest.mark.parametrize(("kind", "most", "every"), WAITING)
@@ -112,16 +112,15 @@ def test_drafts_after_waiting_copies_and_moves_are_those_of_the_whole_text(
     monkeypatch.setattr(runtime, "MOST_WAITING", most)
     checkpoint, [first, other, third] = checkpoint_of(kind), random_prompts(3)
     prompts = [first + other, first + third, third + first, first + other, third + other]
-    prompts += [
-        prompts[-1] + greedy_text(prompts[-1]) + first
-    ]  # begins with rows that waited when their sequence ended
+    # The last prompt begins with rows that waited when their sequence ended.
+    prompts += [prompts[-1] + greedy_text(prompts[-1]) + first]
     options = SchedulerOptions(prefill_chunk=7, prefix_cache=True)
-    engine, told = engine_of(checkpoint, options, every=every, n_blocks=24, block_size=8)
+    engine, recording = engine_of(checkpoint, options, every=every, n_blocks=24, block_size=8)
     phases = (prompts[:3], prompts[3:5], prompts[5:])
     done = [one for some in phases for one in run(engine, checkpoint.spec.method, some, 2)]
     assert done[5].stats.cached_tokens > len(prompts[4])
     assert [one.token_ids for one in done] == [greedy_text(prompt) for prompt in prompts]
-    check_drafts(checkpoint, told, prompts)
+    check_drafts(checkpoint, recording, prompts)
 
 
 QUICK = ("medusa", "eagle 3", "p-eagle", "dspark")
@@ -130,11 +129,11 @@ QUICK = ("medusa", "eagle 3", "p-eagle", "dspark")
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.matrix] * (k not in QUICK)) for k in KINDS])
 def test_drafts_of_preempted_sequences_are_those_of_the_whole_text(kind: str) -> None:
     checkpoint, prompts = checkpoint_of(kind), random_prompts(5)
-    engine, told = engine_of(checkpoint, n_blocks=26, block_size=8)
+    engine, recording = engine_of(checkpoint, n_blocks=26, block_size=8)
     done = run(engine, checkpoint.spec.method, prompts, 5)
     assert sum(one.stats.preemptions for one in done) > 0
     assert [one.token_ids for one in done] == [greedy_text(prompt) for prompt in prompts]
-    check_drafts(checkpoint, told, prompts)
+    check_drafts(checkpoint, recording, prompts)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle 3", "dspark", "eagle 3 catching up"])
@@ -146,7 +145,7 @@ def test_a_failing_drafter_costs_its_drafts_only(
 
     kind, is_late, _ = kind.partition(" catching up")
     checkpoint, prompts = checkpoint_of(kind), random_prompts(1 if is_late else 3)
-    engine, told = engine_of(checkpoint, stages=2, every=4 if is_late else 1)
+    engine, recording = engine_of(checkpoint, stages=2, every=4 if is_late else 1)
     if is_late:
         monkeypatch.setattr(PairDrafting, "learn", fail)
     else:
@@ -155,5 +154,5 @@ def test_a_failing_drafter_costs_its_drafts_only(
                 monkeypatch.setattr(module, name, fail, raising=False)
     done = run(engine, checkpoint.spec.method, prompts, 3)
     assert [one.token_ids for one in done] == [greedy_text(prompt) for prompt in prompts]
-    assert len(told.told) == (1 if is_late else 0)  # after the prompt, before any row waited
+    assert len(recording.told) == (1 if is_late else 0)  # after the prompt, before any row waited
     assert caplog.text.count("the drafter failed") == 1  # no further draft is tried

@@ -75,20 +75,6 @@ def texts(target: MaskedTarget, grammars: Grammars, name: str, tree: TokenTree, 
     return tokens
 
 
-@pytest.mark.parametrize("name", GRAMMARS)
-def test_greedy_and_coupled_texts_equal_masked_decoding(grammars: Grammars, name: str) -> None:
-    for seed in range(12):
-        for heat in (0.0, 1.0):
-            params = SamplingParams(temperature=heat, seed=seed, stop_ids=(END,))
-            target = MaskedTarget(grammars, name, params)
-            target.seed = seed
-            plain = texts(target, grammars, name, TREES["nothing"], params)
-            for tree in TREES.values():
-                assert texts(target, grammars, name, tree, params) == plain
-            for i, token in enumerate(plain):
-                assert target.scores(tuple(plain[:i]))[0, token] > -torch.inf
-
-
 @pytest.mark.parametrize(
     ("name", "tree"),
     [
@@ -107,6 +93,7 @@ def test_rejection_texts_are_as_frequent_as_masked_decoding_has_them(grammars: G
         padded = (*text, *[END] * (LENGTH - len(text)))
         found[padded] = found.get(padded, 0) + 1
     expected = MaskedTarget(grammars, name, SamplingParams(temperature=1.0)).joint()
+    assert len(expected) > 1
     assert set(found) <= {context for context, weight in expected.items() if weight > 0.0}
     for context, weight in expected.items():
         assert abs(found.get(context, 0) / n - weight) <= 4.5 * (weight * (1 - weight) / n) ** 0.5 + 1e-9

@@ -121,24 +121,26 @@ def bytewise() -> Tokenizer:
     return copy
 
 
-def unigram(marks: list[str]) -> Tokenizer:
-    """Pieces are letters; marks are in the model's list, as in SentencePiece checkpoints."""
-    pieces = [("<unk>", 0.0), ("<end>", 0.0), *((mark, 0.0) for mark in marks), *((c, -2.0) for c in {*MARK, *"wet"})]
+def unigram() -> Tokenizer:
+    """Pieces are letters, and the mark is in the model's list, as in SentencePiece checkpoints."""
+    pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("<end>", 0.0), (MARK, 0.0), *((c, -2.0) for c in {*MARK, *"wet"})]
     made = Tokenizer(models.Unigram(pieces, unk_id=0))
     made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    made.add_special_tokens(["<unk>", "<end>"])
+    made.add_special_tokens(["<unk>", "<pad>", "<end>"])
     return made
 
 
-@pytest.mark.parametrize("is_special", [False, True])
-@pytest.mark.parametrize("tokenizer", [bytewise(), unigram([]), unigram([MARK])], ids=["bpe", "unigram", "listed"])
+def with_token(tokenizer: Tokenizer, content: str, is_special: bool = False) -> Grammars:
+    tokenizer.add_tokens([AddedToken(content, special=is_special, normalized=False)])
+    return Grammars(tokenizer.to_str, (EOS,), tokenizer.get_vocab_size())
+
+
+@pytest.mark.parametrize(("tokenizer", "is_special"), [(bytewise(), True), (bytewise(), False), (unigram(), True)])
 def test_the_text_of_an_added_token_can_be_spelled_and_the_token_can_be_named(
     tokenizer: Tokenizer, is_special: bool
 ) -> None:
-    tokenizer.add_tokens([AddedToken(MARK, special=is_special, normalized=False)])
+    grammars = with_token(tokenizer, MARK, is_special)
     mark, size = tokenizer.token_to_id(MARK), tokenizer.get_vocab_size()
-    end = 1 if tokenizer.token_to_id("<end>") == 1 else EOS
-    grammars = Grammars(tokenizer.to_str, (end,), size)
     spelled = [tokenizer.encode(c, add_special_tokens=False).ids[0] for c in MARK]
     for tokens, grammar in (
         (spelled, of_lark(f'start: "{MARK}" "wet"')),
@@ -146,13 +148,13 @@ def test_the_text_of_an_added_token_can_be_spelled_and_the_token_can_be_named(
     ):
         state = grammars.state(grammar)
         drafts = state.forced()
-        while not has(state.words(), end):
+        while not has(state.words(), EOS):
             token = drafts.pop(0) if drafts else int(np.flatnonzero(~forbidden(state.words(), size))[0])
             state.advance(token)
             assert not state.error
         state = grammars.state(grammar, tokens)  # in the smallest pieces
         assert not state.error
-        assert not has(state.words(), end)
+        assert not has(state.words(), EOS)
 
 
 def test_compiled_grammars_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +178,5 @@ def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     missing = Grammars((tmp_path / "tokenizer.json").read_text, (1,), 5)
     assert "tokenizer" in missing.state(of_regex("a")).error
     for length in (513, 5000):  # llguidance panics at 5,000
-        tokenizer = bytewise()
-        tokenizer.add_tokens([AddedToken("a" * length, normalized=False)])
-        long = Grammars(tokenizer.to_str, (EOS,), tokenizer.get_vocab_size())
+        long = with_token(bytewise(), "a" * length)
         assert f"has {length} characters; at most 512" in long.state(of_regex("a+")).error

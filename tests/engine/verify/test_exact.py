@@ -7,20 +7,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.composer import compose
-from engine.protocol import Branch
+from engine.model.ranges import split_layers
+from engine.model.shard import ModelShard
+from engine.model.spec import read_spec
+from engine.protocol import Branch, RequestView
+from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.sampling.randomness import Randomness
+from engine.target.info import TargetInfo
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Decision, Row, decide_rejection, match
+from speculators.draft_model.config import DraftModelConfig
+from speculators.draft_model.drafter import Drafter as DraftModelRunner
+from speculators.draft_model.speculator import DraftModel
+from speculators.mixing.combined import Combined
+from speculators.successors.config import SuccessorConfig
+from speculators.successors.speculator import Successors
 from tests.support.enumeration import (
     EXACT,
     SETTINGS,
@@ -177,3 +191,48 @@ def test_a_token_of_probability_zero_is_never_emitted() -> None:
         assert row[token] > 0.0
         assert child is None or tree.tokens[child] == token
         assert row.tolist() == p, "the caller's row is unchanged"
+
+
+@cache
+def small_model() -> DraftModelRunner:
+    """A draft model with weights over the same three tokens."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        initializer_range=0.7, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).float()
+    spec = read_spec(model.config)
+    return DraftModelRunner(ModelShard(model, spec, split_layers(1, 1)[0], 64), TargetInfo(spec, 16, 4, 32))
+
+
+def speculated(random: Randomness, params: SamplingParams, order: str, budget: int) -> TokenTree:
+    """The draft of a model and of successors after a text that repeats itself."""
+    model = DraftModel(DraftModelConfig(draft_tokens=2), small_model(), lambda key: random)
+    successors = Successors(SuccessorConfig(), ("suffix", "token-recycling"))
+    parts = {"model": [model], "model first": [model, successors], "successors first": [successors, model]}[order]
+    speculator = Combined(parts) if len(parts) > 1 else model
+    params = structs.replace(params, verification="rejection")
+    request = RequestView.of(0, Request([1, 0, 2, 1, 0, 1], params), VOCAB)
+    speculator.begin(request)
+    branches = speculator.propose(request, budget)
+    speculator.end(request)
+    assert any(branch.q is not None for branch in branches)
+    assert any(branch.source == successors.name for branch in branches) == (len(parts) > 1)
+    return compose(branches, budget)
+
+
+@pytest.mark.parametrize(
+    ("params", "order", "budget"),
+    [
+        *((params, "model", 8) for params in SETTINGS),
+        (SETTINGS[0], "model first", 3),
+        (SETTINGS[2], "successors first", 8),
+        (SETTINGS[4], "model first", 8),
+        (SETTINGS[0], "successors first", 3),
+    ],
+)
+def test_drafts_of_speculators_yield_the_autoregressive_distribution(
+    params: SamplingParams, order: str, budget: int
+) -> None:
+    assert worst_error(Target(params), lambda random: speculated(random, params, order, budget)) < EXACT
