@@ -1,12 +1,11 @@
-"""A real pipeline without Ray: stages in threads behind Unix sockets, a router in the test's event loop."""
+"""A real pipeline without Ray: stages in threads with Unix sockets, a router in the test's event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -24,9 +23,11 @@ from deployments.pipeline.endpoints import Endpoints
 from deployments.router.draft_client import DraftClient, InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
+from deployments.stage.links import negotiation, process_group
 from deployments.stage.worker import StageWorker
+from deployments.transport import async_channel, channel
 from engine.errors import TargetLostError
-from engine.events import StepEvent
+from engine.events import RequestStats, StepEvent
 from engine.loop import Completion, Engine
 from engine.model.loader import load_shard, load_spec
 from engine.model.ranges import split_layers
@@ -39,22 +40,18 @@ from engine.target.loading import grammars_of, plan_cache
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
+from tests.support.slow_stage import GATE
+from tests.support.waiting import LIMIT_S, wait_until_async
 
 CPU = torch.device("cpu")
 SECRET = b"k" * 32
 METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
+MakeJob = Callable[..., Request]
+Offline = Callable[[Request], Completion]
 
 
 class Stages:
-    """The stages of one pipeline, each in threads of its own.
-
-    Args:
-        path: checkpoint.
-        info: of the target.
-        n: stages.
-        kinds: class of each stage, or a function that makes it; tests bring failing ones.
-        transport: links between them.
-    """
+    """The stages of one pipeline, each in threads of its own; ``kinds`` has the class of each, or a function."""
 
     def __init__(
         self, path: Path, info: TargetInfo, n: int, kinds: Sequence[type[Stage]], transport: str = "auto"
@@ -83,15 +80,32 @@ class Stages:
         self._folder.cleanup()
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
-    """All events of one request."""
+    """The events of a request so far; awaiting it waits for the last one."""
 
+    job: Request
     events: list[StepEvent] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    def __await__(self) -> Generator[Any, None, Answer]:
+        assert self.task is not None
+        yield from self.task.__await__()
+        return self
+
+    def cancel(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
 
     @property
     def token_ids(self) -> list[int]:
         return [token for event in self.events for token in event.token_ids]
+
+    @property
+    def stats(self) -> RequestStats:
+        stats = self.events[-1].stats
+        assert stats is not None
+        return stats
 
 
 @dataclass
@@ -101,16 +115,18 @@ class Served:
     path: Path
     info: TargetInfo
     pipelines: list[Stages]
+    offline: Offline
     router: Router = field(init=False)
     hangs: list[tuple[int, str]] = field(default_factory=list)  # lane, reason
+    begun: list[Answer] = field(default_factory=list)
 
     @property
     def stages(self) -> Stages:
-        """The first lane's, and the only one's of most tests."""
+        """Those of the first lane."""
         return self.pipelines[0]
 
     async def connect(self, lane: int = 0) -> Pipeline:
-        """What the router deployment does: try until a pipeline answers."""
+        """Try until a pipeline answers, as the router deployment does."""
         while True:
             try:
                 return await Pipeline.connect(self.pipelines[lane].endpoints)
@@ -118,35 +134,84 @@ class Served:
                 await asyncio.sleep(0.02)
 
     def target(self, lane: int) -> TargetClient:
-        """Where a lane's pipeline comes from."""
-
         async def report_hang(reason: str) -> None:
             self.hangs.append((lane, reason))
 
         return TargetClient(f"lane-{lane}", lambda: self.connect(lane), report_hang)
 
+    def another_router(self, info: TargetInfo | None = None, draft_client: DraftClient | None = None) -> Router:
+        """A router on the first lane's stages, as Serve starts one after the old one; it is not started."""
+        drafts = draft_client or InlineDraftClient(SpeculatorPool(), self.info.spec.vocab_size)
+        return Router(self.router.options, info or self.info, drafts, [self.target(0)])
+
+    async def up(self) -> None:
+        """Wait until every lane has a pipeline."""
+        await wait_until_async(lambda: all(lane.is_up for lane in self.router.lanes))
+
+    async def lose(self, lane: int = 0, stage: int = -1) -> None:
+        """End one stage of a lane for good, and wait until the router has noticed."""
+        self.pipelines[lane].workers[stage].close()
+        await wait_until_async(lambda: not self.router.lanes[lane].is_up)
+
     def replace(self, kinds: Sequence[type[Stage]] | None = None, lane: int = 0) -> None:
-        """A fresh pipeline, as Serve brings up after a stage died."""
+        """Start a fresh pipeline, as Serve does after a stage died."""
         n = len(self.pipelines[lane].workers)
         self.pipelines[lane].close()
         self.pipelines[lane] = Stages(self.path, self.info, n, kinds or [Stage] * n)
 
     async def answer(self, job: Request, **more: Any) -> Answer:
-        return Answer([event async for event in self.router.stream(msgspec.structs.replace(job, **more))])
+        answer = Answer(msgspec.structs.replace(job, **more))
+        await self._read(answer)
+        return answer
+
+    def begin(self, job: Request, **more: Any) -> Answer:
+        """Start a request; its answer grows while the event loop runs."""
+        answer = Answer(msgspec.structs.replace(job, **more))
+        answer.task = asyncio.create_task(self._read(answer))
+        self.begun.append(answer)
+        return answer
+
+    async def _read(self, answer: Answer) -> None:
+        async for event in self.router.stream(answer.job):
+            answer.events.append(event)
+
+    async def compare(self, answers: Sequence[Answer]) -> None:
+        """Wait for answers; each must be the text of the offline engine, without what was emitted before."""
+        for answer in answers:
+            await answer
+            wanted = self.offline(answer.job)
+            assert answer.token_ids == wanted.token_ids[len(answer.job.emitted) :], answer.job.method
+            assert answer.events[-1].finish_reason == wanted.finish_reason
+
+    async def check(self, *jobs: Request, **more: Any) -> list[Answer]:
+        """Run jobs together, and compare their answers with the offline engine's."""
+        answers = [self.begin(job, **more) for job in jobs]
+        await self.compare(answers)
+        return answers
 
     async def settled(self) -> dict[str, int | bool]:
         """The router's state once every stage has heard that nothing is left; fails if that does not happen."""
-        deadline = time.monotonic() + 60
         up = [stages for stages, lane in zip(self.pipelines, self.router.lanes, strict=True) if lane.is_up]
-        while time.monotonic() < deadline and (
-            any(stages.n_sequences for stages in up) or any(lane.scheduler.sequences for lane in self.router.lanes)
-        ):
-            await asyncio.sleep(0.01)
-        assert not any(stages.n_sequences for stages in up)
+        await wait_until_async(
+            lambda: (
+                not any(stages.n_sequences for stages in up)
+                and not any(lane.scheduler.sequences for lane in self.router.lanes)
+            ),
+            "sequences are left",
+        )
         state = await self.router.state()
         assert state["free_blocks"] == state["blocks"]
         assert [state[name] for name in ("sessions", "running", "waiting", "speculator_states")] == [0, 0, 0, 0]
         return state
+
+    async def end(self) -> None:
+        """Cancel the answers that ``begin`` has left; nothing of them may remain."""
+        GATE.open()
+        for answer in self.begun:
+            answer.cancel()
+        await asyncio.gather(*self.begun, return_exceptions=True)
+        if self.begun and not self.router._closed:
+            await self.settled()
 
 
 Serving = Callable[..., AbstractAsyncContextManager[Served]]
@@ -165,8 +230,21 @@ def small_cache(info: TargetInfo) -> TargetInfo:
 
 
 @pytest.fixture
-def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
-    """``async with serving(n_stages=2, max_sequences=4) as served: await served.answer(job)``."""
+def slow_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give peers more time for handshakes and links than a busy machine takes."""
+    for module, name in (
+        (channel, "HANDSHAKE_S"),
+        (async_channel, "HANDSHAKE_S"),
+        (negotiation, "ANSWER_S"),
+        (process_group, "WAIT_S"),
+        (process_group, "BUILD_S"),
+    ):
+        monkeypatch.setattr(module, name, LIMIT_S)
+
+
+@pytest.fixture
+def serving(tiny_checkpoint: Path, info: TargetInfo, offline: Offline, slow_peers: None) -> Serving:
+    """``async with serving(n_stages=2, max_sequences=4) as served: await served.check(job)``."""
 
     @asynccontextmanager
     async def serve(
@@ -184,18 +262,19 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
         pipelines = [
             Stages(tiny_checkpoint, target, n_stages, kinds or [Stage] * n_stages, transport) for _ in range(n_lanes)
         ]
-        served = Served(tiny_checkpoint, target, pipelines)
+        served = Served(tiny_checkpoint, target, pipelines, offline)
         scheduler = SchedulerOptions(n_micro_batches=n_stages, **limits)
         speculators = draft_client or InlineDraftClient(SpeculatorPool(), target.spec.vocab_size)
-        any_wait = RouterOptions("tiny", max_wait=None)  # a busy machine must not refuse
-        chosen = replace(options or any_wait, scheduler=scheduler)
+        chosen = replace(options or patient(), scheduler=scheduler)
         served.router = Router(
             chosen, target, speculators, [served.target(i) for i in range(n_lanes)], learn, spans=spans
         )
         served.router.start()
         try:
             yield served
+            await served.end()
         finally:
+            GATE.open()
             await served.router.close()
             for stages in served.pipelines:
                 stages.close()
@@ -203,9 +282,14 @@ def serving(tiny_checkpoint: Path, info: TargetInfo) -> Serving:
     return serve
 
 
+def patient(**fields: Any) -> RouterOptions:
+    """Options of a router that a busy machine does not make refuse requests or give up a pipeline."""
+    return RouterOptions("tiny", **{"max_wait": None, "step_deadline": LIMIT_S} | fields)
+
+
 @pytest.fixture(scope="session")
-def offline(tiny_checkpoint: Path, info: TargetInfo) -> Callable[[Request], Completion]:
-    """What plain decoding in one process writes for a job, whatever its method: the oracle of all texts."""
+def offline(tiny_checkpoint: Path) -> Offline:
+    """Plain decoding in one process, whatever a job's method: the oracle of all texts."""
     options = TargetOptions(str(tiny_checkpoint), kv_bytes=4 << 20, block_size=16, max_model_len=1024)
     engine = Engine(LocalTarget.load(options, tiny_checkpoint), SpeculatorPool())
     known: dict[tuple[object, ...], Completion] = {}
@@ -219,18 +303,23 @@ def offline(tiny_checkpoint: Path, info: TargetInfo) -> Callable[[Request], Comp
     return complete
 
 
-@pytest.fixture(scope="session")
-def make_job() -> Callable[..., Request]:
-    """``make_job(3, "pld", temperature=0.8)``: prompt and seed follow from the number."""
+@lru_cache
+def _prompt(number: int) -> tuple[int, ...]:
+    chance = random.Random(number)
+    motif = [chance.randrange(3, 300) for _ in range(5)]
+    return (1, *motif, *(chance.randrange(3, 300) for _ in range(number % 7)), *motif, *motif)
 
-    @lru_cache
-    def prompt(number: int) -> tuple[int, ...]:
+
+def job_of(number: int, method: str = "autoregressive", n_prompt: int = 0, **params: object) -> Request:
+    """``job_of(3, "pld", temperature=0.8)``: prompt and seed follow from the number."""
+    chosen = {"max_tokens": 40, "seed": number, "stop_ids": (2,)} | params
+    tokens = [*_prompt(number)]
+    if n_prompt:
         chance = random.Random(number)
-        motif = [chance.randrange(3, 300) for _ in range(5)]
-        return (1, *motif, *(chance.randrange(3, 300) for _ in range(number % 7)), *motif, *motif)
+        tokens = ([*tokens, *(chance.randrange(3, 300) for _ in range(n_prompt // 2))] * 2)[:n_prompt]
+    return Request(tokens, SamplingParams(**chosen), method, max_nodes=32)  # type: ignore[arg-type]
 
-    def make(number: int, method: str = "autoregressive", **params: object) -> Request:
-        chosen = {"max_tokens": 40, "seed": number, "stop_ids": (2,)} | params
-        return Request(list(prompt(number)), SamplingParams(**chosen), method, max_nodes=32)  # type: ignore[arg-type]
 
-    return make
+@pytest.fixture(scope="session")
+def make_job() -> MakeJob:
+    return job_of

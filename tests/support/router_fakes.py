@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import ray
+from ray import cloudpickle
+
+from deployments.router.draft_client import ActorDraftClient
+from deployments.router.service_rate import ServiceRate
+from deployments.router.speculator_actor import SpeculatorActor
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.sequence import State
+from engine.step import Step, Work
+from speculators.pool import SpeculatorPool
+from speculators.registry import SpeculatorOptions
+from tests.support.waiting import LIMIT_S
 
 
 @dataclass(eq=False)
@@ -85,3 +96,41 @@ class FakeLane:
 
     def dispatch(self) -> None:
         self.n_dispatched += 1
+
+
+def measured_rate() -> ServiceRate:
+    """0.01 s per prompt token, 0.05 s per output token; requests use half of their ``max_tokens``."""
+    rate = ServiceRate()
+    rate.sent(Step(0, [Work(0, 0, [5] * 100)]), 1.0)
+    rate.answered(0, 100, 1, 2.0)
+    for n in range(10):
+        rate.answered(0, 0, 2, 2.0 + 0.1 * (n + 1))
+    rate.finished(SimpleNamespace(n_output=20, request=Request([5], SamplingParams(max_tokens=40))))  # type: ignore[arg-type]
+    return rate
+
+
+class FakeActor:
+    """An actor in this process that answers its calls in order, with copies, unless it is dead or hangs."""
+
+    def __init__(self) -> None:
+        self.actor: SpeculatorActor | None = SpeculatorActor(SpeculatorOptions())
+        self.runs = asyncio.Event()
+        self.runs.set()
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(arguments: bytes) -> Any:
+            await self.runs.wait()
+            if self.actor is None:
+                raise ray.exceptions.RayActorError
+            return getattr(self.actor, name)(*cloudpickle.loads(arguments))
+
+        def remote(*arguments: Any) -> Any:
+            task = asyncio.ensure_future(answer(cloudpickle.dumps(arguments)))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            return task
+
+        return SimpleNamespace(remote=remote)
+
+
+def client_of(*handles: Any, timeout: float = LIMIT_S) -> ActorDraftClient:
+    return ActorDraftClient(handles, SpeculatorPool(), 320, timeout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 
 from engine.stage.base import Activations
 from engine.stage.stage import Stage
@@ -34,21 +33,14 @@ class Gate:
             self._left -= 1
 
 
+GATE = Gate()  # of all gated stages; the fixtures that start pipelines open it in the end
+
+
 class Gated(Stage):
     """Computes only while the gate is open."""
 
-    gate = Gate()  # of all these stages
+    gate = GATE
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
         self.gate.enter()
-        return super().forward(step, incoming)
-
-
-class Slow(Stage):
-    """Every forward pass takes at least ``pause_s`` seconds."""
-
-    pause_s = 0.02
-
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        time.sleep(self.pause_s)
         return super().forward(step, incoming)

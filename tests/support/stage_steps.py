@@ -1,9 +1,7 @@
-"""Steps for stages without a router, and waiting for what they do."""
+"""Steps for stages without a router."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from deployments.pipeline.connection import Pipeline
@@ -16,12 +14,6 @@ def first_step(number: int = 0) -> Step:
     """A prompt of three tokens."""
     start = SequenceStart(number, SamplingParams(max_tokens=5), 3, Needs())
     return Step(number, [Work(number, 0, [5, 6, 7], new_blocks=[number])], [start])
-
-
-async def wait_until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(240):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 async def connected(served: Any) -> Pipeline:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deployments.submission.client import SubmissionChannel
-from deployments.submission.protocol import BEAT_S, Attachment
+from deployments.submission.protocol import SUBMIT, Attachment
 from deployments.submission.served_model import ServedModel
 from deployments.submission.server import Problem, RunRequest, SubmissionServer
-from engine.errors import TargetLostError
+from deployments.transport.async_channel import AsyncChannel
 from engine.events import RequestStats, SourceCounts, StepEvent
 from engine.request import Request
 from engine.sampling.params import SamplingParams
+from tests.support.waiting import LIMIT_S
 
-METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
 REQUEST = Request([1, 2, 3], SamplingParams(max_tokens=5, seed=1))
 
 
 @dataclass
 class Submitting:
-    """The router's end may be replaced, as Serve does."""
+    """An ingress's channel and the router's server, which may be replaced."""
 
     server: SubmissionServer
     channel: SubmissionChannel
@@ -30,7 +30,6 @@ class Submitting:
 
     @property
     def n_connected(self) -> int:
-        """Ingresses that the server serves."""
         return len(self.server._connections)
 
     async def attach(self) -> Attachment:
@@ -40,12 +39,17 @@ class Submitting:
     async def answer(self, request: Request) -> list[StepEvent]:
         return [event async for event in self.channel.stream(request)]
 
+    async def peer(self) -> AsyncChannel:
+        """Another ingress's bare connection."""
+        attachment = await self.server.attachment()
+        return await AsyncChannel.connect(attachment.address, attachment.secret, SUBMIT)
+
 
 @asynccontextmanager
 async def submitting(
     run: RunRequest,
-    beat: float = BEAT_S,
-    patience: float = 30.0,
+    beat: float = LIMIT_S,
+    patience: float = LIMIT_S,
     problem: Problem = str,
     model: ServedModel | None = None,
 ) -> AsyncIterator[Submitting]:
@@ -62,17 +66,12 @@ async def submitting(
         pair.channel.close()
 
 
-async def no_router() -> Attachment:
-    """``attach`` when there is no router."""
-    raise TargetLostError("there is no router")
-
-
 def tokens(events: list[StepEvent]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
 def check_figures(events: list[StepEvent], n_prompt: int) -> RequestStats:
-    """The contract of a request's figures, whichever router counted them."""
+    """The contract of a request's figures, whichever routers counted them."""
     stats = events[-1].stats
     assert stats is not None
     assert [event.stats for event in events[:-1]] == [None] * (len(events) - 1)
@@ -93,14 +92,8 @@ def check_figures(events: list[StepEvent], n_prompt: int) -> RequestStats:
     return stats
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(240):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 class Endless:
-    """Runs requests that never end, as fast as they are taken; counts those that are alive."""
+    """Runs requests that never end; counts those that are alive."""
 
     def __init__(self, n_tokens: int = 1, pause: float = 0.001) -> None:
         self.alive = 0
@@ -115,3 +108,7 @@ class Endless:
                 await asyncio.sleep(self._pause)
         finally:
             self.alive -= 1
+
+
+async def count_prompt(request: Request) -> AsyncGenerator[StepEvent, None]:
+    yield StepEvent(token_ids=[len(request.prompt)], finish_reason="stop")

@@ -1,10 +1,8 @@
-"""What several ingresses count is added up once, whichever of them is scraped and whichever leaves."""
+"""The counts of several ingresses are added up once, whichever of them is scraped and whichever leaves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,12 +13,15 @@ from deployments.metrics.process import Process
 from deployments.metrics.reports import Family, Reporter, Reports
 from deployments.submission.client import SubmissionChannel
 from deployments.submission.server import SubmissionServer
-from engine.events import StepEvent
-from engine.request import Request
+from tests.support.submission import Endless
+from tests.support.waiting import wait_until_async
+
+MEMORY = "spectra:process_resident_memory_bytes"
+SERVED = "spectra:served_total"
 
 
 class Ingress:
-    """What one process counts."""
+    """The counts of one process."""
 
     def __init__(self, name: str) -> None:
         registry = CollectorRegistry()
@@ -30,23 +31,23 @@ class Ingress:
 
 
 def sums(reports: Reports) -> dict[str, float]:
-    """Series without those of processes, as Prometheus reads them."""
+    """Series as Prometheus reads them; of a process's labels only its name counts."""
     registry = CollectorRegistry()
     registry.register(reports)
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        found[family.name] = 0.0  # a family is there before anything is counted
         for sample in family.samples:
-            if "pid" not in sample.labels:
-                found[" ".join((sample.name, *sample.labels.values()))] = sample.value
-            else:
-                found[f"{sample.name} {sample.labels['process']}"] = sample.value
+            labels = [sample.labels["process"]] if "pid" in sample.labels else sample.labels.values()
+            found[" ".join((sample.name, *labels))] = sample.value
     return found
 
 
 def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them() -> None:
     reports, one, other = Reports(), Ingress("one"), Ingress("other")
     for number, ingress in enumerate((one, other)):
-        reports.add(number, ingress.reporter.take())  # before anything was counted
+        reports.add(number, ingress.reporter.take())
+    assert "spectra:served" in sums(reports)
     one.served.labels("200").inc(2)
     one.sizes.observe(5)
     for _ in range(3):  # only what is new counts
@@ -56,54 +57,37 @@ def test_counters_and_histograms_of_all_ingresses_are_added_up_and_outlive_them(
     other.sizes.observe(50)
     report = msgspec.msgpack.decode(msgspec.msgpack.encode(other.reporter.take()), type=list[Family])
     reports.add(1, report)
-    wanted = {"spectra:served_total 200": 3, "spectra:served_total 400": 1, "spectra:size_bytes_sum": 55}
-    wanted |= {"spectra:size_bytes_count": 2, "spectra:size_bytes_bucket 10.0": 1, "spectra:size_bytes_bucket +Inf": 2}
+    expected = {f"{SERVED} 200": 3, f"{SERVED} 400": 1, "spectra:size_bytes_sum": 55}
+    expected |= {
+        "spectra:size_bytes_count": 2,
+        "spectra:size_bytes_bucket 10.0": 1,
+        "spectra:size_bytes_bucket +Inf": 2,
+    }
     found = sums(reports)
-    assert {name: found[name] for name in wanted} == wanted
-    memory = "spectra:process_resident_memory_bytes"
-    assert min(found[f"{memory} one"], found[f"{memory} other"]) > 1e6
+    assert expected.items() <= found.items()
+    assert min(found[f"{MEMORY} one"], found[f"{MEMORY} other"]) > 0
     reports.forget(1)
     found = sums(reports)
-    assert {name: found[name] for name in wanted} == wanted
-    assert f"{memory} other" not in found
+    assert expected.items() <= found.items()
+    assert f"{MEMORY} other" not in found
 
 
-def test_a_scrape_names_what_was_never_counted() -> None:
-    reports, ingress = Reports(), Ingress("one")
-    reports.add(0, ingress.reporter.take())
-    registry = CollectorRegistry()
-    registry.register(reports)
-    assert b"# TYPE spectra:served_total counter" in generate_latest(registry)
-
-
-async def test_an_ingress_reports_with_its_heartbeats_though_it_has_sent_no_request(tmp_path: Path) -> None:
-    sent: list[Request] = []
-
-    async def run(request: Request) -> AsyncGenerator[StepEvent, None]:
-        sent.append(request)
-        yield StepEvent(token_ids=[], finish_reason="stop")
-
-    reports = Reports()
-    server = SubmissionServer(run, reports=reports)
-    ingress = Ingress("one")
+async def test_an_ingress_reports_with_its_heartbeats_and_before_a_scrape() -> None:
+    reports, endless, ingress = Reports(), Endless(), Ingress("one")
+    server = SubmissionServer(endless.run, reports=reports)
     channel = SubmissionChannel(server.attachment, beat=0.02, reporter=ingress.reporter)
     reporting = asyncio.create_task(channel.keep_reporting())
     ingress.served.labels("400").inc()
-    memory = "spectra:process_resident_memory_bytes one"
-    async with asyncio.timeout(240):
-        while sums(reports).get("spectra:served_total 400") != 1:
-            await asyncio.sleep(0.01)
-        ingress.served.labels("400").inc()
-        channel.report()  # at once, as for a scrape
-        while sums(reports).get("spectra:served_total 400") != 2:
-            await asyncio.sleep(0)
-        assert memory in sums(reports)
-        reporting.cancel()
-        channel.close()
-        while memory in sums(reports):  # its process is gone, what it has counted is not
-            await asyncio.sleep(0.01)
-    assert sums(reports)["spectra:served_total 400"] == 2
+    await wait_until_async(lambda: sums(reports).get(f"{SERVED} 400") == 1)
+    ingress.served.labels("400").inc()
+    channel.report()  # as for a scrape
+    await wait_until_async(lambda: sums(reports).get(f"{SERVED} 400") == 2)
+    assert f"{MEMORY} one" in sums(reports)
+    reporting.cancel()
+    channel.close()
+    await wait_until_async(lambda: f"{MEMORY} one" not in sums(reports))  # its process is gone, its counts stay
+    assert sums(reports)[f"{SERVED} 400"] == 2
     with pytest.raises(asyncio.CancelledError):
         await reporting
     await server.close()
-    assert not sent
+    assert endless.alive == 0

@@ -1,11 +1,10 @@
 """Hugging Face's greedy text, token for token, from every pipeline, by every method, in any company.
 
-A stage here is a real ``StageWorker``; what PLD+ reads (a layer's states, heads' attention rows) lies on middle stages.
+PLD+ reads states of a layer, and attention rows of heads, on middle stages.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from deployments.router.draft_client import InlineDraftClient
-from engine.loop import Completion
 from engine.request import Request
-from engine.sampling.params import SamplingParams
 from engine.step_cost import StepCosts
 from engine.target.info import TargetInfo
 from retrieval_store.index.index import FixedLibrary
@@ -29,6 +26,9 @@ from speculators.peers.adapld import AdaPldConfig
 from speculators.pld_plus.speculator import PldPlusConfig
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
+from tests.deployments.conftest import Served, Serving, job_of
+from tests.support.grammars import PERSON, of_regex, of_schema
+from tests.support.submission import check_figures
 
 METHODS = (*(name for name in AVAILABLE if name not in TRAINED), "suffix+token-recycling", "pld-plus-a+pld-plus-h")
 DRAFTS_LITTLE = {"autoregressive", "grammar", "prediction"}  # nothing, here
@@ -40,13 +40,13 @@ PLD_PLUS = PldPlusConfig(layer=1, dims=16, heads=((1, 1), (2, 0), (1, 3)))
 # Steps of more nodes cost hardly more, so that ``auto`` drafts.
 COSTS = StepCosts({1: ((1, 65), (1.0, 1.2)), 8: ((8, 128), (1.2, 1.5))})
 
-MakeJob = Callable[..., Request]
+GRAMMARS = (of_schema(PERSON), of_schema(PERSON, whitespace=False), of_regex("(fox|dog)(, (fox|dog)){2,5}"))
 Generate = Callable[[Request], list[int]]
 
 
 @pytest.fixture(scope="module")
 def generate(tiny_checkpoint: Path) -> Generate:
-    """What ``model.generate`` writes behind a job's prompt; each prompt is run once."""
+    """Runs ``model.generate`` once for each prompt."""
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
     known: dict[tuple[int, ...], list[int]] = {}
 
@@ -65,11 +65,9 @@ def generate(tiny_checkpoint: Path) -> Generate:
 
 
 @pytest.fixture
-def draft_client(
-    tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, generate: Generate
-) -> Callable[[], InlineDraftClient]:
+def draft_client(tiny_checkpoint: Path, info: TargetInfo, generate: Generate) -> InlineDraftClient:
     """Every method with its input: a corpus of right texts, a draft model that is the target itself, costs."""
-    corpus = [[*job.prompt, *generate(job)] for job in (make_job(number) for number in range(2))]
+    corpus = [[*job.prompt, *generate(job)] for job in (job_of(number) for number in range(2))]
     options = SpeculatorOptions(
         pld_plus=PLD_PLUS,
         adapld=AdaPldConfig(layer=1, dims=16),
@@ -78,68 +76,47 @@ def draft_client(
         grammar=GrammarConfig(str(tiny_checkpoint), None, (EOS,), info.spec.vocab_size),
         step_costs=COSTS,
     )
-    return lambda: InlineDraftClient(SpeculatorPool(options), info.spec.vocab_size)
+    return InlineDraftClient(SpeculatorPool(options), info.spec.vocab_size)
 
 
-async def compare(served: Any, jobs: list[Request], wanted: Callable[[Request], list[int]]) -> int:
-    """Run jobs together, compare their texts; returns how many tokens were drafted."""
-    answers = await asyncio.gather(*(served.answer(job) for job in jobs))
-    for job, answer in zip(jobs, answers, strict=True):
-        assert answer.token_ids == wanted(job), job.method
-    return sum(int(answer.events[-1].stats.drafted_tokens) for answer in answers)
+async def compare(served: Served, jobs: list[Request], wanted: Generate) -> int:
+    """Run jobs together and compare their texts; returns the number of drafted tokens."""
+    answers = [served.begin(job) for job in jobs]
+    for answer in answers:
+        assert (await answer).token_ids == wanted(answer.job), answer.job.method
+    return sum(answer.stats.drafted_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("n_stages", [1, 2, 4])
-async def test_every_method_alone_and_in_company_writes_what_generate_writes(
-    n_stages: int, serving: Any, draft_client: Callable[[], InlineDraftClient], make_job: MakeJob, generate: Generate
+@pytest.mark.parametrize("n_stages", [1, pytest.param(2, marks=pytest.mark.matrix), 4])
+async def test_every_method_alone_and_in_company_writes_the_text_of_generate(
+    n_stages: int, serving: Serving, draft_client: InlineDraftClient, generate: Generate
 ) -> None:
-    async with serving(n_stages, draft_client=draft_client(), prefill_chunk=8) as served:
+    async with serving(n_stages, draft_client=draft_client, prefill_chunk=8) as served:
         for method in METHODS:
-            jobs = [make_job(number, method, max_tokens=N_TOKENS) for number in range(BATCH)]
+            jobs = [job_of(number, method, max_tokens=N_TOKENS) for number in range(BATCH)]
             drafted = await compare(served, jobs[:1], generate)
             drafted += await compare(served, jobs, generate)
             assert (drafted > 0) == (method not in DRAFTS_LITTLE), method
-        mixed = [make_job(number, METHODS[number % len(METHODS)], max_tokens=N_TOKENS) for number in range(20)]
+        mixed = [job_of(number, METHODS[number % len(METHODS)], max_tokens=N_TOKENS) for number in range(20)]
         await compare(served, mixed, generate)
-        await served.settled()
 
 
-@pytest.mark.parametrize("n_stages", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("n_stages", "sampling"),
+    [
+        (1, {"temperature": 0.9, "top_p": 0.95}),
+        (2, {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.3, "min_tokens": 5}),
+        (4, {"temperature": 0.9, "top_p": 0.95}),
+    ],
+)
 async def test_a_seed_gives_the_same_text_on_any_number_of_stages(
-    n_stages: int,
-    serving: Any,
-    draft_client: Callable[[], InlineDraftClient],
-    make_job: MakeJob,
-    offline: Callable[[Request], Completion],
+    n_stages: int, sampling: dict[str, Any], serving: Serving, draft_client: InlineDraftClient
 ) -> None:
-    sampling: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "max_tokens": N_TOKENS}
-    jobs = [make_job(number, method, **sampling) for number, method in enumerate(METHODS)]
-    async with serving(n_stages, draft_client=draft_client()) as served:
-        assert await compare(served, jobs, lambda job: offline(job).token_ids) > 0
-        await served.settled()
-
-
-@pytest.mark.parametrize("n_stages", [2, 4])
-async def test_links_of_torch_distributed_carry_the_same_texts(
-    n_stages: int, serving: Any, draft_client: Callable[[], InlineDraftClient], make_job: MakeJob, generate: Generate
-) -> None:
-    async with serving(n_stages, draft_client=draft_client(), transport="gloo") as served:
-        for method in ("autoregressive", "spectra-core", "pld-plus-a+pld-plus-h", "suffix+token-recycling"):
-            jobs = [make_job(number, method, max_tokens=N_TOKENS) for number in range(BATCH)]
-            await compare(served, jobs[:1], generate)
-            await compare(served, jobs, generate)
-        assert {worker._next.kind for worker in served.stages.workers[:-1]} == {"gloo"}
-        await served.settled()
-
-
-async def test_a_bias_that_repeats_the_prompt_is_drafted_from_states_of_a_middle_stage(
-    serving: Any, draft_client: Callable[[], InlineDraftClient], offline: Callable[[Request], Completion]
-) -> None:
-    prompt = [1, *(3 + i * i % 7 for i in range(30))]
-    params = SamplingParams(max_tokens=N_TOKENS, logit_bias=dict.fromkeys(set(prompt), 12.0))
-    async with serving(4, draft_client=draft_client()) as served:
-        for method in ("pld-plus-h", "pld-plus-a"):
-            job = Request(prompt, params, method, 16)
-            answer = await served.answer(job)
-            assert answer.token_ids == offline(job).token_ids
-            assert answer.events[-1].stats.by_source[method].accepted > 0
+    jobs = [job_of(n, method, max_tokens=N_TOKENS, **sampling) for n, method in enumerate(METHODS)]
+    jobs += [job_of(n, METHODS[n], n_prompt=40 * n, max_tokens=N_TOKENS, **sampling) for n in range(2, 5)]
+    masked = ("autoregressive", "grammar", "pld", "suffix+grammar", "auto")
+    jobs += [job_of(n, masked[n % 5], grammar=GRAMMARS[n % 3], max_tokens=50, **sampling) for n in range(10)]
+    async with serving(n_stages, draft_client=draft_client, prefill_chunk=16) as served:
+        for answer in await served.check(*jobs):
+            check_figures(answer.events, len(answer.job.prompt))
+            assert answer.events[0].drafts is None  # the prefill's event

@@ -1,229 +1,138 @@
-"""Which requests are refused, for good or because of too much work, when they may come back, and that no others are."""
+"""Which requests are refused because of too much work, when they may come back, and that no others are refused."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from copy import copy
+import sys
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from deployments.options import RouterOptions
 from deployments.router.admission import Admission
-from deployments.router.service_rate import WaitEstimate
-from engine.errors import OverloadedError, RequestError
-from engine.loop import Completion
+from engine.errors import OverloadedError
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.scheduling.scheduler import SchedulerOptions
+from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
-from engine.target.info import TargetInfo
-from tests.support.slow_stage import Slow
+from tests.deployments.conftest import METHODS, Serving, job_of
+from tests.support.metrics import values
+from tests.support.router_fakes import measured_rate
+from tests.support.slow_stage import GATE, Gated
+from tests.support.virtual_pipeline import INFO
 
-METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-MakeJob = Callable[..., Request]
-Offline = Callable[[Request], Completion]
+
+class Lane:
+    """A lane with a real scheduler and known rates, whose first sequences run and never end."""
+
+    takes = True
+
+    def __init__(self, max_sequences: int, n_blocks: int) -> None:
+        limits = SchedulerOptions(max_sequences=max_sequences, max_waiting=sys.maxsize)
+        self.scheduler = Scheduler(replace(INFO, n_blocks=n_blocks, max_model_len=64 * n_blocks), limits)
+        self.service_rate = measured_rate()
+        self.n_looks = 0
+        self._snapshot_queue = self.scheduler.snapshot_queue
+        self.scheduler.snapshot_queue = self._look  # type: ignore[method-assign]
+
+    def _look(self) -> Any:
+        self.n_looks += 1
+        return self._snapshot_queue()
+
+    sequences = property(lambda self: self.scheduler.sequences)
+    n_waiting = property(lambda self: self.scheduler.n_waiting)
 
 
-class Crowd:
-    """Requests that were sent and are not read to their end; admitted or refused at once."""
+class Queue:
+    """Sends requests of 1000 tokens, of which 500 are expected: 25 s each, and 1 s for the prompt."""
 
-    def __init__(self, served: Any) -> None:
-        self._served = served
-        self._tasks: list[asyncio.Task[Any]] = []
+    def __init__(self, n_lanes: int = 1, n_blocks: int = 4096, **options: Any) -> None:
+        limits = SchedulerOptions(max_sequences=options.pop("max_sequences", 1), max_waiting=options.pop("waiting", 8))
+        self.lanes = [Lane(limits.max_sequences, n_blocks) for _ in range(n_lanes)]
+        self.now = 0.0
+        chosen = RouterOptions("tiny", scheduler=limits, **{"max_wait": None} | options)
+        self._admission = Admission(self.lanes, chosen, lambda: self.now)  # type: ignore[arg-type]
+        self._n = 0
 
-    async def send(self, job: Request, **more: Any) -> OverloadedError | None:
-        """Send one; returns the refusal, if it was refused."""
-        task = asyncio.create_task(self._served.answer(job, **more))
-        await asyncio.sleep(0)
-        if task.done():
-            error = task.exception()
-            assert isinstance(error, OverloadedError)
-            return error
-        self._tasks.append(task)
+    def send(self, tenant: str = "", priority: int = 0) -> OverloadedError | None:
+        """The refusal, if the request is refused."""
+        request = Request([5] * 100, SamplingParams(max_tokens=1000), max_nodes=4, tenant=tenant, priority=priority)
+        newcomer = Sequence.of(self._n, request)
+        lane = min(self.lanes, key=lambda lane: len(lane.sequences))
+        try:
+            self._admission.check(newcomer, lane)  # type: ignore[arg-type]
+        except OverloadedError as refusal:
+            return refusal
+        self._n += 1
+        lane.scheduler.submit(newcomer)
+        lane.scheduler.next_step(self._n, 0)
         return None
 
-    async def go(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def admitted(self, n: int, **request: Any) -> list[bool]:
+        return [self.send(**request) is None for _ in range(n)]
 
 
-def endless(make_job: MakeJob, number: int, priority: int = 0) -> Request:
-    job = make_job(number, max_tokens=500, stop_ids=())
-    return msgspec.structs.replace(job, priority=priority)
+async def test_requests_beyond_a_full_queue_are_refused_and_the_others_get_their_texts(serving: Serving) -> None:
+    async with serving(1, [Gated], max_sequences=2, max_waiting=6) as served:
+        GATE.close()
+        answers = [served.begin(job_of(number, METHODS[number % 4], max_tokens=20)) for number in range(12)]
+        await asyncio.sleep(0)
+        refused = [answer for answer in answers if answer.task is not None and answer.task.done()]
+        assert len(refused) == 4
+        for answer in refused:
+            with pytest.raises(OverloadedError) as caught:
+                await answer
+            assert caught.value.retry_after >= 1.0
+        late = served.begin(job_of(20), resumed=True)  # an earlier router has admitted it
+        GATE.open()
+        await served.compare([late, *(answer for answer in answers if answer not in refused)])
+        assert values(served.router.metrics_text(), "spectra:requests_refused_total") == [4]
 
 
-async def acquainted(served: Any, make_job: MakeJob) -> None:
-    """The router has seen how fast its lanes are, and that requests use all the tokens they may."""
-    await served.answer(make_job(50, max_tokens=10, stop_ids=()))
-    await served.settled()
+def test_a_request_that_would_wait_too_long_hears_when_to_come_back() -> None:
+    queue = Queue(max_wait=20.0)
+    assert queue.send() is None
+    refusal = queue.send()
+    assert refusal is not None
+    assert "more than 20 s" in str(refusal)
+    assert refusal.retry_after == pytest.approx(26 - 20, rel=0.1)
 
 
-async def test_of_four_times_what_fits_the_excess_is_refused_and_the_rest_gets_its_text(
-    serving: Any, make_job: MakeJob, offline: Offline
-) -> None:
-    jobs = [make_job(number, METHODS[number % 4], max_tokens=30) for number in range(32)]
-    async with serving(1, [Slow], max_sequences=2, max_waiting=6) as served:
-        await acquainted(served, make_job)
-        outcomes = await asyncio.gather(*(served.answer(job) for job in jobs), return_exceptions=True)
-        refused = [outcome for outcome in outcomes if isinstance(outcome, OverloadedError)]
-        assert len(refused) == 24
-        assert all(error.retry_after >= 1.0 for error in refused)
-        admitted = [(j, a) for j, a in zip(jobs, outcomes, strict=True) if not isinstance(a, OverloadedError)]
-        assert all(not isinstance(a, BaseException) and a.token_ids == offline(j).token_ids for j, a in admitted)
-        await served.settled()
-        assert 'spectra:requests_refused_total{model_name="tiny"} 24.0' in served.router.metrics_text()
+def test_with_short_memory_requests_wait_although_slots_are_free() -> None:
+    queue = Queue(max_wait=10.0, max_sequences=64, n_blocks=20)  # of 64 tokens: two requests of 600
+    outcomes = [queue.send() for _ in range(60)]
+    assert outcomes[:2] == [None, None]
+    assert outcomes[-1] is not None
+    assert all(refusal is None or "more than 10 s" in str(refusal) for refusal in outcomes)
 
 
-async def test_the_wait_that_is_expected_grows_with_the_queue(serving: Any, make_job: MakeJob) -> None:
-    async with serving(1, [Slow], max_sequences=2, max_waiting=8) as served:
-        await acquainted(served, make_job)
-        crowd, waits, lane = Crowd(served), [], served.router.lanes[0]
-        rate = copy(lane.service_rate)  # steps beside this test change the lane's own
-        for number in range(10):
-            newcomer = endless(make_job, 99)
-            sequence = Sequence.of(99, newcomer)
-            waits.append(WaitEstimate(lane.scheduler, rate).seconds(sequence))
-            assert await crowd.send(endless(make_job, number)) is None
-        assert waits[:2] == [0.0, 0.0]
-        assert waits[2:] == sorted(waits[2:])
-        assert waits[-1] > 3 * waits[2] > 0
-        await crowd.go()
+def test_a_newcomer_is_judged_by_the_sequences_ahead_of_it() -> None:
+    queue = Queue(waiting=3)
+    assert queue.admitted(5) == [True] * 4 + [False]
+    last, first = queue.send(), queue.send(priority=-1)
+    assert last is not None
+    assert first is not None
+    assert last.retry_after == pytest.approx(4 * first.retry_after, rel=0.1)
 
 
-async def test_who_would_wait_too_long_is_told_when_to_come_back(serving: Any, make_job: MakeJob) -> None:
-    chosen = RouterOptions("tiny", max_wait=2.0)
-    async with serving(1, [Slow], options=chosen, max_sequences=1, max_waiting=8) as served:
-        await acquainted(served, make_job)
-        crowd = Crowd(served)
-        assert await crowd.send(endless(make_job, 1)) is None  # takes ten seconds at least
-        error = await crowd.send(endless(make_job, 2))
-        assert error is not None
-        assert "more than 2 s" in str(error)
-        assert error.retry_after > 5
-        await crowd.go()
-        await served.settled()
+def test_a_flood_of_one_tenant_does_not_shut_out_another_and_the_queue_has_an_end() -> None:
+    queue = Queue(waiting=4)
+    assert queue.admitted(10, tenant="flood") == [True] * 5 + [False] * 5
+    assert queue.admitted(4, tenant="other") == [True, True, False, False]  # an equal share: two of four
+    assert queue.admitted(1, tenant="third") == [True]
+    assert queue.admitted(1, tenant="flood") == [False]
+    queue = Queue(waiting=4)
+    assert sum(queue.send(f"tenant-{n}") is None for n in range(20)) == 9  # one runs, twice four wait
+    assert sum(Queue(2, max_sequences=2, waiting=3).admitted(12)) == 2 * 2 + 3  # two lanes
 
 
-async def test_where_memory_is_short_the_wait_counts_though_places_are_left(
-    serving: Any, make_job: MakeJob, small_cache: TargetInfo
-) -> None:
-    chosen = RouterOptions("tiny", max_wait=10.0)
-    async with serving(1, [Slow], target=small_cache, options=chosen, max_sequences=64) as served:
-        await acquainted(served, make_job)
-        crowd = Crowd(served)
-        jobs = [make_job(number, max_tokens=180, stop_ids=()) for number in range(60)]  # 3.6 s each, two fit to the end
-        outcomes = [await crowd.send(job) for job in jobs]
-        refused = [error for error in outcomes if error is not None]
-        assert outcomes[:2] == [None, None]
-        assert refused
-        assert outcomes[-1] is not None
-        assert all("more than 10 s" in str(error) for error in refused)
-        await crowd.go()
-
-
-async def test_many_refusals_need_one_look_at_the_queue(
-    serving: Any, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(1, [Slow], max_sequences=1, max_waiting=2) as served:
-        crowd, [lane], now = Crowd(served), served.router.lanes, [0.0]
-        for number in range(3):
-            assert await crowd.send(endless(make_job, number)) is None
-        limits = SchedulerOptions(max_sequences=1, max_waiting=2)
-        admission = Admission([lane], RouterOptions("tiny", scheduler=limits), lambda: now[0])
-        looks, snapshot = [], lane.scheduler.snapshot_queue
-        monkeypatch.setattr(lane.scheduler, "snapshot_queue", lambda: looks.append(now[0]) or snapshot())
-
-        def refuse(n_before: int) -> None:
-            for _ in range(100):
-                newcomer = sequence(4, 10)
-                newcomer.seq = n_before
-                with pytest.raises(OverloadedError):
-                    admission.check(newcomer, lane)
-
-        refuse(3)
-        assert looks == [0.0]
-        refuse(4)  # one was admitted
-        assert looks == [0.0, 0.0]
-        now[0] = 1.0
-        refuse(4)
-        assert looks == [0.0, 0.0, 1.0]
-        await crowd.go()
-
-
-async def test_a_newcomer_is_judged_by_what_is_ahead_of_it(serving: Any, make_job: MakeJob) -> None:
-    chosen = RouterOptions("tiny", max_wait=None)
-    async with serving(1, [Slow], options=chosen, max_sequences=1, max_waiting=3) as served:
-        await acquainted(served, make_job)
-        crowd = Crowd(served)
-        for number in range(4):
-            assert await crowd.send(endless(make_job, number)) is None
-        last = await crowd.send(endless(make_job, 5))
-        first = await crowd.send(endless(make_job, 6, priority=-1))
-        assert last is not None
-        assert first is not None
-        assert last.retry_after > 2 * first.retry_after  # four are ahead of the one, one of the other
-        await crowd.go()
-
-
-async def test_a_flood_of_one_tenant_does_not_shut_out_another(serving: Any, make_job: MakeJob) -> None:
-    async with serving(1, [Slow], max_sequences=1, max_waiting=4) as served:
-        crowd = Crowd(served)
-        floods = [await crowd.send(endless(make_job, number), tenant="flood") for number in range(10)]
-        assert [error is None for error in floods] == [True] * 5 + [False] * 5
-        others = [await crowd.send(endless(make_job, number), tenant="other") for number in range(4)]
-        assert [error is None for error in others] == [True, True, False, False]  # an equal share: two of four
-        assert await crowd.send(endless(make_job, 20), tenant="third") is None
-        assert await crowd.send(endless(make_job, 20), tenant="flood") is not None
-        await crowd.go()
-
-
-async def test_however_many_tenants_there_are_the_queue_has_an_end(serving: Any, make_job: MakeJob) -> None:
-    async with serving(1, [Slow], max_sequences=1, max_waiting=4) as served:
-        crowd = Crowd(served)
-        outcomes = [await crowd.send(endless(make_job, number), tenant=f"tenant-{number}") for number in range(20)]
-        assert sum(error is None for error in outcomes) == 9  # one runs, twice four wait
-        await crowd.go()
-
-
-async def test_what_a_lost_router_let_in_is_not_refused(serving: Any, make_job: MakeJob) -> None:
-    async with serving(1, [Slow], max_sequences=1, max_waiting=2) as served:
-        crowd = Crowd(served)
-        for number in range(3):
-            assert await crowd.send(endless(make_job, number)) is None
-        assert await crowd.send(endless(make_job, 3)) is not None
-        assert await crowd.send(endless(make_job, 4), resumed=True) is None
-        await crowd.go()
-
-
-async def test_two_lanes_let_in_twice_as_many_to_run(serving: Any, make_job: MakeJob) -> None:
-    async with serving(1, [Slow], n_lanes=2, max_sequences=2, max_waiting=3) as served:
-        while not all(lane.is_up for lane in served.router.lanes):
-            await asyncio.sleep(0.005)
-        crowd = Crowd(served)
-        outcomes = [await crowd.send(endless(make_job, number)) for number in range(12)]
-        assert sum(error is None for error in outcomes) == 2 * 2 + 3
-        await crowd.go()
-
-
-def sequence(n_prompt: int, max_tokens: int) -> Sequence:
-    return Sequence.of(0, Request([5] * n_prompt, SamplingParams(max_tokens=max_tokens), max_nodes=64))
-
-
-@pytest.mark.parametrize("method", ["pld", "autoregressive"])
-@pytest.mark.parametrize("options", [RouterOptions("tiny", limit_nodes=32), RouterOptions("tiny", limit_nodes=999)])
-async def test_more_nodes_than_the_limit_are_refused_and_not_cut(
-    method: str, options: RouterOptions, serving: Any, make_job: MakeJob, offline: Offline
-) -> None:
-    job = make_job(1, method)
-    async with serving(options=options, max_step_rows=33) as served:
-        with pytest.raises(
-            RequestError, match="max_nodes is 33; this server drafts at most 32 nodes per step"
-        ) as refused:
-            await served.answer(msgspec.structs.replace(job, max_nodes=33))
-        assert refused.value.param == "max_nodes"
-        assert (await served.answer(msgspec.structs.replace(job, max_nodes=32))).token_ids == offline(job).token_ids
-        await served.settled()
+def test_a_flood_of_refusals_needs_one_look_at_the_queue() -> None:
+    queue = Queue(waiting=2)
+    assert queue.admitted(3) == [True] * 3
+    before = queue.lanes[0].n_looks
+    assert queue.admitted(100) == [False] * 100
+    assert queue.lanes[0].n_looks == before + 1
+    queue.now = 1.0  # the estimate is old
+    assert queue.admitted(100) == [False] * 100
+    assert queue.lanes[0].n_looks == before + 2

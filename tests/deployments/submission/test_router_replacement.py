@@ -1,29 +1,27 @@
-"""A router is asked whether it is ready, leaves, and is replaced: what runs goes on."""
+"""A router reports whether it is ready, leaves, and is replaced: running requests continue."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployments.router.draft_client import InlineDraftClient
-from deployments.router.router import Router
 from deployments.submission import ingress_connection
+from deployments.submission.protocol import Attachment
 from deployments.submission.server import SubmissionServer
 from engine.errors import TargetLostError
 from engine.events import StepEvent
-from engine.loop import Completion
 from engine.request import Request
-from speculators.pool import SpeculatorPool
-from tests.support.submission import METHODS, REQUEST, Endless, no_router, submitting, tokens, until
+from tests.deployments.conftest import METHODS, Serving, job_of
+from tests.support.slow_stage import GATE, Gated
+from tests.support.submission import REQUEST, Endless, count_prompt, submitting, tokens
+from tests.support.waiting import LIMIT_S, wait_until_async
 
-MakeJob = Callable[..., Request]
-Offline = Callable[[Request], Completion]
 
-
-async def test_readiness_is_asked_on_the_way_of_requests() -> None:
+async def test_a_router_answers_on_the_channel_of_requests_whether_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem = ""
     async with submitting(Endless().run, problem=lambda: problem) as pair:
         await pair.channel.check_ready()
@@ -35,40 +33,31 @@ async def test_readiness_is_asked_on_the_way_of_requests() -> None:
         await anext(stream)
         assert pair.attached == 1
         await stream.aclose()
-
-
-async def test_a_router_that_is_lost_or_stuck_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with submitting(Endless().run) as pair:
-        await pair.channel.check_ready()
-        monkeypatch.setattr(
-            ingress_connection.IngressConnection, "_flush", lambda self: None
-        )  # nothing leaves any more
+        monkeypatch.setattr(ingress_connection.IngressConnection, "_flush", lambda self: None)  # it is stuck
         asking = asyncio.create_task(pair.channel.check_ready())
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await asyncio.shield(asking)
+            await asyncio.wait_for(asyncio.shield(asking), 0.05)
         pair.server.cut()
         with pytest.raises(TargetLostError):
             await asking
 
 
-async def test_a_router_that_leaves_ends_what_runs_and_sends_what_is_new_to_the_next() -> None:
+async def test_a_router_that_leaves_finishes_running_requests_and_sends_new_ones_to_the_next() -> None:
     release = asyncio.Event()
 
-    async def at_the_old(request: Request) -> AsyncGenerator[StepEvent, None]:
+    async def run_old(request: Request) -> AsyncGenerator[StepEvent, None]:
         yield StepEvent(token_ids=[1])
         await release.wait()
         yield StepEvent(token_ids=[2], finish_reason="stop")
 
-    async def at_the_new(request: Request) -> AsyncGenerator[StepEvent, None]:
-        yield StepEvent(token_ids=[3], finish_reason="stop")
-
-    async with submitting(at_the_old) as pair:
+    async with submitting(run_old) as pair:
         running = pair.channel.stream(REQUEST)
         assert (await anext(running)).token_ids == [1]
-        old, pair.server = pair.server, SubmissionServer(at_the_new)
-        leaving = asyncio.create_task(old.drain(60.0, lambda: True))
-        await until(lambda: pair.channel._connection is not None and not pair.channel._connection.takes_requests)
+        old, pair.server = pair.server, SubmissionServer(count_prompt)
+        leaving = asyncio.create_task(old.drain(LIMIT_S, lambda: True))
+        connection = pair.channel._connection
+        assert connection is not None
+        await wait_until_async(lambda: not connection.takes_requests)
         with pytest.raises(TargetLostError, match="being replaced"):
             await old.attachment()
         await pair.channel.check_ready()
@@ -76,30 +65,29 @@ async def test_a_router_that_leaves_ends_what_runs_and_sends_what_is_new_to_the_
         assert (old.n_running, leaving.done()) == (1, False)
         release.set()
         assert (await anext(running)).token_ids == [2]
-        await asyncio.wait_for(leaving, 120)
+        await leaving
         assert pair.attached == 2
         await old.close()
 
 
-async def test_the_next_router_takes_the_pipeline_over_and_goes_on_with_what_runs(
-    serving: Any, make_job: MakeJob, offline: Offline
-) -> None:
-    jobs = [make_job(n, METHODS[n % 4], temperature=0.8, max_tokens=300, stop_ids=()) for n in range(4)]
-    async with serving() as served, submitting(served.router.stream) as pair:
+async def test_the_next_router_takes_the_pipeline_over_and_continues_running_requests(serving: Serving) -> None:
+    jobs = [job_of(n, METHODS[n % 4], temperature=0.8, max_tokens=100, stop_ids=()) for n in range(4)]
+    async with serving(1, [Gated]) as served, submitting(served.router.stream) as pair:
+        GATE.close(after=8)
         streams = [pair.channel.stream(job) for job in jobs]
-        had = [tokens([await anext(stream)]) for stream in streams]
+        events = [[await anext(stream)] for stream in streams]
         first, old = served.router, pair.server
-        draft_client = InlineDraftClient(SpeculatorPool(), served.info.spec.vocab_size)
-        served.router = Router(first.options, served.info, draft_client, [served.target(0)])
+        served.router = served.another_router()
         pair.server = SubmissionServer(served.router.stream)
         first.leave()
-        leaving = asyncio.create_task(old.drain(60.0, lambda: first.is_ready))
-        for n, stream in enumerate(streams):
-            had[n] += tokens([await anext(stream)])  # still at the first router
+        leaving = asyncio.create_task(old.drain(LIMIT_S, lambda: first.is_ready))
+        GATE.close(after=8)
+        events[0].append(await anext(streams[0]))  # still from the first router
         served.router.start()
-        await asyncio.wait_for(leaving, 30)
-        for job, before, stream in zip(jobs, had, streams, strict=True):
-            assert before + tokens([event async for event in stream]) == offline(job).token_ids
+        GATE.open()
+        await leaving
+        for job, begun, stream in zip(jobs, events, streams, strict=True):
+            assert tokens(begun + [event async for event in stream]) == served.offline(job).token_ids
         assert not first.is_ready
         assert pair.attached == 2
         await served.settled()
@@ -107,20 +95,20 @@ async def test_the_next_router_takes_the_pipeline_over_and_goes_on_with_what_run
 
 
 async def test_requests_that_outlast_the_grace_move_to_the_next_router() -> None:
-    async def finish(request: Request) -> AsyncGenerator[StepEvent, None]:
-        yield StepEvent(token_ids=[9], finish_reason="stop")
-
     async with submitting(Endless().run) as pair:
         stream = pair.channel.stream(REQUEST)
         await anext(stream)
-        old, pair.server = pair.server, SubmissionServer(finish)
-        await old.drain(0.1, lambda: True)
-        assert tokens([event async for event in stream])[-1] == 9
+        old, pair.server = pair.server, SubmissionServer(count_prompt)
+        await old.drain(0.0, lambda: True)
+        assert tokens([event async for event in stream])[-1] == len(REQUEST.prompt)
         await old.close()
 
 
-async def test_without_a_router_a_request_waits_as_long_as_it_was_told() -> None:
-    async with submitting(Endless().run, patience=0.2) as pair:
+async def test_without_a_router_a_request_waits_no_longer_than_its_patience() -> None:
+    async def no_router() -> Attachment:
+        raise TargetLostError("there is no router")
+
+    async with submitting(Endless().run, patience=0.05) as pair:
         pair.attach = no_router  # type: ignore[method-assign]
-        with pytest.raises(TargetLostError, match=r"no router came up within 0.2 s"):
+        with pytest.raises(TargetLostError, match=r"no router came up within 0.05 s"):
             await pair.answer(REQUEST)

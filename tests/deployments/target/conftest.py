@@ -7,9 +7,10 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,40 +19,23 @@ import torch
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import StageEndpoint
 from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.replacement import Replacement
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
+from deployments.target import departures, standbys
 from deployments.target.supervisor import supervised as supervised_by
 from engine.errors import ConfigError, TargetLostError
 from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
 from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
-from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, StepResult, Work
 from engine.target.info import TargetInfo, positions
+from tests.support.slow_stage import GATE, Gated
+from tests.support.waiting import LIMIT_S, wait_until_async
 
 CPU = torch.device("cpu")
-
-
-class Held(Stage):
-    """A forward that does not come back until the test is over."""
-
-    released = threading.Event()
-
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        self.released.wait(240)
-        return super().forward(step, incoming)
-
-
-@dataclass(frozen=True)
-class Here:
-    """Where a stage is; the number of starts stands for the process id."""
-
-    pid: int
-    node: str = "n"
-    ip: str = "127.0.0.1"
-    started: int = 0
 
 
 @dataclass(eq=False)
@@ -63,7 +47,7 @@ class LocalBundle:
 
 
 class LocalBundles:
-    """What ``Bundles`` offers: each own bundle is on a node of its own, and so is each that is reserved."""
+    """Implements ``Bundles``: each bundle is on a node of its own."""
 
     def __init__(self, n: int) -> None:
         self.here = "n0"
@@ -72,11 +56,11 @@ class LocalBundles:
         self.released: list[LocalBundle] = []
         self.drained: set[str] = set()
         self.has_room = True  # for a bundle that is reserved
-        self.is_away = False  # the GCS
-        self.away_from: set[str] = set()  # the nodes that the newest was to keep away from
+        self.has_gcs = True
+        self.away_from: set[str] = set()  # of the newest reservation
 
     async def draining(self) -> frozenset[str]:
-        if self.is_away:
+        if not self.has_gcs:
             raise ConnectionError("no answer")
         return frozenset(self.drained)
 
@@ -94,7 +78,7 @@ class LocalBundles:
 
 
 class ThreadStage:
-    """What ``StageHandle`` offers, for a stage in this process."""
+    """Implements ``StageHandle``, for a stage in this process."""
 
     def __init__(self, bundle: LocalBundle, folder: Path, plan: StagePlan, pipeline: Supervised) -> None:
         self.name = "a stage's process"
@@ -114,10 +98,10 @@ class ThreadStage:
     async def arrive(self) -> None:
         while not self.bundle.node:  # until there is room
             await asyncio.sleep(0.01)
-        if self._pipeline.cannot_start > 0:
-            self._pipeline.cannot_start -= 1
+        if self._pipeline.n_cannot_start > 0:
+            self._pipeline.n_cannot_start -= 1
             raise TargetLostError("its process ended at once")
-        self.identity = Here(id(self), self.bundle.node)
+        self.identity = SimpleNamespace(pid=id(self), node=self.bundle.node, ip="127.0.0.1", started=0)
 
     async def prepare(self) -> None:
         pass
@@ -126,13 +110,11 @@ class ThreadStage:
         return 1 << 30
 
     async def plan(self, rooms: Sequence[int]) -> StagePlan:
-        assert len(rooms) == len(self._plan.ranges)
         if self.refusal:
             raise ConfigError(self.refusal)
         return self._plan
 
     async def come_up(self, number: int, secret: bytes, plan: StagePlan) -> Loaded:
-        assert plan is self._plan
         self.number, self.name = number, f"stage {number}"
         self.transport = self._pipeline.begins(number, self)
         try:
@@ -173,8 +155,7 @@ class ThreadStage:
     async def end(self) -> None:
         self.kill()
 
-    async def retire(self) -> None:
-        await self.end()
+    retire = end
 
     def kill(self) -> None:
         self.is_dead = True
@@ -183,15 +164,16 @@ class ThreadStage:
 
 
 class Supervised:
-    """A group of stages in threads; ``kinds`` says of which class the stage that starts next is, if not ``Stage``."""
+    """A group of stages in threads."""
 
-    def __init__(self, path: Path, info: TargetInfo, n: int, folder: Path, limit: float, standbys: int = 0) -> None:
-        self.kinds: dict[int, list[type[Stage]]] = {}
+    def __init__(
+        self, path: Path, info: TargetInfo, folder: Path, n: int = 3, limit: float = LIMIT_S, standbys: int = 0
+    ) -> None:
         self.broken: set[int] = set()  # stages that cannot load
         self.may_load = threading.Event()  # while it is cleared, stages wait before they load
         self.may_load.set()
         self.transports: dict[int, str] = {}  # of the stage that starts next
-        self.cannot_start = 0  # processes that end at once
+        self.n_cannot_start = 0  # processes that end at once
         self.started: list[int] = []
         self.stages: dict[int, ThreadStage] = {}  # the newest of each number
         self.launched: list[ThreadStage] = []
@@ -207,28 +189,51 @@ class Supervised:
         return self.launched[-1]
 
     def begins(self, number: int, stage: ThreadStage) -> str:
-        """A process becomes a stage; returns the transport that it allows."""
+        """Note that a process becomes a stage; returns the transport that it allows."""
         self.started.append(number)
         self.stages[number] = stage
         return self.transports.get(number, stage.transport)
 
-    async def lose(self, number: int) -> None:
-        """End a stage, and have it found."""
-        await self.stages[number].end()
-        self.stages[number].mark_dead("killed")
-
     def load(self, number: int) -> Stage:
-        self.may_load.wait(120)
+        assert self.may_load.wait(LIMIT_S)
         if number in self.broken:
             raise OSError("model.safetensors is gone")
         shard = load_shard(
             self._path, self._plan.ranges[number], dtype=torch.float32, device=CPU, n_positions=positions(self._info)
         )
-        kinds = self.kinds.get(number, [])
-        return (kinds.pop(0) if kinds else Stage)(shard, self._info.n_blocks, self._info.block_size)
+        return Gated(shard, self._info.n_blocks, self._info.block_size)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.supervisor.state()
+
+    @property
+    def standby_nodes(self) -> list[object]:
+        """Nodes of the standbys that are ready."""
+        return [one["node"] for one in self.state["standbys"] if one["ready"]]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a stage still serves."""
+        return any(stage.worker is not None and stage.worker.is_alive for stage in self.stages.values())
+
+    async def lose(self, *numbers: int) -> None:
+        """Kill these stages, and have it noticed."""
+        for number in numbers:
+            await self.stages[number].end()
+            self.stages[number].mark_dead("killed")
+
+    async def replaced(self, n: int = 1) -> Replacement:
+        """Wait for the ``n``-th replacement, finished or given up."""
+        await wait_until_async(lambda: len(self.supervisor.replacements) == n)
+        return self.supervisor.replacements[-1]
+
+    async def standbys_on(self, *nodes: str) -> None:
+        """Wait until these nodes have the ready standbys."""
+        await wait_until_async(lambda: self.standby_nodes == [*nodes])
 
     async def answer(self) -> StepResult:
-        """Of one prompt's step, from whichever pipeline there is."""
+        """The answer to one prompt's step, from whichever pipeline there is."""
         while True:
             try:
                 pipeline = await Pipeline.connect(await self.supervisor.endpoints("n"))
@@ -246,24 +251,30 @@ def prompt_step() -> Step:
     return Step(7, [Work(0, 0, [5, 6, 7], new_blocks=[0], draw=True)], [start])
 
 
-Supervise = Callable[..., Any]
+Supervise = Callable[..., AbstractAsyncContextManager[Supervised]]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at nodes all the time, and try again at once."""
+    for module in (departures, standbys):
+        monkeypatch.setattr(module, "LOOK_S", 0.02)
+        monkeypatch.setattr(module, "AGAIN_S", 0.0)
 
 
 @pytest.fixture
-def supervised(tiny_checkpoint: Path, info: TargetInfo) -> Supervise:
+def supervised(tiny_checkpoint: Path, info: TargetInfo, slow_peers: None) -> Supervise:
     @asynccontextmanager
-    async def supervise(
-        n: int = 3, limit: float = 60.0, standbys: int = 0, **kinds: type[Stage]
-    ) -> AsyncIterator[Supervised]:
-        Held.released.clear()
+    async def supervise(n: int = 3, is_started: bool = True, **options: Any) -> AsyncIterator[Supervised]:
         with tempfile.TemporaryDirectory(prefix="st-") as folder:
-            pipeline = Supervised(tiny_checkpoint, info, n, Path(folder), limit, standbys)
-            pipeline.kinds = {int(name[1:]): [kind] for name, kind in kinds.items()}
-            await pipeline.supervisor.start()
+            pipeline = Supervised(tiny_checkpoint, info, Path(folder), n, **options)
+            if is_started:
+                await pipeline.supervisor.start()
             try:
                 yield pipeline
             finally:
-                Held.released.set()
+                GATE.open()
+                pipeline.may_load.set()
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
                 for stage in pipeline.launched:

@@ -1,19 +1,18 @@
-"""How many pipelines are wanted: bounds, delays and hysteresis hold for any load, and a simulated one is followed."""
+"""How many pipelines are wanted: bounds, delays and hysteresis hold for any load."""
 
 from __future__ import annotations
 
-import heapq
-import math
-import random
-from collections import deque
-from collections.abc import Callable
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.options import ScalingOptions
+from deployments.router.scaling.bounds import bounds_of
 from deployments.router.scaling.policy import FULL, Demand, ScalingPolicy
+from engine.errors import ConfigError
 
 OPTIONS = ScalingOptions(least=1, most=4, up_delay=10.0, down_delay=60.0)
 DEMANDS = st.builds(Demand, st.floats(0, 12), st.floats(0, 40), st.integers(0, 4))
@@ -55,13 +54,10 @@ def test_fewer_are_wanted_only_if_what_ran_all_the_time_fits_with_room_to_spare(
             assert len(window) == 61
 
 
-def test_more_are_wanted_once_requests_lack_room_for_the_delay_and_as_many_as_they_needed_all_the_time() -> None:
+def test_more_are_wanted_once_requests_have_lacked_room_for_the_delay_without_a_break() -> None:
     policy = ScalingPolicy(OPTIONS)
     assert run(policy, Demand(3.2), 8) == [1] * 8
-    assert run(policy, Demand(2.1), 3, 8) == [1, 1, 3]
-
-
-def test_a_moment_with_room_begins_the_delay_anew() -> None:
+    assert run(policy, Demand(2.1), 3, 8) == [1, 1, 3]  # as many as they needed all the time
     policy = ScalingPolicy(OPTIONS)
     run(policy, Demand(2.5), 9)
     assert run(policy, Demand(1.0), 1, 9) == [1]
@@ -75,19 +71,12 @@ def test_pipelines_that_are_pending_are_not_asked_for_twice() -> None:
     assert run(policy, Demand(3.5, waited=100.0, up=1), 11, 111) == [3] * 10 + [4]
 
 
-def test_one_more_is_wanted_when_requests_wait_though_the_demand_is_reckoned_to_fit() -> None:
+def test_one_more_is_wanted_when_requests_wait_although_the_demand_should_fit() -> None:
     policy = ScalingPolicy(OPTIONS)
     assert run(policy, Demand(0.9, waited=9.9, up=1), 30) == [1] * 30
     assert run(policy, Demand(0.9, waited=10.0, up=1), 1, 30) == [2]
     assert run(policy, Demand(1.1, waited=20.0, up=1), 30, 31) == [2] * 30  # it is pending
     assert run(policy, Demand(1.1, waited=20.0, up=2), 11, 61) == [2] * 10 + [3]
-
-
-def test_hysteresis_a_demand_between_both_limits_changes_nothing() -> None:
-    for wanted in (2, 3, 4):
-        policy = ScalingPolicy(OPTIONS, wanted)
-        between = (FULL * (wanted - 1) + wanted) / 2
-        assert run(policy, Demand(between, up=wanted), 1000) == [wanted] * 1000
 
 
 def test_without_any_request_only_the_least_stay_after_the_delay() -> None:
@@ -97,70 +86,32 @@ def test_without_any_request_only_the_least_stay_after_the_delay() -> None:
 
 def test_other_bounds_hold_at_once() -> None:
     policy = ScalingPolicy(OPTIONS, 2)
-    policy.bound(3, 4)
-    assert policy.wanted == 3
-    policy.bound(1, 1)
-    assert policy.wanted == 1
+    for bounds, wanted in (((3, 4), 3), ((1, 1), 1)):
+        policy.bound(*bounds)
+        assert policy.wanted == wanted
     assert run(policy, Demand(9.0, 50.0, 1), 30) == [1] * 30
 
 
-class Site:
-    """Pipelines of eight slots that take a minute to come, and requests of a random length, in steps of a second."""
-
-    SLOTS, COMES_S = 8, 60
-
-    def __init__(self, rate: Callable[[int], float], seed: int) -> None:
-        self._rate, self._chance = rate, random.Random(seed)
-        self.policy = ScalingPolicy(OPTIONS)
-        self._up_at: list[int] = [0]  # when each pipeline is there
-        self._running: list[float] = []  # ends
-        self._queue: deque[int] = deque()  # arrivals
-        self.wanted: list[int] = []
-        self.waits: list[tuple[int, int]] = []  # arrival, seconds until the start
-
-    def run(self, seconds: int) -> None:
-        for now in range(seconds):
-            while self._running and self._running[0] <= now:
-                heapq.heappop(self._running)
-            self._queue.extend([now] * self._arrivals(now))
-            n_up = sum(at <= now for at in self._up_at)
-            while self._queue and len(self._running) < n_up * self.SLOTS:
-                arrived = self._queue.popleft()
-                self.waits.append((arrived, now - arrived))
-                heapq.heappush(self._running, now + self._chance.expovariate(1 / 20))
-            waited = now - self._queue[0] if self._queue else 0
-            demand = Demand((len(self._running) + len(self._queue)) / self.SLOTS, waited, n_up)
-            wanted = self.policy.decide(demand, float(now))
-            self._up_at = sorted(self._up_at)[:wanted] + [now + self.COMES_S] * (wanted - len(self._up_at))
-            self.wanted.append(wanted)
-
-    def _arrivals(self, now: int) -> int:
-        """A Poisson number of requests."""
-        n, left = 0, self._chance.expovariate(1.0)
-        while left < self._rate(now):
-            n, left = n + 1, left + self._chance.expovariate(1.0)
-        return n
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_simulated_day_is_followed_without_flapping(seed: int) -> None:
-    day = 7200
-
-    def rate(now: int) -> float:  # requests a second: 0.1 to 1.1, for 0.25 to 2.75 pipelines
-        return 0.6 - 0.5 * math.cos(2 * math.pi * now / day)
-
-    site = Site(rate, seed)
-    site.run(day)
-    assert max(site.wanted) >= 3
-    assert site.wanted[-1] <= 2
-    changes = sum(a != b for a, b in zip(site.wanted, site.wanted[1:], strict=False))
-    assert changes <= 14
-    late = sum(wait > 30 for _, wait in site.waits)
-    assert late <= 0.1 * len(site.waits)
-    assert sum(site.wanted) < 0.8 * 4 * day
-
-
-def test_a_burst_shorter_than_the_delay_adds_no_pipeline() -> None:
-    site = Site(lambda now: 4.0 if 100 <= now < 103 else 0.05, seed=1)
-    site.run(400)
-    assert max(site.wanted) <= 2
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (2, 5)),
+        ({"min_replicas": 3}, (3, 5)),
+        ({"max_replicas": 2}, (2, 2)),
+        ({"replicas": 3}, "replicas is unknown; it has min_replicas and max_replicas"),
+        ({"max_replicas": 6}, "max_replicas is 6; it must be an integer from 2 to 5"),
+        ({"min_replicas": 1}, "min_replicas is 1; it must be an integer from 2 to 5"),
+        ({"min_replicas": "3"}, "min_replicas is '3'; it must be an integer"),
+        ({"min_replicas": True}, "min_replicas is True; it must be an integer"),
+        ({"min_replicas": 4, "max_replicas": 3}, "min_replicas is 4; it must be at most"),
+    ],
+)
+def test_bounds_given_to_a_running_router_lie_within_those_it_was_started_with(
+    given: dict[str, Any], expected: tuple[int, int] | str
+) -> None:
+    started = ScalingOptions(least=2, most=5)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=re.escape(f"Router.user_config.{expected}")):
+            bounds_of(given, started)
+    else:
+        assert bounds_of(given, started) == expected

@@ -1,50 +1,45 @@
-"""Pipelines come and go under a router that serves: real stages in threads, which exist only while they are held."""
+"""Pipelines come and go while a router serves: real stages in threads, which exist only while they are held."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from deployments.options import RouterOptions, ScalingOptions
+from deployments.options import ScalingOptions
 from deployments.pipeline.connection import Pipeline
 from deployments.router.draft_client import InlineDraftClient
 from deployments.router.lane_connection import TargetClient
 from deployments.router.router import Router
+from deployments.router.scaling import scaler
 from engine.errors import TargetLostError
-from engine.loop import Completion
 from engine.request import Request
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.info import TargetInfo
 from speculators.pool import SpeculatorPool
-from tests.deployments.conftest import Stages
-from tests.support.slow_stage import Slow
-
-METHODS = ("autoregressive", "pld", "spectra-core", "pld+spectra-core")
-FAST = ScalingOptions(least=1, most=3, up_delay=0.3, down_delay=1.5, pending_timeout=0.5)
-MakeJob = Callable[..., Request]
-Offline = Callable[[Request], Completion]
-Work = Callable[[int, int], tuple[list[Request], list[list[int]]]]
+from tests.deployments.conftest import METHODS, Offline, Stages, job_of, patient
+from tests.support.metrics import values
+from tests.support.slow_stage import GATE, Gated
+from tests.support.waiting import wait_until_async
 
 
 class Elastic:
-    """Pipelines of which the first is always there and the others are while a router holds them."""
+    """A router on three pipelines: the first always exists, and the others exist while the router holds them."""
 
-    def __init__(self, path: Path, info: TargetInfo, most: int) -> None:
-        self._path, self._info = path, info
-        self.pipelines: list[Stages | None] = [None] * most
+    def __init__(self, path: Path, info: TargetInfo, offline: Offline) -> None:
+        self._path, self._info, self._offline = path, info, offline
+        self.pipelines: list[Stages | None] = [None] * 3
         self.has_room = True  # for a pipeline that is held
         self.n_held = 0
-        self.make(0)
+        self.router: Router
+        self.answers: list[tuple[Request, asyncio.Task[list[int]]]] = []
 
     def make(self, number: int) -> None:
-        self.pipelines[number] = Stages(self._path, self._info, 1, [Slow])
+        self.pipelines[number] = Stages(self._path, self._info, 1, [Gated])
 
     def end(self, number: int) -> None:
         stages, self.pipelines[number] = self.pipelines[number], None
@@ -66,163 +61,129 @@ class Elastic:
                 while True:
                     if self.has_room and self.pipelines[number] is None:
                         self.make(number)
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.02)
             finally:
                 self.n_held -= 1
                 self.end(number)
 
         return TargetClient(f"lane-{number}", connect, hold=hold if number else None)
 
+    @contextlib.asynccontextmanager
+    async def serve(self, running: Sequence[str] = (), grace: float = 0.0, delay: float = 0.01) -> AsyncIterator[None]:
+        scaling = ScalingOptions(least=1, most=3, up_delay=delay, down_delay=delay, pending_timeout=0.0)
+        few = SchedulerOptions(max_sequences=2)
+        options = patient(failover=0.0, grace=grace, scaling=scaling, scheduler=few)
+        drafts = InlineDraftClient(SpeculatorPool(), self._info.spec.vocab_size)
+        self.router = Router(options, self._info, drafts, [self.client(i) for i in range(3)])
+        self.make(0)
+        self.router.start(running)
+        try:
+            yield
+        finally:
+            GATE.open()
+            await self.router.close()
+            for number in range(3):
+                self.end(number)
 
-@contextlib.asynccontextmanager
-async def scaled(
-    path: Path, info: TargetInfo, scaling: ScalingOptions = FAST, running: Sequence[str] = (), grace: float = 0.2
-) -> AsyncIterator[tuple[Router, Elastic]]:
-    elastic = Elastic(path, info, scaling.most)
-    options = RouterOptions(
-        "tiny", max_wait=None, failover=0.1, grace=grace, scaling=scaling, scheduler=SchedulerOptions(max_sequences=2)
-    )
-    draft_client = InlineDraftClient(SpeculatorPool(), info.spec.vocab_size)
-    router = Router(options, info, draft_client, [elastic.client(i) for i in range(scaling.most)])
-    router.start(running)
-    try:
-        yield router, elastic
-    finally:
-        await router.close()
-        for number in range(scaling.most):
-            elastic.end(number)
+    def begin(self, n: int) -> None:
+        """Start requests of all methods."""
+        for i in range(n):
+            job = job_of(i, METHODS[i % 4], max_tokens=60, stop_ids=(), temperature=0.8 * (i % 2))
+            self.answers.append((job, asyncio.create_task(self._answer(job))))
 
+    async def _answer(self, job: Request) -> list[int]:
+        return [token async for event in self.router.stream(job) for token in event.token_ids]
 
-async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        await asyncio.sleep(0.01)
+    async def compare(self) -> None:
+        """Wait for all requests; each must get the offline engine's text."""
+        for job, answer in self.answers:
+            assert await answer == self._offline(job).token_ids
 
+    async def up(self, n: int) -> None:
+        await wait_until_async(lambda: sum(lane.is_up for lane in self.router.lanes) == n)
 
-async def answer(router: Router, job: Request) -> list[int]:
-    return [token async for event in router.stream(job) for token in event.token_ids]
-
-
-def n_up(router: Router) -> int:
-    return sum(lane.is_up for lane in router.lanes)
+    async def all_run(self, *lanes: int) -> None:
+        """Wait until two sequences run in each of these lanes."""
+        await wait_until_async(lambda: all(self.router.lanes[i].scheduler.n_running == 2 for i in lanes))
 
 
 @pytest.fixture
-def work(make_job: MakeJob, offline: Offline) -> Work:
-    """Jobs of all methods, and their texts."""
-
-    def make(n: int, max_tokens: int) -> tuple[list[Request], list[list[int]]]:
-        sampling: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.8})
-        more = {"stop_ids": (), "max_tokens": max_tokens}
-        jobs = [make_job(i, METHODS[i % 4], **sampling[i % 2], **more) for i in range(n)]
-        return jobs, [offline(job).token_ids for job in jobs]
-
-    return make
+def elastic(tiny_checkpoint: Path, info: TargetInfo, offline: Offline, monkeypatch: pytest.MonkeyPatch) -> Elastic:
+    for pause in ("LOOK_S", "LEAVING_S"):
+        monkeypatch.setattr(scaler, pause, 0.01)
+    return Elastic(tiny_checkpoint, info, offline)
 
 
-@contextlib.asynccontextmanager
-async def two_decoding(
-    path: Path, info: TargetInfo, jobs: Sequence[Request], second: int = 1, grace: float = 0.2
-) -> AsyncIterator[tuple[Router, Elastic, list[asyncio.Task[list[int]]]]]:
-    """Pipelines 0 and ``second`` are up, and the latter decodes two of the jobs; yields all answers too."""
-    async with scaled(path, info, running=[f"lane-{second}"], grace=grace) as (router, elastic):
-        await until(lambda: n_up(router) == 2)
-        answers = [asyncio.create_task(answer(router, job)) for job in jobs]
-        await until(lambda: router.lanes[second].scheduler.n_running == 2)
-        yield router, elastic, answers
-
-
-async def test_pipelines_follow_the_load_and_no_text_differs(
-    tiny_checkpoint: Path, info: TargetInfo, work: Work
-) -> None:
-    jobs, texts = work(12, 60)
-    async with scaled(tiny_checkpoint, info) as (router, elastic):
-        assert [lane.is_wanted for lane in router.lanes] == [True, False, False]
-        answers = [asyncio.create_task(answer(router, job)) for job in jobs]
-        await until(lambda: n_up(router) == 3)
+async def test_pipelines_follow_the_load_and_survive_a_loss_with_identical_output(elastic: Elastic) -> None:
+    async with elastic.serve():
+        assert [lane.is_wanted for lane in elastic.router.lanes] == [True, False, False]
+        GATE.close(after=6)
+        elastic.begin(12)
+        await elastic.up(3)
         assert elastic.n_held == 2
-        assert 'spectra:pipelines_wanted{model_name="tiny"} 3.0' in router.metrics_text()
-        assert await asyncio.gather(*answers) == texts
-        await until(lambda: n_up(router) == 1 and not elastic.n_held)
-        assert await answer(router, jobs[0]) == texts[0]
-        state = await router.state()
-        assert (state["lanes"], state["lanes_up"], state["pipelines_lost"], state["sessions"]) == (1, 1, 0, 0)
+        assert values(elastic.router.metrics_text(), "spectra:pipelines_wanted") == [3]
+        await elastic.all_run(1, 2)
+        elastic.end(1)  # the hold makes another one
+        await wait_until_async(lambda: elastic.router.lanes[1].n_lost == 1)
+        await elastic.up(3)
+        GATE.open()
+        await elastic.compare()
+        await elastic.up(1)
+        await wait_until_async(lambda: not elastic.n_held)
+        state = await elastic.router.state()
+        assert (state["lanes"], state["lanes_up"], state["pipelines_lost"], state["sessions"]) == (1, 1, 1, 0)
         assert state["free_blocks"] == state["blocks"]
 
 
-async def test_what_runs_on_a_pipeline_that_is_given_up_goes_on_elsewhere(
-    tiny_checkpoint: Path, info: TargetInfo, work: Work
+async def test_sequences_of_a_pipeline_that_is_given_up_continue_elsewhere(elastic: Elastic) -> None:
+    async with elastic.serve(running=["lane-2"], grace=3600.0, delay=3600.0):
+        await elastic.up(2)
+        GATE.close(after=8)
+        elastic.begin(4)
+        await elastic.all_run(0, 2)
+        elastic.router.scaler.bound(1, 1)
+        assert not elastic.router.lanes[2].takes
+        elastic.router.scaler.bound(2, 2)  # wanted again while it is given up
+        assert elastic.router.lanes[2].takes
+        elastic.router.scaler._grace = 0.0
+        elastic.router.scaler.bound(1, 1)
+        await wait_until_async(lambda: not elastic.n_held)
+        assert not elastic.router.lanes[2].sequences
+        GATE.open()
+        await elastic.compare()
+        text = elastic.router.metrics_text()
+        assert values(text, "spectra:sequences_moved_total") == [2]
+        assert values(text, "spectra:pipelines_lost_total") == [0]
+
+
+async def test_a_pipeline_that_does_not_start_is_reported_and_delays_no_request(
+    elastic: Elastic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jobs, texts = work(4, 150)
-    async with two_decoding(tiny_checkpoint, info, jobs, second=2) as (router, elastic, answers):
-        await until(lambda: all(router.lanes[i].scheduler.n_running == 2 for i in (0, 2)))
-        router.scaler.bound(1, 1)
-        await until(lambda: not elastic.n_held)
-        assert not any(task.done() for task in answers)
-        assert not router.lanes[2].sequences
-        assert await asyncio.gather(*answers) == texts
-        text = router.metrics_text()
-        assert 'spectra:sequences_moved_total{model_name="tiny"} 2.0' in text
-        assert 'spectra:pipelines_lost_total{model_name="tiny"} 0.0' in text
-
-
-async def test_a_pipeline_that_is_wanted_again_while_it_is_given_up_stays(
-    tiny_checkpoint: Path, info: TargetInfo, work: Work
-) -> None:
-    jobs, texts = work(4, 90)
-    async with two_decoding(tiny_checkpoint, info, jobs, grace=60.0) as (router, elastic, answers):
-        before = elastic.pipelines[1]
-        router.scaler.bound(1, 1)
-        assert not router.lanes[1].takes
-        router.scaler.bound(2, 2)
-        assert await asyncio.gather(*answers) == texts
-        assert elastic.pipelines[1] is before
-        assert router.lanes[1].takes
-
-
-async def test_a_pipeline_that_dies_while_others_come_changes_no_text(
-    tiny_checkpoint: Path, info: TargetInfo, work: Work
-) -> None:
-    jobs, texts = work(12, 80)
-    async with scaled(tiny_checkpoint, info) as (router, elastic):
-        answers = [asyncio.create_task(answer(router, job)) for job in jobs]
-        await until(lambda: any(lane.is_up for lane in router.lanes[1:]))
-        lost = next(i for i in (1, 2) if router.lanes[i].is_up)
-        await until(lambda: router.lanes[lost].scheduler.n_running > 0)
-        elastic.end(lost)  # the hold makes another one
-        assert await asyncio.gather(*answers) == texts
-        assert router.lanes[lost].n_lost == 1
-
-
-async def test_a_pipeline_that_does_not_come_is_told_of_and_no_request_waits_for_it(
-    tiny_checkpoint: Path, info: TargetInfo, make_job: MakeJob, offline: Offline, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = make_job(1, "pld")
-    text = offline(job).token_ids
-    async with scaled(tiny_checkpoint, info) as (router, elastic):
+    async with elastic.serve(delay=3600.0):
         elastic.has_room = False
-        router.scaler.bound(2, 3)
         with caplog.at_level(logging.ERROR):
-            await until(lambda: router.scaler.n_overdue == 1)
-            assert await answer(router, job) == text
+            elastic.router.scaler.bound(2, 3)
+            await wait_until_async(lambda: elastic.router.scaler.n_overdue == 1)
         assert "lane-1 has been wanted for" in caplog.text
-        assert 'spectra:pipelines_overdue{model_name="tiny"} 1.0' in router.metrics_text()
-        assert 'spectra:pipelines_pending{model_name="tiny"} 1.0' in router.metrics_text()
+        elastic.begin(2)
+        await elastic.compare()
+        for name in ("overdue", "pending"):
+            assert values(elastic.router.metrics_text(), f"spectra:pipelines_{name}") == [1]
         elastic.has_room = True
-        await until(lambda: n_up(router) == 2 and not router.scaler.n_overdue)
+        await wait_until_async(lambda: not elastic.router.scaler.n_overdue)
 
 
-async def test_the_only_pipeline_that_is_up_is_not_given_up(
-    tiny_checkpoint: Path, info: TargetInfo, work: Work
-) -> None:
-    jobs, texts = work(4, 80)
-    async with two_decoding(tiny_checkpoint, info, jobs) as (router, elastic, answers):
+async def test_the_only_pipeline_that_is_up_is_not_given_up(elastic: Elastic) -> None:
+    async with elastic.serve(running=["lane-1"], delay=3600.0):
+        await elastic.up(2)
+        GATE.close(after=8)
+        elastic.begin(4)
+        await elastic.all_run(0, 1)
         elastic.end(0)
-        await until(lambda: not router.lanes[0].is_up)
-        router.scaler.bound(1, 1)
-        assert await asyncio.gather(*answers) == texts
+        await elastic.up(1)
+        elastic.router.scaler.bound(1, 1)
+        GATE.open()
+        await elastic.compare()
         assert elastic.n_held == 1
         elastic.make(0)
-        await until(lambda: not elastic.n_held)
-        assert await answer(router, jobs[0]) == texts[0]
+        await wait_until_async(lambda: not elastic.n_held)
