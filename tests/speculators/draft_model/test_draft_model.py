@@ -229,7 +229,7 @@ def test_after_any_acceptance_the_next_draft_is_that_of_a_fresh_cache(
     for n_accepted, follows_draft in steps:
         draft = model.propose(request, 64)
         chain = _first_path(draft)
-        committed = chain[:n_accepted] if follows_draft else []
+        committed = [(token + (not follows_draft)) % VOCAB for token in chain[:n_accepted]]  # or another part's draft
         committed = [*committed, (len(request.context) * 7 + n_accepted) % VOCAB]
         request.context.extend(committed)
         model.observe(request, Outcome(committed, compose(draft, 64)))

@@ -32,6 +32,8 @@ def test_drafts_are_well_formed_and_the_text_is_that_of_plain_decoding(sources):
     speculator = Successors(SMALL, sources)
     run = decode(speculator, SEQUENCES, view(PROMPT), 40)
     assert len(run.output) > 50
+    unadapted = Successors(replace(SMALL, adapt=0.0), sources)
+    assert decode(unadapted, SEQUENCES, view(PROMPT), 40).drafts != run.drafts
     for (branch,) in filter(None, run.drafts):
         assert len(branch.tokens) == len(branch.parents) == len(branch.scores) <= 24
         assert branch.source == speculator.name
