@@ -42,42 +42,29 @@ WITH_EFFORT = (
 )
 LLAMA_3 = """\
 {{- bos_token }}
-{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{%- if tools is not none %}{{- "Environment: ipython\\n" }}{%- endif %}
-{{- "<|eot_id|>" }}
-{%- if tools is not none %}
+{%- if tools %}
     {{- '<|start_header_id|>user<|end_header_id|>\\n\\nRespond in the format {"name": function name, ' }}
     {{- '"parameters": dictionary of argument name and its value}.\\n\\n' }}
-    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\\n\\n" }}{%- endfor %}
-    {{- messages[0]['content'] + "<|eot_id|>" }}{%- set messages = messages[1:] %}
+    {%- for tool in tools %}{{- tool | tojson(indent=4) }}{{- "\\n\\n" }}{%- endfor %}
 {%- endif %}
 {%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls|length == 1 %}
-            {{- raise_exception("This model only supports single tool-calls at once!") }}
-        {%- endif %}
+    {%- if 'tool_calls' in message %}
         {%- set tool_call = message.tool_calls[0].function %}
         {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + tool_call.name + '", "parameters": ' }}
         {{- tool_call.arguments | tojson }}{{- "}<|eot_id|>" }}
-    {%- elif message.role == "tool" or message.role == "ipython" %}
-        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" + message.content + "<|eot_id|>" }}
+    {%- else %}
+        {%- set role = "ipython" if message.role == "tool" else message.role %}
+        {{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
 MISTRAL = """\
 {{- bos_token }}
 {%- for message in messages %}
-    {%- if message["role"] == "user" %}
-        {%- if tools and loop.last or tools and message == messages[0] %}
-            {{- "[AVAILABLE_TOOLS][" }}
-            {%- for tool in tools %}{{- tool | tojson }}{%- if not loop.last %}{{- ", " }}{%- endif %}{%- endfor %}
-            {{- "][/AVAILABLE_TOOLS]" }}
-        {%- endif %}
-        {{- "[INST] " + message["content"] + "[/INST]" }}
-    {%- elif message["role"] == "tool" %}
+    {%- if message.role == "user" %}
+        {%- if tools %}{{- "[AVAILABLE_TOOLS]" + tools | tojson + "[/AVAILABLE_TOOLS]" }}{%- endif %}
+        {{- "[INST] " + message.content + "[/INST]" }}
+    {%- elif message.role == "tool" %}
         {{- '[TOOL_RESULTS]{"content": ' + message.content|string + ', "call_id": "' + message.tool_call_id + '"}' }}
         {{- "[/TOOL_RESULTS]" }}
     {%- elif message.tool_calls is defined and message.tool_calls is not none %}
@@ -89,7 +76,7 @@ MISTRAL = """\
             {{- tool_call.function|tojson }}{%- if not loop.last %}{{- ", " }}{%- endif %}
         {%- endfor %}
         {{- "]" + eos_token }}
-    {%- elif message["role"] == "assistant" %}{{- " " + message["content"] + eos_token }}
+    {%- else %}{{- " " + message.content + eos_token }}
     {%- endif %}
 {%- endfor %}"""
 OF_FAMILY = {"hermes": QWEN_3, "llama3": LLAMA_3, "mistral": MISTRAL}

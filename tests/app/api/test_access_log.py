@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from httpx import AsyncClient
 
+from app.access.options import AccessOptions
 from app.api.application import create_app
+from app.api.edge import Edge
 from app.api.http import Api
 from app.api.service import Settings
 from app.playground.options import PlaygroundOptions
@@ -33,11 +35,13 @@ Lines = list[logging.LogRecord]
 def lines() -> Iterator[Lines]:
     logger, handler = logging.getLogger("spectra.access"), logging.Handler()
     kept: Lines = []
+    level = logger.level
     handler.emit = kept.append  # type: ignore[method-assign]
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     yield kept
     logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 async def test_a_served_request_is_one_line_with_its_figures_and_no_text(client: AsyncClient, lines: Lines) -> None:
@@ -152,3 +156,18 @@ async def test_probes_and_prompts_are_not_logged_by_default(
         assert (await loud.post(CHAT_PATH, json=CHAT)).status_code == 200
     [line] = lines
     assert vars(line)["prompt"] == "user: CANARY"
+
+
+async def test_handles_take_the_same_bodies_and_are_logged(
+    backend: ScriptedBackend, tokenizer: Any, lines: Lines
+) -> None:
+    edge = Edge(Api(backend, tokenizer, Settings()), AccessOptions(), None)
+    chat = await edge.generate({"messages": [USER], "temperature": 0})
+    assert chat["choices"][0]["message"]["content"] == backend.answer
+    events = [event async for event in edge.generate_stream({"input": "hi", "temperature": 0})]
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == backend.answer
+    assert (await edge.generate({"input": 3}))["error"]["param"] == "input"
+    [error] = [chunk async for chunk in edge.generate_stream({"prompt": "x", "max_tokens": 0})]
+    assert error["error"]["param"] == "max_tokens"
+    assert lines[0].getMessage() == "CALL generate -"
+    assert lines[-1].getMessage() == "CALL generate_stream 400: max_tokens is 0; it must be at least 1"

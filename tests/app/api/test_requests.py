@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from httpx import AsyncClient
 
+from deployments.submission.protocol import Submit, decode_commands, encode, encode_message
 from engine.errors import ModelChangedError
 from engine.model.identity import ModelIdentity
 from tests.app.conftest import ScriptedBackend, app_with_context, chunks_of, client_of, error_of
@@ -55,6 +56,7 @@ async def test_every_parameter_reaches_the_backend(client: AsyncClient, backend:
     assert (params.stop, params.stop_ids, params.verification) == (("zzz",), (30, 31), "rejection")
     assert (request.method, request.max_nodes, request.priority) == ("pld", 8, -3)
     assert (request.tenant, request.namespace) == ("someone", "")
+    assert decode_commands(encode([encode_message(Submit(0, request))])) == [Submit(0, request)]
     fields = {"speculative": {"enabled": False, "method": "pld", "max_nodes": 3}, "temperature": 1e-6}
     await post(client, CHAT_PATH, **CHAT, **fields)
     assert (backend.seen[1].method, backend.seen[1].max_nodes) == ("autoregressive", None)

@@ -94,15 +94,7 @@ def test_records_of_other_settings_are_refused_and_kept_until_a_restart(path: Pa
     with RecordFile(path, dict(reversed(other.items()))) as file:
         assert [one.index for one in file.records] == [5]
     assert fingerprint(other) != fingerprint(SETTINGS)
-
-
-def test_a_line_without_a_record_and_an_unusable_folder_are_named(path: Path, tmp_path: Path) -> None:
-    with RecordFile(path, SETTINGS) as file:
-        file.append(record())
     with path.open("a") as raw:
         raw.write('{"method": 3}\n')
     with pytest.raises(ConfigError, match="line 3"):
-        RecordFile(path, SETTINGS)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--out"):
-        RecordFile(tmp_path / "file" / "records.jsonl", SETTINGS)
+        RecordFile(path, other)

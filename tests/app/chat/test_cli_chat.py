@@ -118,10 +118,12 @@ def test_an_interrupt_stops_the_answer_and_not_the_program(chat: Chat, server: s
         backend.holds_after = None
 
     backend.holds_after = 2
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
     thread = threading.Thread(target=interrupt)
     thread.start()
     shown = chat(server, "One?\nTwo?\n", "--temperature", "0")
     thread.join()
+    signal.signal(signal.SIGINT, before)
     assert shown.count("[stopped, ") == 1
     assert ANSWER in shown
     assert len(backend.cancelled) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.inputs.prompts import BUILTIN, read_bodies
-from app.load.settings import Plan, base_of, common_fields
+from app.load.settings import Plan, base_of, common_fields, distinct_of
 from engine.errors import ConfigError
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -82,3 +82,11 @@ def test_urls_are_accepted_with_and_without_v1() -> None:
     for wrong in ("http://::1:8000", "http://[::1:8000", "http://:8000", "http://a:99999", "http://a:0"):
         with pytest.raises(ConfigError, match="names no host and port"):
             base_of(wrong)
+
+
+def test_the_number_of_repeated_questions_is_checked() -> None:
+    given = ((None, 8, 100), (0, 8, 100), (0, 8, 10), (0, 8, None), (20, 8, 100))
+    assert [distinct_of(*numbers) for numbers in given] == [None, 8, 5, 8, 20]
+    for wrong in ((20, 8, 20), (0, 8, 1)):
+        with pytest.raises(ConfigError, match="--repeat-check"):
+            distinct_of(*wrong)

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
 import pytest
 
-from app.api.tools.answer import AnswerReader, Reading
 from app.api.tools.families import FAMILIES
-from app.api.tools.grammar import CallGrammars, call_schema
-from app.api.tools.parts import Arguments, CallBegin
+from app.api.tools.grammar import CallGrammars
 from engine.grammar.state import has
 from tests.support.grammars import of_lark, tiny_grammars
 from tests.support.tiny_models import tiny_tokenizer
 
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 DAYS = {
     "type": "object",
     "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
     "required": ["days"],
     "additionalProperties": False,
 }
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_forced_grammar_has_a_rule_per_tool_which_the_parser_reads_as_a_call(name: str) -> None:
-    family = FAMILIES[name]
-    for is_parallel in (True, False):
-        grammar = CallGrammars(family, [("get_weather", CITY), ("now", None)], is_parallel).forced()
-        start, calls, *rules = grammar.splitlines()
-        assert calls == "call: call_0 | call_1"
-        schemas = [json.loads(rule.partition("%json ")[2]) for rule in rules]
-        assert schemas == [call_schema(family, "get_weather", CITY), call_schema(family, "now", None)]
-        assert bool(re.search(r"\)\*", start)) is is_parallel
-    schema = schemas[0]
-    assert schema["required"] == ["name", family.arguments]
-    assert schema["properties"][family.arguments] == CITY
-    text = json.dumps({"name": schema["properties"]["name"]["const"], family.arguments: {"city": "Zug"}})
-    reader = AnswerReader(Reading(family, frozenset({"get_weather"})))
-    begin, arguments = reader.push(family.opens[0] + text) + reader.flush()
-    assert isinstance(begin, CallBegin)
-    assert (begin.name, arguments) == ("get_weather", Arguments(0, '{"city": "Zug"}'))
-
-
-def test_marks_that_are_special_tokens_are_written_by_their_ids() -> None:
-    grammar = CallGrammars(FAMILIES["mistral"], [("now", None)], False, {"[TOOL_CALLS]": 5}).forced()
-    assert grammar.startswith('start: <[5]> "[" call "]"\n')
-    assert CallGrammars(FAMILIES["mistral"], [("now", None)], False).forced().startswith('start: "[TOOL_CALLS]"')
-    with pytest.raises(ValueError, match="needs a function"):
-        CallGrammars(FAMILIES["hermes"], [], True)
 
 
 def allowed(family: str, text: str, close: str = "", *, is_parallel: bool = True) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ import pytest
 from app.api.tools.families import FAMILIES, family_of
 from tests.app.api.tools.conftest import edge_of
 from tests.app.conftest import client_of, error_of
-from tests.support.chat_templates import LLAMA_3, MISTRAL, OF_FAMILY, QWEN_3, WITH_EFFORT
+from tests.support.chat_templates import MISTRAL, OF_FAMILY, QWEN_3, WITH_EFFORT
 from tools.demo_world.tokenizer import CHAT_TEMPLATE as DEMO_WORLD
 
 PATH = "/v1/chat/completions"
@@ -108,7 +108,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (WITH_EFFORT, {"reasoning_effort": "all"}, "reasoning_effort", "'minimal'"),
     (QWEN_3, {"chat_template_kwargs": {"verbose": 1}}, "chat_template_kwargs", "takes no verbose"),
     (QWEN_3, {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "chat_template"),
-    (LLAMA_3, {"chat_template_kwargs": {"raise_exception": "x"}}, "chat_template_kwargs", "raise_exception"),
+    (MISTRAL, {"chat_template_kwargs": {"raise_exception": "x"}}, "chat_template_kwargs", "raise_exception"),
     (QWEN_3, {"chat_template_kwargs": {"enable_thinking": {"a": 1}}}, "chat_template_kwargs", "lists"),
     (MISTRAL, {"messages": [USER, CONVERSATION[1] | {"tool_calls": [CALL | {"id": "x"}]}]}, "messages", "length 9"),
     (WITH_EFFORT, {"tools": [WEATHER]}, "tools", "takes none"),

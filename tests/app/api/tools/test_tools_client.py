@@ -53,9 +53,11 @@ def test_the_clients_stream_helper_reads_calls_and_its_message_can_be_sent_back(
         results = [{"role": "tool", "tool_call_id": call.id, "content": "noon"} for call in message.tool_calls]
         messages = [*CHAT["messages"], message, *results]
         again = client.chat.completions.create(**CHAT | {"messages": messages}, tools=TOOLS)
+        one = client.chat.completions.create(**CHAT, tools=TOOLS, parallel_tool_calls=False)
     assert message.content == recorded.content
     assert tuple((call.function.name, call.function.arguments) for call in message.tool_calls) == recorded.calls
     assert again.choices[0].finish_reason == "tool_calls"
+    assert len(one.choices[0].message.tool_calls) == 1
 
 
 def test_without_tools_or_with_choice_none_a_call_is_text() -> None:
