@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from app.demo.paths import DEMO_TARGET
 from app.inputs.tokenizers import load_tokenizer
 
+ROOT = Path(__file__).parents[2]
 CODE = """
 import sys
 from pathlib import Path
@@ -28,20 +29,20 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.target.loading import describe_target
 from speculators.pool import SpeculatorPool
+from tests.support.virtual_pipeline import INFO
 
 config = checked(ServeConfig(model=sys.argv[1], method="auto", kv_gib=0.01, stages=2))
 target, pipeline = target_options(config), pipeline_options(config)
 assert router_options(config) and placement(config)
 assert library(checked(ServeConfig(model="demo", draft_model="demo", retrieval="builtin")))
 assert deployments.target.deployment.replica_placement(pipeline, target.stages, 0.1)
-info = describe_target(target, resolve(target.model))
+assert resolve(target.model).is_dir()
 pool = SpeculatorPool(speculator_options(config))
-scheduler = Scheduler(info, router_options(config).scheduler)
+scheduler = Scheduler(INFO, router_options(config).scheduler)
 for seq, method in enumerate(("auto", "pld", "anpd", "lookahead", "spectra-core", "suffix", "token-recycling")):
     params = SamplingParams(max_tokens=8)
-    pool.begin(seq, Request([5, 6, 7, 5, 6], params, method), info.spec.vocab_size)
+    pool.begin(seq, Request([5, 6, 7, 5, 6], params, method), INFO.spec.vocab_size)
     assert pool.advance([], {seq: 4}) is not None
 scheduler.submit(Sequence.of(9, Request([5, 6, 7], params, max_nodes=4)))
 assert encode_frame(scheduler.next_step(1, 0), None)
@@ -56,7 +57,7 @@ assert "torch" not in sys.modules
 
 @pytest.mark.cluster
 def test_processes_that_run_no_model_do_not_load_torch(tiny_checkpoint: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CODE, str(tiny_checkpoint)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", CODE, str(tiny_checkpoint)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
