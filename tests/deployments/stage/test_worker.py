@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -49,6 +50,8 @@ class Timed(Stage):
 
 class Fails(Stage):
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        if step.step_id == 1:
+            return super().forward(step, incoming)
         raise ValueError("broken on purpose")
 
 
@@ -75,6 +78,18 @@ async def test_a_result_reports_the_seconds_of_each_stage_without_its_waiting(
             assert result.seconds == result.stage_seconds[-1]
             assert error in result.error or not step.work
             assert bool(result.results) == (not error and bool(step.work))
+        pipeline.close()
+
+
+async def test_a_failed_step_ends_sequences_on_every_stage(serving: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    async with serving(3, [Fails, Stage, Stage]) as served:
+        pipeline = await connected(served)
+        failing = msgspec.structs.replace(first_step(2), ends=[1])
+        for step, error in ((first_step(1), ""), (failing, "broken on purpose"), (Step(3, [], ends=[2]), "")):
+            pipeline.send(step)
+            assert error in (await pipeline.receive()).error
+        assert [worker._stage.n_sequences for worker in served.stages.workers] == [0, 0, 0]
         pipeline.close()
 
 

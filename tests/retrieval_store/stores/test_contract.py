@@ -224,6 +224,11 @@ def test_current_moves_by_compare_and_set(place: Place, snapshot: Snapshots) -> 
     assert [(move.revision, move.version) for move in moves] == [(1, first), (2, second)]
     assert moves[0].at <= moves[1].at <= time.time()
     assert store.history(1) == moves[1:]
+    third, verify = publish(store, snapshot(3)), store._verified  # type: ignore[attr-defined]
+    store._verified = lambda version: (other.activate(first), verify(version))[1]  # type: ignore[attr-defined]
+    with pytest.raises(ConflictError):  # another store is faster
+        store.activate(third)
+    assert other.current() == Current(first, 3)
 
 
 def test_processes_that_race_have_one_winner_per_revision(place: Place, snapshot: Snapshots) -> None:
