@@ -15,10 +15,6 @@ def total(text: str, name: str, **labels: str) -> float:
     return sum(values(text, name, **labels))
 
 
-def check(text: str, expected: dict[str, float]) -> None:
-    assert {name: total(text, f"vllm:{name}") for name in expected} == expected
-
-
 def summed(stats: Iterable[Any], name: str) -> float:
     return sum(getattr(one, name) for one in stats)
 
@@ -42,27 +38,29 @@ async def test_metrics_add_up_to_the_answers_of_all_lanes(serving: Serving) -> N
     n_prompt, n_output = sum(len(job.prompt) for job in jobs), sum(len(answer.token_ids) for answer in answers)
     n_computed = n_prompt - summed(stats, "cached_tokens")
     n_accepted, n_steps = summed(stats, "accepted_tokens"), summed(stats, "target_forwards")
-    check(before, dict.fromkeys(("prompt_tokens_total", "request_prompt_tokens_sum"), n_prompt))
-    check(before, dict.fromkeys(("generation_tokens_total", "request_generation_tokens_sum"), n_output))
-    check(before, {"request_params_max_tokens_sum": sum(20 + n for n in range(8))})
-    check(before, {"request_prefill_kv_computed_tokens_sum": n_computed})
-    check(before, {"iteration_tokens_total_sum": n_computed + n_output})
-    check(before, {"spec_decode_num_drafts_total": sum(bool(event.drafts) for event in steps)})
-    check(before, {"spec_decode_num_draft_tokens_total": summed(stats, "drafted_tokens")})
-    accepted = ("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total")
-    check(before, dict.fromkeys(accepted, n_accepted))
-    between = ("inter_token_latency_seconds_count", "time_per_output_token_seconds_count")
-    check(before, dict.fromkeys(between, n_steps))
-    ends = ("request_success_total", "e2e_request_latency_seconds_count", "time_to_first_token_seconds_count")
-    check(before, dict.fromkeys((*ends, "request_time_per_output_token_seconds_count"), len(jobs)))
+    for value, names in (
+        (n_prompt, "prompt_tokens_total request_prompt_tokens_sum"),
+        (n_output, "generation_tokens_total request_generation_tokens_sum"),
+        (sum(20 + n for n in range(8)), "request_params_max_tokens_sum"),
+        (n_computed, "request_prefill_kv_computed_tokens_sum"),
+        (n_computed + n_output, "iteration_tokens_total_sum"),
+        (sum(bool(event.drafts) for event in steps), "spec_decode_num_drafts_total"),
+        (summed(stats, "drafted_tokens"), "spec_decode_num_draft_tokens_total"),
+        (n_accepted, "spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total"),
+        (n_steps, "inter_token_latency_seconds_count time_per_output_token_seconds_count"),
+        (len(jobs), "request_success_total e2e_request_latency_seconds_count time_to_first_token_seconds_count"),
+        (len(jobs), "request_time_per_output_token_seconds_count"),
+    ):
+        assert {name: total(before, f"vllm:{name}") for name in names.split()} == dict.fromkeys(names.split(), value)
     phases = [total(before, f"vllm:request_{name}_time_seconds_sum") for name in ("queue", "prefill", "decode")]
     assert abs(sum(phases) - total(before, "vllm:e2e_request_latency_seconds_sum")) < 1e-6
     assert abs(sum(phases[1:]) - total(before, "vllm:request_inference_time_seconds_sum")) < 1e-6
     reasons = [answer.events[-1].finish_reason for answer in answers]
     for reason, n in (("stop", reasons.count(STOP)), ("length", reasons.count(LENGTH)), ("abort", 1)):
         assert total(after, "vllm:request_success_total", finished_reason=reason) == n
-    check(after, dict.fromkeys(("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"), 0))
-    check(after, {"num_preemptions_total": 0, "time_to_first_token_seconds_count": len(jobs) + 1})
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"):
+        assert total(after, f"vllm:{name}") == 0
+    assert total(after, "vllm:time_to_first_token_seconds_count") == len(jobs) + 1
     for engine in ("0", "1"):  # a lane is an engine
         assert values(after, "vllm:cache_config_info", engine=engine, block_size="16") == [1]
     for lane in lanes:

@@ -24,13 +24,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 class Dying:
-    """Runs requests on a router and cuts its ingresses off at a chosen event, each time it is reached.
+    """Runs requests on a router, and cuts its ingress off ``deaths`` times after ``after`` events.
 
-    Args:
-        run: of the router.
-        after: events that are sent before; the next router sends as many again.
-        turns: loop turns until the cut: with 0 the last event is lost, with a few it arrives.
-        deaths: number of cuts.
+    With 0 loop ``turns`` until the cut the last event is lost, with a few it arrives.
     """
 
     def __init__(self, run: RunRequest, after: int, turns: int, deaths: int) -> None:

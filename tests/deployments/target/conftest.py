@@ -40,8 +40,6 @@ CPU = torch.device("cpu")
 
 @dataclass(eq=False)
 class LocalBundle:
-    """A bundle, for a stage in this process."""
-
     node: str
     is_own: bool = False
 
@@ -214,19 +212,17 @@ class Supervised:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a stage still serves."""
         return any(stage.worker is not None and stage.worker.is_alive for stage in self.stages.values())
 
     async def lose(self, *numbers: int) -> None:
-        """Kill these stages, and have it noticed."""
         for number in numbers:
             await self.stages[number].end()
             self.stages[number].mark_dead("killed")
 
     async def replaced(self, n: int = 1) -> Replacement:
         """Wait for the ``n``-th replacement, finished or given up."""
-        await wait_until_async(lambda: len(self.supervisor.replacements) == n)
-        return self.supervisor.replacements[-1]
+        await wait_until_async(lambda: len(self.supervisor.replacements) >= n)
+        return self.supervisor.replacements[n - 1]
 
     async def standbys_on(self, *nodes: str) -> None:
         """Wait until these nodes have the ready standbys."""
@@ -268,9 +264,9 @@ def supervised(tiny_checkpoint: Path, info: TargetInfo, slow_peers: None) -> Sup
     async def supervise(n: int = 3, is_started: bool = True, **options: Any) -> AsyncIterator[Supervised]:
         with tempfile.TemporaryDirectory(prefix="st-") as folder:
             pipeline = Supervised(tiny_checkpoint, info, Path(folder), n, **options)
-            if is_started:
-                await pipeline.supervisor.start()
             try:
+                if is_started:
+                    await pipeline.supervisor.start()
                 yield pipeline
             finally:
                 GATE.open()
