@@ -99,6 +99,8 @@ HEAVY = [
     (f"{TRAIN} --method medusa --prompts prompts.jsonl --taps 1", "--taps is given, but medusa has no such thing"),
     (f"{TRAIN} --prompts prompts.jsonl --taps 1,9", "--taps is 1,9; layers of this target are 0 to 5"),
     (f"{TRAIN} --method p-eagle --prompts prompts.jsonl --train-depths 2", "it is for eagle"),
+    (f"{TRAIN} --prompts prompts.jsonl --train-depths 0", "--train-depths is 0; it must be at least 1"),
+    (f"{TRAIN} --prompts prompts.jsonl --depth-decay -1", "--depth-decay is -1.0; it must be at least 0"),
     ("corpus stats", "either DIR"),
     ("corpus publish here --store there --no-activate --expect 3", "--expect"),
     ("corpus publish here --store there --unused 0", "billion"),
