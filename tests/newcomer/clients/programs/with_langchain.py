@@ -44,8 +44,8 @@ streamed = None
 for part in caller.stream([asked]):
     streamed = part if streamed is None else streamed + part
 results["streamed_calls"] = streamed.tool_calls
-results = [ToolMessage(weather.invoke(one["args"]), tool_call_id=one["id"]) for one in call.tool_calls]
-results["after_the_tool"] = chat().invoke([asked, call, *results]).content
+outputs = [ToolMessage(weather.invoke(one["args"]), tool_call_id=one["id"]) for one in call.tool_calls]
+results["after_the_tool"] = chat().invoke([asked, call, *outputs]).content
 
 for method in ("json_schema", "function_calling"):
     model = chat().with_structured_output(Person, method=method, strict=True)
