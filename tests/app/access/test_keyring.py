@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.access import keyring as keyrings
 from app.access.errors import AccessError
 from app.access.key_file import changing, digest_of, new_key, read_records
 from app.access.keyring import Keyring
-from app.access.records import KeyRecord, parse_records
+from app.access.records import parse_records
 from engine.errors import ConfigError
 from tests.app.access.conftest import Keys, Serve
 from tests.support.waiting import wait_until, wait_until_async
@@ -64,27 +62,6 @@ def test_a_wrong_record_is_refused_without_showing_a_secret(fields: dict[str, An
 def test_a_line_that_is_not_a_record_is_refused(line: str) -> None:
     with pytest.raises(ConfigError, match="line 1"):
         parse_records(line.encode(), "keys.jsonl")
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=6,
-)
-fields = st.dictionaries(st.sampled_from([*KeyRecord.model_fields, "other"]), values, max_size=6)
-
-
-@given(st.lists(st.binary(max_size=40) | fields.map(lambda f: json.dumps(GOOD | f).encode()), max_size=4))
-def test_any_file_is_read_or_refused_with_its_line(lines: list[bytes]) -> None:
-    try:
-        records = parse_records(b"\n".join(lines), "f")
-    except ConfigError as error:
-        message = str(error)
-    else:
-        written = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records)
-        assert parse_records(written.encode(), "f") == records
-        return
-    assert message.startswith("f, line ")
 
 
 def test_concurrent_changes_are_all_kept(tmp_path: Path) -> None:

@@ -54,19 +54,6 @@ def test_requests_refill_evenly_up_to_one_minutes_worth() -> None:
     assert [refusal(allowance) is None for _ in range(7)] == [True] * 6 + [False]
 
 
-def test_unused_reserved_tokens_are_returned() -> None:
-    allowance = Allowance(Limits(tokens=100), 1, Clock())
-    assert refusal(allowance, 80) is None
-    late = refusal(allowance, 30)
-    assert late is not None
-    assert (late.status, late.headers["Retry-After"]) == (429, "6")
-    allowance.give_back(70)
-    assert allowance.headers()["x-ratelimit-remaining-tokens"] == "90"
-    never = refusal(allowance, 101)
-    assert never is not None
-    assert (never.status, never.param) == (400, "max_tokens")
-
-
 def test_changed_limits_keep_the_count_of_used_requests() -> None:
     allowance = Allowance(Limits(requests=10, tokens=100), 1, Clock())
     assert [refusal(allowance) for _ in range(8)] == [None] * 8

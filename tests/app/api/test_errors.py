@@ -74,6 +74,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str, str]] = [  # path, fields, para
     (CHAT_PATH, {"prediction": {"type": "tokens", "content": "x"}}, "prediction.type", "'content'"),
     (CHAT_PATH, predicted("x") | {"speculative": {"method": "pld"}}, "speculative.method", "prediction+suffix"),
     (CHAT_PATH, predicted([{"type": "image_url", "image_url": ""}]), "prediction.content", "parts"),
+    (CHAT_PATH, predicted([{"type": "text", "text": 3}]), "prediction.content", "string"),
+    (CHAT_PATH, predicted("word " * 300), "prediction", "256"),
     (CHAT_PATH, predicted("x" * 100_000), "prediction", "256"),
 ]
 

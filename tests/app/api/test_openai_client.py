@@ -140,12 +140,3 @@ def test_models_are_listed_by_name_and_alias(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as info:
         client.models.retrieve("gpt-9")
     assert info.value.code == "model_not_found"
-
-
-def test_a_failure_in_a_stream_raises_in_the_client(client: openai.OpenAI, backend: ScriptedBackend) -> None:
-    backend.fails_after = 3
-    with client.chat.completions.create(**CHAT, stream=True) as stream:
-        assert next(stream).choices[0].delta.role == "assistant"
-        with pytest.raises(openai.APIError) as info:
-            list(stream)
-    assert info.value.code == "target_lost"

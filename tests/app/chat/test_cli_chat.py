@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from app.chat import screen
 from tests.app.conftest import ANSWER, ScriptedBackend, listening
+from tests.app.load.conftest import TEXT, Script
 from tests.support.cli_run import run_cli
 from tests.support.waiting import wait_until
 
@@ -129,37 +128,19 @@ def test_an_interrupt_stops_the_answer_and_not_the_program(chat: Chat, server: s
     assert len(backend.cancelled) == 1
 
 
-class KeyedServer:
-    """An ASGI application that refuses traces, as ours does to keys without ``admin``, and keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.keys.append(dict(scope["headers"]).get(b"authorization", b"").decode())
-        status, body = 200, b'{"data": [{"id": "keyed"}]}'
-        if not scope["path"].endswith("/models"):
-            self.bodies.append(json.loads((await receive())["body"]))
-            body = b'data: {"choices": [{"delta": {"content": "Yes."}}]}\n\ndata: [DONE]\n\n'
-            if "trace" in self.bodies[-1].get("speculative", {}):
-                status, body = 403, b'{"error": {"message": "speculative.trace needs a key with admin"}}'
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": body})
-
-
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_the_key_is_sent_and_a_refused_trace_dropped(
     chat: Chat, by_flag: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keyed = KeyedServer()
+    script = Script()
+    script.replies.append((403, {}, [b'{"error": {"message": "speculative.trace needs a key with admin"}}']))
     if not by_flag:
         monkeypatch.setenv("SPECTRA_API_KEY", "secret")
-    with listening(keyed) as url:
+    with listening(script) as url:
         shown = chat(url, "/trace on\nOne?\nTwo?\n", *(("--api-key", "secret") if by_flag else ()))
-    assert set(keyed.keys) == {"Bearer secret"}
-    assert [body.get("speculative") for body in keyed.bodies] == [{"trace": True}, None, None]
-    assert shown.count("Yes.") == 2
+    assert {headers["authorization"] for headers in script.headers} == {"Bearer secret"}
+    assert [body.get("speculative") for body in script.bodies] == [{"trace": True}, None, None]
+    assert shown.count(TEXT) == 2
     assert "(without a trace: speculative.trace needs a key with admin)" in shown
     assert "secret" not in shown
 

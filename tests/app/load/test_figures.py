@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from app.load.figures import figures, identity
-from app.load.plots import plots, tokens_by_bin
+from app.load.plots import plots
 from app.load.records import Break, Record
 from app.load.report import write_records
 from app.load.settings import Slo, parse_slo
@@ -78,12 +78,6 @@ def test_only_whole_answers_to_the_same_prompt_and_seed_are_compared() -> None:
     unseeded = [record(i, prompt=1, seed=None, text=str(i)) for i in range(2)]
     broken = [record(i, prompt=1, seed=5, text=str(i), outcome="timeout") for i in range(2)]
     assert identity([*unseeded, *broken], is_greedy=False).groups == 0
-
-
-def test_the_timeline_spreads_tokens_over_chunks_and_loses_none() -> None:
-    rates = tokens_by_bin([record(0), record(1, completion_tokens=8)], began=10.0, width=0.5, n_bins=8)
-    assert rates == pytest.approx([0, 0, 8, 8, 0, 0, 8, 0])
-    assert sum(tokens_by_bin([record(completion_tokens=None)], 10.0, 0.5, 8)) * 0.5 == 3, "chunks, without usage"
 
 
 def test_plots_are_drawn_and_records_written_with_times_from_the_first_arrival(tmp_path: Path) -> None:

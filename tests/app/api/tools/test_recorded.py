@@ -79,12 +79,6 @@ def test_arguments_are_passed_on_as_they_arrive() -> None:
     assert reader.push('"b": 2}') == [Arguments(0, '"b": 2}')]
 
 
-def test_only_the_first_call_is_read_without_parallel_calls() -> None:
-    recorded = RECORDED["qwen, text and two calls"]
-    found = parsed(reader_of("hermes", most_calls=1), recorded.text)
-    assert (found.calls, found.content) == (recorded.calls[:1], recorded.content)
-
-
 def test_reasoning_begun_by_the_prompt_needs_no_opening_mark() -> None:
     found = parsed(reader_of("hermes", is_open=True), "\nHm.\n</think>\n\nYes.")
     assert (found.reasoning, found.content) == ("Hm.", "Yes.")
