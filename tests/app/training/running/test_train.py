@@ -19,7 +19,19 @@ from engine.model.loader import load_spec
 from tests.support.cli_run import CliRun
 from tests.support.spectra_command import run_here
 from tests.support.tiny_models import saved_checkpoint
-from tests.support.training_runs import N_PROMPTS, run_train
+
+N_PROMPTS = 24
+SIZES = ("--max-new-tokens", 16, "--max-length", 64, "--batch", 4, "--roots", 8, "--measured", 4)
+
+
+def run_train(folder: Path, method: str, *flags: object) -> CliRun:
+    """Train in ``folder/out`` on questions with little in common, every fifth with a second turn."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "prompts.jsonl"
+    turns = [[f"{chr(97 + i)} tale of {i * i} things", "and then?"][: 1 + (i % 5 == 0)] for i in range(N_PROMPTS)]
+    file.write_text("".join(json.dumps({"turns": asked}) + "\n" for asked in turns))
+    where = ("--target", saved_checkpoint(), "--out", folder / "out", "--prompts", file)
+    return run_here("train", "--method", method, *where, *SIZES, *flags)
 
 
 def drafter_in(folder: Path) -> DrafterCheckpoint:
