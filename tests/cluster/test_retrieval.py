@@ -17,15 +17,15 @@ from retrieval_store.service.compaction import Target
 from tests.support.machines.net import CLIENT, Net
 from tests.support.machines.redis_machine import RedisMachine
 from tests.support.machines.spectra_machines import SpectraMachines, serve_config
-from tests.support.retrieval_service import build, eventually
+from tests.support.retrieval_service import build
 from tests.support.serve_application import is_running
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix
 
 CACHE = "/tmp/home/.cache/spectra-serve/served-snapshots"
 AUTHORITY = "/tmp/ca.pem"
 MOST, FEW = 80, 40  # accepted of 120: the text itself was looked up, or texts that agree with it by chance
-BUSY_S = 400  # seconds for what takes one
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_snapshot_comes_from_one_machine_to_others_and_outlives_what_it_came_f
     texts = [complete(site, prompt, speculative={"enabled": False})[0] for prompt in prompts]
     assert complete(site, prompts[0]) == (texts[0], 0)
     publish(site, redis, texts[:1], tmp_path)
-    eventually(lambda: version(site), BUSY_S)
+    wait_until(lambda: version(site))
     first = version(site)
     assert [machine.run("ls", "-R", CACHE).count(first) > 0 for machine in (service, reader)] == [True, True]
     clients = redis.ask("CLIENT", "LIST", user="exporter")
@@ -92,7 +92,7 @@ def test_a_snapshot_comes_from_one_machine_to_others_and_outlives_what_it_came_f
     ids, accepted = complete(site, prompts[1])
     assert (ids, accepted < FEW) == (texts[1], True)
     publish(site, redis, texts, tmp_path)
-    eventually(lambda: version(site) != first, BUSY_S)
+    wait_until(lambda: version(site) != first)
     for machine in (redis.machine, service):  # what has come is on the reader's machine
         machine.kill()
         for prompt, text in zip(prompts, texts, strict=True):

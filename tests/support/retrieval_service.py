@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,11 +53,6 @@ def follows(indexes: Sequence[Index], context: Text) -> list[int]:
         if found is not None and found.tokens:
             return list(found.tokens)
     return []
-
-
-def eventually(condition: Callable[[], object], within: float = 0.0, pause: float = 0.0) -> None:
-    """As ``waiting.wait_until``."""
-    wait_until(condition)
 
 
 @dataclass
