@@ -150,7 +150,10 @@ class Served:
 
     async def lose(self, lane: int = 0, stage: int = -1) -> None:
         """End one stage of a lane for good, and wait until the router has noticed."""
-        self.pipelines[lane].workers[stage].close()
+        workers = self.pipelines[lane].workers
+        workers[stage].close()
+        if workers[stage] not in (workers[0], workers[-1]):
+            GATE.open()  # its neighbours notice the loss of a stage in the middle, and not while they are held
         await wait_until_async(lambda: not self.router.lanes[lane].is_up)
 
     def replace(self, kinds: Sequence[type[Stage]] | None = None, lane: int = 0) -> None:
