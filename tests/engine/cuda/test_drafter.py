@@ -107,6 +107,20 @@ def test_a_draft_model_drafts_as_on_a_cpu(sampling: dict[str, Any]) -> None:
     assert max(n for _, steps in found[1] for n in steps) > 2  # drafts are accepted
 
 
+def test_a_drafter_that_fails_to_warm_up_does_not_fail_its_target(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call_again(monkeypatch)
+    monkeypatch.setattr(graphs, "make_plan", Mock(side_effect=RuntimeError("no graph")))
+    [shard] = small_shards("llama", 1)
+    checkpoint = checkpoint_of("eagle", shard.spec)
+    info = TargetInfo(shard.spec, 80, 4, 120, drafter=describe_drafter(checkpoint, SETTINGS, torch.float32))
+    runtime = drafter_part(checkpoint, SETTINGS, shard, info, forwards=by_kernels(records=True)).runtime
+    assert runtime is not None
+    assert not list(runtime.warm_up())
+    assert "the drafter failed to warm up" in caplog.text
+
+
 @pytest.mark.parametrize(("kind", "executes"), [("eagle", False), ("dflash", False), ("dflash", True)])
 def test_graphs_draft_the_same(kind: str, executes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the steps of the target are graphs that a drafter taps, the embedding among them."""

@@ -22,7 +22,7 @@ from engine.model.spec import read_spec
 from engine.model.weights.tensors import INDEX, SINGLE
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.loading import resolve_dtype
+from engine.target.loading import plan_cache, resolve_dtype
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
@@ -200,3 +200,15 @@ def test_threads_that_load_at_once_get_their_dtypes_and_leave_torchs_defaults() 
     assert loaded == [{("cpu", torch.float32)}, {("cpu", torch.bfloat16)}] * 12
     ours = torch.nn.Linear(1, 1).weight
     assert (ours.device, ours.dtype) == (CPU, torch.float32)
+
+
+def test_a_cache_that_is_too_small_is_refused() -> None:
+    spec = read_spec(tiny_model("llama").config)
+    per_block = 4 * 2 * 16 * 2 * 8 * 4  # layers, keys and values, tokens, heads, dimensions, bytes
+    options = TargetOptions("m", kv_bytes=10 * per_block, block_size=16)
+    info = plan_cache(spec, options, torch.float32)
+    assert (info.n_blocks, info.max_model_len) == (10, 9 * 16)
+    assert plan_cache(spec, options, torch.bfloat16).n_blocks == 20
+    for wrong in (TargetOptions("m", kv_bytes=3 * per_block, block_size=16), TargetOptions("m", max_model_len=513)):
+        with pytest.raises(ConfigError):
+            plan_cache(spec, wrong, torch.float32)
