@@ -109,6 +109,20 @@ def test_rows_are_rounded_to_the_nearest(dtype: torch.dtype) -> None:
     assert torch.equal(quantized[3].float(), torch.zeros(300))
 
 
+def test_half_precision_products_are_near_those_in_fp32() -> None:
+    torch.manual_seed(3)
+    weight, scales = quantize_rows(torch.randn(40, 64))
+    bias, rows = torch.randn(40).bfloat16(), torch.randn(3, 64).bfloat16()
+    found = ScaledLinear(weight, scales, torch.nn.Parameter(bias, requires_grad=False))(rows)
+    assert found.dtype == torch.bfloat16
+    exact = rows.float() @ (weight.float() * scales[:, None]).T + bias.float()
+    torch.testing.assert_close(found.float(), exact, rtol=2**-6, atol=2**-4)
+    large, loud = torch.randn(5, 4096) * 0.02, torch.randn(2, 4096)
+    large[:, 17], loud[:, 17] = 0.07, 2000.0  # times 127 this overflows fp16
+    layer = ScaledLinear(*quantize_rows(large, torch.int8), None)
+    torch.testing.assert_close(layer(loud.half()).float(), layer(loud.half().float()), rtol=0.02, atol=0.2)
+
+
 def test_a_quantization_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fp8_checkpoint("llama", tmp_path / "fp8", "channel")
     with pytest.raises(ConfigError, match="quantization is 'int8', but the checkpoint's weights are fp8; leave it out"):

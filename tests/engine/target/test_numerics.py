@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
 from engine.target.loading import describe_target, load_parts
 from engine.target.local import LocalTarget
-from engine.target.numerics import check_triton, executors_of, is_exact
+from engine.target.numerics import check_triton, executors_of, is_exact, multiply_small_weights
 from engine.target.options import TargetOptions
 from tests.support.tiny_models import saved_model, tiny_shards
 
@@ -57,6 +58,24 @@ def test_gpus_before_hopper_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     with pytest.raises(ConfigError, match=r"capability 9\.0 \(H100\) or higher; cuda:1 has 8\.9"):
         is_exact(options)
+
+
+def test_weights_of_one_byte_are_multiplied_by_a_kernel_on_hopper_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = split_layers(4, 1)[0]
+    shard = load_shard(
+        saved_model("llama"), whole, dtype=torch.float32, device=torch.device("cpu"), n_positions=8, quantization="fp8"
+    )
+    down = shard.layers[0].mlp.down_proj
+    for device, capability, runs in (("cpu", (9, 0), False), ("cuda", (8, 9), False), ("cuda", (9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        multiply_small_weights(device, [shard])
+        assert (down.product is not None) is runs
+    assert [one.getMessage() for one in caplog.records if "converted at every use" in one.getMessage()] == [
+        "weights of one byte are converted at every use, which is slow: our kernels are made for "
+        "GPUs of compute capability 9.0 (H100) or higher; cuda has 8.9"
+    ]
 
 
 def test_a_missing_compiler_or_header_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
