@@ -55,9 +55,7 @@ def test_streams_outlive_the_machine_of_target_and_first_stage(site: SpectraMach
     site.until_nodes(N_NODES)
 
 
-@pytest.mark.parametrize(
-    "has_redis", [True, pytest.param(False, marks=pytest.mark.lengthy)], ids=["head", "head and Redis"]
-)
+@pytest.mark.parametrize("has_redis", [True, False], ids=["head", "head and Redis"])
 def test_without_a_head_streams_go_on_and_its_successor_finds_all_as_it_was(
     site: SpectraMachines,
     redis: RedisMachine,

@@ -15,7 +15,12 @@ from typing import Any
 
 import pytest
 
-HARMLESS = {"git", "ldconfig", "uname"}  # started by imports of libraries, and by tests of the repository itself
+HARMLESS = {
+    "fc-list",
+    "git",
+    "ldconfig",
+    "uname",
+}  # started by imports of libraries, and by tests of the repository itself
 AS_ROOT = {"ip", "nsenter", "unshare"}
 
 

@@ -23,6 +23,7 @@ def lines_of(monkeypatch: pytest.MonkeyPatch) -> Lines:
 
     def log(form: str, level: str) -> list[str]:
         serve, out = logging.getLogger(SERVE), io.StringIO()
+        logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)  # a server of another test may have set it
         for logger in (serve, logging.getLogger("ray")):
             monkeypatch.setattr(logger, "handlers", [])
             monkeypatch.setattr(logger, "propagate", True)
