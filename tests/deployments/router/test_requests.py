@@ -52,10 +52,9 @@ def alike(i: int) -> Request:
     return Request(prompt, SamplingParams(max_tokens=20, temperature=0.8 * (i % 2), seed=i), METHODS[i % 4], 16)
 
 
-@pytest.mark.parametrize("n_stages", [1, 4])
-async def test_requests_that_begin_alike_get_their_own_texts(n_stages: int, serving: Serving) -> None:
+async def test_requests_that_begin_alike_get_their_own_texts(serving: Serving) -> None:
     jobs = [alike(i) for i in range(8)]
-    async with serving(n_stages, prefill_chunk=32) as served:
+    async with serving(4, prefill_chunk=32) as served:
         await served.check(*jobs)
         answers = await served.check(*jobs)
         found = [answer.stats.cached_tokens for answer in answers]

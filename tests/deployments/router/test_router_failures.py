@@ -12,6 +12,7 @@ import torch
 
 from deployments.router.draft_client import Drafts, InlineDraftClient
 from engine.errors import StepFailedError, TargetLostError
+from engine.protocol import Branch
 from engine.request import Request
 from engine.scheduling.drafting import DraftRound
 from engine.stage.base import Activations
@@ -134,7 +135,7 @@ async def test_exactly_the_sequences_of_a_failed_step_fail(serving: Serving) -> 
 
 
 @pytest.mark.parametrize(
-    ("n_stages", "dies", "sampling"), [(1, 0, {}), (2, 0, {"temperature": 0.8}), (2, 1, {}), (3, 1, {"temperature": 1})]
+    ("n_stages", "dies", "sampling"), [(1, 0, {}), (2, 0, {"temperature": 0.8}), (3, 1, {"temperature": 1})]
 )
 async def test_streams_continue_with_identical_output_on_a_fresh_pipeline(
     n_stages: int, dies: int, sampling: dict[str, Any], serving: Serving
@@ -202,26 +203,28 @@ async def test_a_wrong_frame_costs_a_reconnection_and_no_text(broken: bytes | St
 
 
 class DraftsLate(InlineDraftClient):
-    """Drafts some turns of the event loop later, or fails then."""
+    """Drafts some turns of the event loop later, or fails then, or drafts no trees."""
 
-    chance, fails = random.Random(1), False
+    chance, fault = random.Random(1), ""
 
     async def _later(self, draft_round: DraftRound) -> Drafts:
         drafts = super().draft(draft_round)
         for _ in range(self.chance.randrange(20)):
             await asyncio.sleep(0)
-        if self.fails:
+        if self.fault == "dead":
             raise ConnectionError("the drafter is gone")
+        if self.fault == "nonsense":
+            return {seq: [Branch([5, 6], "nonsense", parents=[7, -3])] for seq in draft_round.budgets}
         return drafts
 
     def draft(self, draft_round: DraftRound) -> Drafts | Awaitable[Drafts]:
         return self._later(draft_round)
 
 
-@pytest.mark.parametrize("fails", [True, False])
-async def test_a_drafter_that_fails_or_is_late_costs_no_text(fails: bool, serving: Serving) -> None:
+@pytest.mark.parametrize("fault", ["", "dead", "nonsense"])
+async def test_a_drafter_that_fails_or_is_late_costs_no_text(fault: str, serving: Serving) -> None:
     draft_client = DraftsLate(SpeculatorPool(), 320)
-    draft_client.fails = fails
+    draft_client.fault = fault
     async with serving(2, [Gated] * 2, draft_client) as served:
         GATE.close(after=20)
         gone = served.begin(job_of(9, "pld", max_tokens=300))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from deployments.target.elastic import elastic, while_held
 from tests.deployments.target.conftest import Supervise
 from tests.support.waiting import wait_until_async
 
@@ -65,3 +69,12 @@ async def test_a_substitute_that_cannot_load_is_tried_again_while_the_stage_work
         assert pipeline.state["generation"] == 1
         pipeline.broken.clear()
         assert (await pipeline.replaced()).planned
+
+
+def test_an_elastic_pipeline_runs_while_calls_run_or_wait() -> None:
+    scaling = elastic()["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (0, 1)
+    for requests, replicas in ((0, 0), (0.04, 1), (1, 1), (7.5, 1)):
+        context: Any = SimpleNamespace(total_num_requests=requests)
+        assert while_held(context) == (replicas, {})
+    assert set(while_held.__code__.co_names) == {"int", "total_num_requests"}  # it runs without this package
