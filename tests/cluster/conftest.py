@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines.namespaces import lacking, require
-from tests.support.machines.net import Net
-from tests.support.machines.redis_machine import RedisMachine, binary
-from tests.support.machines.spectra_machines import SpectraMachines
+from tests.cluster.machines.namespaces import lacking, require
+from tests.cluster.machines.net import Net
+from tests.cluster.machines.redis_machine import RedisMachine, binary
+from tests.cluster.machines.spectra_machines import SpectraMachines
 
 JOBS, N_TOKENS = range(4), 600  # of the clients
 STAGES = ("stage-1", "stage-2", "spare")

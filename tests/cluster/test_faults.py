@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.cluster.conftest import GRACE, JOBS, N_NODES, N_TOKENS
-from tests.support.machines.ray_machines import DASHBOARD
-from tests.support.machines.redis_machine import RedisMachine
-from tests.support.machines.spectra_machines import SpectraMachines, serve_config
+from tests.cluster.machines.ray_machines import DASHBOARD
+from tests.cluster.machines.redis_machine import RedisMachine
+from tests.cluster.machines.spectra_machines import SpectraMachines, serve_config
 from tests.support.serve_application import APPLICATIONS, is_running, replicas_of
 
 pytestmark = pytest.mark.matrix

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.cluster.conftest import JOBS, N_NODES, N_TOKENS
-from tests.support.machines.spectra_machines import SpectraMachines, job
+from tests.cluster.machines.spectra_machines import SpectraMachines, job
 from tests.support.serve_application import is_running
 from tests.support.waiting import wait_until
 

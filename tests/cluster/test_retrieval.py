@@ -14,9 +14,9 @@ from app.demo.paths import DEMO_TARGET
 from engine.model.identity import tokenizer_hash
 from engine.model.loader import load_spec
 from retrieval_store.service.compaction import Target
-from tests.support.machines.net import CLIENT, Net
-from tests.support.machines.redis_machine import RedisMachine
-from tests.support.machines.spectra_machines import SpectraMachines, serve_config
+from tests.cluster.machines.net import CLIENT, Net
+from tests.cluster.machines.redis_machine import RedisMachine
+from tests.cluster.machines.spectra_machines import SpectraMachines, serve_config
 from tests.support.retrieval_service import build
 from tests.support.serve_application import is_running
 from tests.support.waiting import wait_until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.machines.net import Net
-from tests.support.machines.spectra_machines import SpectraMachines
+from tests.cluster.machines.net import Net
+from tests.cluster.machines.spectra_machines import SpectraMachines
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.matrix

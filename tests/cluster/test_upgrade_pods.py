@@ -13,8 +13,8 @@ from typing import Self
 import httpx
 import pytest
 
-from tests.support.machines.net import Net
-from tests.support.machines.spectra_machines import PLACED, SpectraMachines, job, serve_config
+from tests.cluster.machines.net import Net
+from tests.cluster.machines.spectra_machines import PLACED, SpectraMachines, job, serve_config
 from tests.support.serve_application import is_running, replicas_of
 from tests.support.waiting import LIMIT_S
 

@@ -40,7 +40,7 @@ from engine.target.loading import grammars_of, plan_cache
 from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from speculators.pool import SpeculatorPool
-from tests.support.slow_stage import GATE
+from tests.deployments.slow_stage import GATE
 from tests.support.waiting import LIMIT_S, wait_until_async
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.k8s.prometheus import FOREIGN, board_expressions, metric_names, program
 from tests.support.metrics import PAGE, documented_series
-from tests.support.prometheus import FOREIGN, board_expressions, metric_names, program
 from tools.monitoring.files import BOARDS, ROOT, RULES, made
 from tools.monitoring.grafana import dashboard
 

@@ -11,8 +11,7 @@ import httpx
 import pytest
 import trustme
 
-from tests.support.metrics import OF_RETRIEVAL, documented, exposed
-from tests.support.prometheus import (
+from tests.k8s.prometheus import (
     FOREIGN,
     Prometheus,
     board_expressions,
@@ -21,6 +20,7 @@ from tests.support.prometheus import (
     program,
     redis_exporter,
 )
+from tests.support.metrics import OF_RETRIEVAL, documented, exposed
 from tests.support.redis_server import RedisServer
 from tests.support.server_process import FLAGS, Server, running
 from tests.support.waiting import LIMIT_S, wait_until

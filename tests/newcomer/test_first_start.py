@@ -13,8 +13,8 @@ import pytest
 
 from app.demo.guide import QUESTIONS, command, guide
 from app.demo.paths import DEMO
+from tests.newcomer.terminal import Terminal
 from tests.support.server_process import Server, spectra
-from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.cluster
 

@@ -12,7 +12,7 @@ import pytest
 
 from app.demo.paths import DEMO
 from app.version import VERSION
-from tests.support.installation import ROOT, build_wheel, install, packages
+from tests.newcomer.installation import ROOT, build_wheel, install, packages
 from tests.support.server_process import running
 
 pytestmark = pytest.mark.matrix

@@ -38,7 +38,7 @@ from speculators.successors.speculator import Successors
 from speculators.successors.token_recycling import TokenRecycling, TokenRecyclingConfig
 from speculators.tenant_state import MOST, TenantState
 from speculators.testing import HashTarget
-from tests.support.drafts import Scripted, first_draft, observe_prompt, tokens_of, view
+from tests.speculators.drafts import Scripted, first_draft, observe_prompt, tokens_of, view
 
 COMBINED = [*STANDALONE, "pld+spectra-core", "suffix+token-recycling", "token-recycling+suffix+spectra-core+lookahead"]
 FIRST = Outcome([5], EMPTY_TREE)

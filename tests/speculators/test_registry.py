@@ -35,7 +35,7 @@ from speculators.successors.config import CORPUS, TARGET, TEXT, SuccessorConfig
 from speculators.successors.speculator import Successors
 from speculators.successors.token_recycling import TokenRecyclingConfig
 from speculators.testing import HashTarget
-from tests.support.drafts import count_steps, first_draft, tokens_of, view
+from tests.speculators.drafts import count_steps, first_draft, tokens_of, view
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_CORPUS = r"'{}' needs a corpus: give --retrieval DIR"

@@ -13,8 +13,8 @@ from httpx import AsyncClient
 from app.api.requests.parsing import parse
 from app.api.requests.schemas import ChatCompletionRequest, CompletionRequest
 from app.inputs.tokenizers import load_tokenizer
+from tests.app.api.engine_backend import over_engine
 from tests.app.conftest import ScriptedBackend, chunks_of
-from tests.support.engine_backend import over_engine
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"

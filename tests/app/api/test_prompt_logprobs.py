@@ -19,8 +19,8 @@ from app.api.requests.echoes import MAX_LOGPROBS_OF_PROMPTS, OFFSET_COST, check_
 from app.api.requests.schemas import CompletionRequest
 from app.inputs.tokenizers import load_tokenizer
 from engine.errors import RequestError
+from tests.app.api.engine_backend import over_engine
 from tests.app.conftest import ScriptedBackend
-from tests.support.engine_backend import over_engine
 
 PROMPT = "Snow falls on the quiet town, größer than 数 lines."
 PATH = "/v1/completions"

@@ -12,8 +12,8 @@ from httpx import AsyncClient
 
 from app.api import choice
 from app.inputs.tokenizers import load_tokenizer
+from tests.app.api.engine_backend import over_engine
 from tests.app.conftest import chunks_of
-from tests.support.engine_backend import over_engine
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox sleeps. the quick"
 METHOD = "pld+suffix+token-recycling"

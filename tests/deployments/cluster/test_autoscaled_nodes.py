@@ -28,7 +28,7 @@ from ray.serve.api import RunTarget, run_many
 from app.builder import build_app
 from app.config.serve import ServeConfig
 from benchmarks.support.server_process import free_port
-from tests.support.ray_nodes import is_running
+from tests.deployments.cluster.ray_nodes import is_running
 from tests.support.waiting import wait_until
 
 model, folder = sys.argv[1:3]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ray_scripts import run_script
+from tests.deployments.cluster.ray_scripts import run_script
 
 pytestmark = pytest.mark.matrix
 
@@ -16,7 +16,7 @@ SCRIPT = """
 import json, sys
 from ray import serve
 from ray.serve.context import _get_global_client
-from tests.support.ray_nodes import Nodes
+from tests.deployments.cluster.ray_nodes import Nodes
 from tests.support.waiting import wait_until
 
 model, folder = sys.argv[1:]

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
+from tests.deployments.cluster.serve_site import Site
 from tests.support.serve_application import is_running
-from tests.support.serve_site import Site
 from tests.support.server_process import Stream
 from tests.support.waiting import wait_until
 

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.resilience.observation import alive
 from benchmarks.support.ray_head import RayHead
+from tests.deployments.cluster.serve_site import FILE, Site
 from tests.support.serve_application import is_running, replicas_of
-from tests.support.serve_site import FILE, Site
 from tests.support.server_process import Stream
 from tests.support.waiting import LIMIT_S
 

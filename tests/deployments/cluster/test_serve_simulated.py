@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.server_process import (
-    FLAGS,
-    Server,
-    Stream,
-    check_a_signal_to_all_processes_stops_the_server,
-    running,
-)
+from tests.support.server_process import FLAGS, Server, Stream, running
 
 pytestmark = pytest.mark.matrix
 
@@ -57,7 +50,3 @@ def test_a_stream_continues_with_identical_output_after_sigkill_of_a_stage(serve
     server.process_of("StageActor").kill()
     assert stream.all_ids() == expected
     server.settled()
-
-
-def test_sigterm_to_all_processes_lets_the_running_stream_end(server: Server) -> None:
-    check_a_signal_to_all_processes_stops_the_server(server, signal.SIGTERM)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from tests.support.ray_scripts import run_script, same
+from tests.deployments.cluster.ray_scripts import run_script, same
 
 pytestmark = pytest.mark.cluster
 
 SCRIPT = '''
 import json, os, signal, subprocess, sys
-from tests.support.ray_nodes import Nodes, named
+from tests.deployments.cluster.ray_nodes import Nodes, named
 
 nodes = Nodes(sys.argv[2])
 nodes.deploy_spread(sys.argv[1])

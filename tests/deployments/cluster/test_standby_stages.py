@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.ray_scripts import run_script, same
+from tests.deployments.cluster.ray_scripts import run_script, same
 
 pytestmark = pytest.mark.matrix
 
 SCRIPT = """
 import json, os, signal, sys
 import psutil
-from tests.support.ray_nodes import Nodes, named
+from tests.deployments.cluster.ray_nodes import Nodes, named
 from tests.support.waiting import wait_until
 
 nodes = Nodes(sys.argv[2])

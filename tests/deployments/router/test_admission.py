@@ -17,9 +17,9 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import Scheduler, SchedulerOptions
 from engine.scheduling.sequence import Sequence
 from tests.deployments.conftest import METHODS, Serving, job_of
+from tests.deployments.router.router_fakes import measured_rate
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.metrics import values
-from tests.support.router_fakes import measured_rate
-from tests.support.slow_stage import GATE, Gated
 from tests.support.virtual_pipeline import INFO
 
 

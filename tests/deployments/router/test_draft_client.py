@@ -19,8 +19,8 @@ from engine.tree import EMPTY_TREE
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from tests.deployments.conftest import METHODS, Answer, Serving, job_of
-from tests.support.router_fakes import FakeActor, client_of
-from tests.support.slow_stage import GATE, Gated
+from tests.deployments.router.router_fakes import FakeActor, client_of
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.waiting import LIMIT_S, wait_until_async
 
 VOCAB = 320

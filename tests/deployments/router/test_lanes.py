@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.deployments.conftest import METHODS, Served, Serving, job_of, patient
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.metrics import values
-from tests.support.slow_stage import GATE, Gated
 from tests.support.waiting import wait_until_async
 
 

@@ -10,7 +10,7 @@ import pytest
 from deployments.options import RouterOptions
 from deployments.router import placement
 from deployments.router.placement import Placement
-from tests.support.router_fakes import FakeLane, FakeSequence
+from tests.deployments.router.router_fakes import FakeLane, FakeSequence
 
 LONG = list(range(300))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.router.poison_requests import MAX_LOSSES, SUSPECTED, Losses, PoisonRequests
 from engine.scheduling.sequence import State
-from tests.support.router_fakes import FakeScheduler, FakeSequence
+from tests.deployments.router.router_fakes import FakeScheduler, FakeSequence
 
 
 def made(n: int) -> tuple[list[FakeSequence], FakeScheduler, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.router.rebalance import Rebalancer
 from engine.scheduling.sequence import State
-from tests.support.router_fakes import FakeLane, FakeSequence
+from tests.deployments.router.router_fakes import FakeLane, FakeSequence
 
 
 class Lanes:

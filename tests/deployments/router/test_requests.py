@@ -10,8 +10,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.target.info import TargetInfo
 from tests.deployments.conftest import METHODS, Serving, job_of
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.metrics import values
-from tests.support.slow_stage import GATE, Gated
 
 
 async def test_sequences_that_lose_their_blocks_continue_with_identical_output(

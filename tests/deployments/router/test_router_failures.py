@@ -20,8 +20,8 @@ from engine.stage.stage import Stage
 from engine.step import Step
 from speculators.pool import SpeculatorPool
 from tests.deployments.conftest import METHODS, Serving, job_of
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.grammars import PERSON, of_schema
-from tests.support.slow_stage import GATE, Gated
 from tests.support.waiting import wait_until_async
 
 POISON = 311  # a prompt with this token makes the stages below fail

@@ -11,7 +11,7 @@ from deployments.router.service_rate import MEMORY_S, ServiceRate, WaitEstimate
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.step import Step, Work
-from tests.support.router_fakes import measured_rate
+from tests.deployments.router.router_fakes import measured_rate
 
 
 def sequence(n_prompt: int = 100, max_tokens: int = 100, n_output: int = 0, n_cached: int = 0, tenant: str = "") -> Any:

@@ -8,8 +8,8 @@ import pytest
 
 from deployments.stage.links import negotiation, process_group
 from deployments.transport import async_channel, channel
-from tests.support.link_peers import Peers
-from tests.support.slow_stage import Gate, Gated
+from tests.deployments.slow_stage import Gate, Gated
+from tests.deployments.stage.link_peers import Peers
 from tests.support.waiting import LIMIT_S
 
 

@@ -16,7 +16,7 @@ from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.channel import Channel
 from engine.errors import TargetLostError
 from engine.stage.base import Activations
-from tests.support.stage_steps import connected, first_step
+from tests.deployments.stage.stage_steps import connected, first_step
 
 
 def stage_frame(step: bytes = b"", tensors: Any = (), **more: Any) -> bytes:

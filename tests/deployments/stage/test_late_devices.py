@@ -19,7 +19,7 @@ from engine.request import Request
 from engine.stage.base import Activations, Computing
 from engine.stage.stage import Stage
 from engine.step import Step
-from tests.support.stage_steps import connected, first_step
+from tests.deployments.stage.stage_steps import connected, first_step
 from tests.support.waiting import LIMIT_S, wait_until_async
 
 CPU = torch.device("cpu")

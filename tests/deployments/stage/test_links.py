@@ -17,7 +17,7 @@ from deployments.stage.links.channel_store import ChannelStore
 from deployments.stage.links.negotiation import Choice, NoCommonLinkError, Offer, accept_link, offer_link
 from deployments.stage.links.process_group import build_within
 from deployments.stage.links.watchdog import Watchdog
-from tests.support.link_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
+from tests.deployments.stage.link_peers import CPU, KINDS, LARGE, Peers, deliver, received, same
 from tests.support.waiting import LIMIT_S
 
 BAD_HEADS = [

@@ -27,10 +27,10 @@ from engine.stage.base import Activations
 from engine.stage.stage import Stage
 from engine.step import Step
 from engine.target.info import TargetInfo, positions
-from tests.support.link_peers import Peers
+from tests.deployments.slow_stage import Gate, Gated
+from tests.deployments.stage.link_peers import Peers
+from tests.deployments.stage.stage_steps import connected, first_step
 from tests.support.listeners import SECRET
-from tests.support.slow_stage import Gate, Gated
-from tests.support.stage_steps import connected, first_step
 from tests.support.waiting import wait_until_async
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from engine.model.identity import ModelIdentity
 from engine.request import Request
 from engine.target.info import TargetInfo
 from tests.deployments.conftest import Served, Serving, job_of
-from tests.support.slow_stage import GATE, Gated
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.submission import Submitting, submitting, tokens
 from tests.support.waiting import LIMIT_S
 

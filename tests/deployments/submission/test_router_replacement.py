@@ -14,7 +14,7 @@ from engine.errors import TargetLostError
 from engine.events import StepEvent
 from engine.request import Request
 from tests.deployments.conftest import METHODS, Serving, job_of
-from tests.support.slow_stage import GATE, Gated
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.submission import REQUEST, Endless, count_prompt, submitting, tokens
 from tests.support.waiting import LIMIT_S, wait_until_async
 

@@ -30,7 +30,7 @@ from engine.events import StepEvent
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from tests.deployments.conftest import METHODS, Serving, job_of
-from tests.support.slow_stage import GATE, Gated
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.submission import REQUEST, Endless, check_figures, submitting, tokens
 from tests.support.waiting import wait_until_async
 

@@ -32,7 +32,7 @@ from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, StepResult, Work
 from engine.target.info import TargetInfo, positions
-from tests.support.slow_stage import GATE, Gated
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.waiting import LIMIT_S, wait_until_async
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from engine.target.info import TargetInfo
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
 from tests.deployments.conftest import Served, Serving, job_of
-from tests.support.slow_stage import GATE, Gated
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.waiting import LIMIT_S, wait_until_async
 
 KNOWN = StepCosts({1: ((1, 2), (0.1, 0.2))})

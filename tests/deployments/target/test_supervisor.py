@@ -9,8 +9,8 @@ import pytest
 from deployments.pipeline.connection import Pipeline
 from deployments.target import diagnosis, supervisor
 from engine.errors import ConfigError, TargetLostError
+from tests.deployments.slow_stage import GATE
 from tests.deployments.target.conftest import Supervise, prompt_step
-from tests.support.slow_stage import GATE
 from tests.support.waiting import LIMIT_S, wait_until_async
 
 

@@ -24,7 +24,7 @@ from engine.errors import ConfigError
 from engine.kv.arena import BlockTable
 from engine.protocol import Branch
 from engine.sampling.params import SamplingParams
-from tests.support.draft_oracles import Path, paths
+from tests.engine.drafter.draft_oracles import Path, paths
 from tests.support.naive_drafter import NaiveDrafter
 from tests.support.tiny_drafters import DFLASH, EAGLE, LAYER, MEDUSA, PARALLEL, TinyDrafter, tiny_drafter, tiny_states
 

@@ -15,9 +15,9 @@ from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.scheduling.sequence import Sequence, State
 from engine.tree import IntArray
+from tests.engine.scheduling.step_driver import Driver, watched
 from tests.engine.scheduling.test_prefix_matcher import BLOCK, FAMILY, N_TOKENS, PLAIN, STYLES, TEXTS, whole_blocks
 from tests.support.engines import check_idle, make_engine, make_target
-from tests.support.step_driver import Driver, watched
 
 METHODS = ("autoregressive", "always-right", "pld+spectra-core", "always-wrong", "token-recycling", "pld-plus-h")
 

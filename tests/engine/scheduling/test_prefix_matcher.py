@@ -14,8 +14,8 @@ from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.tree import IntArray
+from tests.engine.scheduling.step_driver import Driver, watched
 from tests.support.engines import check_idle, make_engine, make_target
-from tests.support.step_driver import Driver, watched
 from tests.support.tiny_models import random_prompts
 
 FAMILY = "qwen3"

@@ -13,8 +13,8 @@ from engine.protocol import Branch, Decision, Draft, Needs, Outcome, RequestView
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from engine.scheduling.scheduler import SchedulerOptions
+from tests.engine.scheduling.step_driver import watched
 from tests.support.engines import complete_all, make_engine, make_target
-from tests.support.step_driver import watched
 from tests.support.tiny_models import random_prompts
 
 ASKED, RESTING = Decision("off", "asked", reads_back=False), Decision("off", "rests", reads_back=False)

@@ -20,8 +20,8 @@ from engine.target.local import LocalTarget
 from engine.target.options import TargetOptions
 from engine.tree import EMPTY_TREE
 from speculators.testing import AlwaysRight, AlwaysWrong
+from tests.engine.scheduling.step_driver import watched
 from tests.support.engines import check_idle, complete_all, make_engine, make_target
-from tests.support.step_driver import watched
 from tests.support.tiny_models import random_prompts, reference_tokens, saved_model
 
 FAMILY = "qwen3"  # its texts do not repeat and do not end early

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.installation import ROOT, environment, pip
+from tests.newcomer.installation import ROOT, environment, pip
 from tests.support.server_process import Server
 
 HERE = Path(__file__).parent

@@ -13,10 +13,10 @@ import pytest
 import trustme
 from redis.cluster import RedisCluster
 
+from tests.retrieval_store.stores.store_kinds import Place
+from tests.retrieval_store.stores.tls_relay import TlsRelay
 from tests.support.redis_server import HOST, RedisServer, ask, cluster, sentinel
 from tests.support.snapshot_folders import make_snapshot
-from tests.support.store_kinds import Place
-from tests.support.tls_relay import TlsRelay
 
 KINDS = (
     "memory",

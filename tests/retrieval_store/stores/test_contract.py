@@ -19,8 +19,16 @@ from retrieval_store.errors import (
 )
 from retrieval_store.snapshots.snapshot import MANIFEST, read_manifest, verify
 from retrieval_store.stores.base import Current, Store
+from tests.retrieval_store.stores.store_kinds import (
+    Place,
+    append_each,
+    fetch_into,
+    names,
+    publish,
+    publish_often,
+    win_moves,
+)
 from tests.support.snapshot_folders import FILES, TOKENIZER, contents
-from tests.support.store_kinds import Place, append_each, fetch_into, names, publish, publish_often, win_moves
 from tests.support.waiting import LIMIT_S, wait_until
 
 Snapshots = Callable[[int], Path]

@@ -14,8 +14,8 @@ from retrieval_store.snapshots.names import folder_segment, segment
 from retrieval_store.snapshots.snapshot import MANIFEST
 from retrieval_store.stores.base import StoreOptions
 from retrieval_store.stores.directory import DirectoryStore
+from tests.retrieval_store.stores.store_kinds import Place, append_each, publish_often, win_moves
 from tests.support.snapshot_folders import FILES, make_snapshot
-from tests.support.store_kinds import Place, append_each, publish_often, win_moves
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from retrieval_store.service.compaction import Compactor, log, trim
 from retrieval_store.service.watcher import Served, Watcher
 from retrieval_store.snapshots.cache import NodeCache, SnapshotFolder
 from retrieval_store.stores.base import Store
+from tests.retrieval_store.stores.store_kinds import Place, names
 from tests.support.retrieval_service import TARGET, publish
-from tests.support.store_kinds import Place, names
 from tests.support.waiting import wait_until
 
 BASE, ONE, TWO = [5, 6, 7, 8, 9], [5, 6, 70, 80, 90], [15, 16, 17, 18, 19]

@@ -13,10 +13,10 @@ from retrieval_store.errors import StoreUnavailableError
 from retrieval_store.stores.base import Current, StoreOptions
 from retrieval_store.stores.open import open_store
 from tests.retrieval_store.stores.conftest import ACL, CLUSTER_ACL, SECRET, SENTINEL_ACL, USER
+from tests.retrieval_store.stores.store_kinds import Place
+from tests.retrieval_store.stores.tls_relay import TlsRelay
 from tests.support.redis_server import HOST, RedisServer, ask, sentinel, wait_until
 from tests.support.snapshot_folders import contents, make_snapshot
-from tests.support.store_kinds import Place
-from tests.support.tls_relay import TlsRelay
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.matrix

@@ -16,9 +16,9 @@ from retrieval_store.errors import StoreError, StoreUnavailableError, UnknownVer
 from retrieval_store.stores.base import Current, Store, StoreOptions
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_layout import RedisKeys
+from tests.retrieval_store.stores.store_kinds import CHUNK
 from tests.support.redis_server import RedisServer, ask
 from tests.support.snapshot_folders import contents, make_snapshot
-from tests.support.store_kinds import CHUNK
 from tests.support.waiting import LIMIT_S, wait_until
 
 SPACE = "space"

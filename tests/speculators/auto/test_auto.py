@@ -19,7 +19,7 @@ from speculators.auto.ranking import rank
 from speculators.auto.speculator import Auto
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
-from tests.support.auto_sources import (
+from tests.speculators.auto.auto_sources import (
     FREE,
     TARGET,
     VOCAB,
@@ -31,7 +31,7 @@ from tests.support.auto_sources import (
     run_step,
     shared_out,
 )
-from tests.support.drafts import paths_of, tokens_of
+from tests.speculators.drafts import paths_of, tokens_of
 
 
 @st.composite

@@ -16,7 +16,7 @@ from speculators.auto.config import AutoConfig
 from speculators.auto.prices import MOST, Prices
 from speculators.auto.sharing import share_out
 from speculators.auto.sources import FIRST_DRAFTING
-from tests.support.auto_sources import FREE, line, shared_out
+from tests.speculators.auto.auto_sources import FREE, line, shared_out
 
 PRICED = StepCosts(
     {1: ((1, 65), (1.0, 2.0)), 16: ((16, 80), (3.0, 5.0))}, {0: ((1,), (0.5,)), 2048: ((1,), (0.9,))}, {16: 2.5}

@@ -16,7 +16,17 @@ from speculators.auto.decisions import BATCH, FULL, OFF, RESTS, TEXT
 from speculators.auto.speculator import Auto
 from speculators.registry import SpeculatorOptions, create
 from speculators.testing import HashTarget
-from tests.support.auto_sources import FREE, TARGET, VOCAB, Decoding, Quick, Reading, Source, line, make_request
+from tests.speculators.auto.auto_sources import (
+    FREE,
+    TARGET,
+    VOCAB,
+    Decoding,
+    Quick,
+    Reading,
+    Source,
+    line,
+    make_request,
+)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from retrieval_store.index.memory import MemoryIndex
 from speculators.corpus.lookup import UnigramCache
 from speculators.corpus.rest import Rest, RestConfig
 from speculators.spectra.retrieval import SpectraRetrieval, SpectraRetrievalConfig
-from tests.support.drafts import Path, first_draft, paths_of, tokens_of, view
+from tests.speculators.drafts import Path, first_draft, paths_of, tokens_of, view
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=25), max_size=5)
 CONTEXT = st.lists(st.integers(0, 3), min_size=1, max_size=20)

@@ -29,7 +29,7 @@ from speculators.draft_model.speculator import DraftModel
 from speculators.mixing.fault_isolation import FaultIsolated
 from speculators.pool import SpeculatorPool
 from speculators.registry import SpeculatorOptions
-from tests.support.draft_models import (
+from tests.speculators.draft_model.draft_models import (
     GREEDY,
     SAMPLED,
     SETTINGS,
@@ -46,8 +46,8 @@ from tests.support.draft_models import (
     view,
     written,
 )
-from tests.support.drafts import Path as Tokens
-from tests.support.drafts import paths_of, tokens_of
+from tests.speculators.drafts import Path as Tokens
+from tests.speculators.drafts import paths_of, tokens_of
 
 
 @pytest.mark.parametrize("name", SETTINGS)

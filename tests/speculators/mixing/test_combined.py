@@ -17,7 +17,7 @@ from speculators.mixing.estimates import FIRST_CLAIM, Estimates, tried_nodes
 from speculators.node_counter import NodeCounter
 from speculators.registry import create
 from speculators.testing import AlwaysRight, AlwaysWrong, HashTarget
-from tests.support.drafts import Scripted, paths_of, steps, tokens_of, view
+from tests.speculators.drafts import Scripted, paths_of, steps, tokens_of, view
 
 
 def begun(parts, request_id=0, **config):

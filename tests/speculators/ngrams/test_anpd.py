@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from speculators.ngrams.anpd import Anpd, AnpdConfig
 from speculators.ngrams.pld import PromptLookup
 from speculators.testing import HashTarget
-from tests.support.drafts import first_draft, paths_of, steps, tokens_of, view
+from tests.speculators.drafts import first_draft, paths_of, steps, tokens_of, view
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 # Trees as the plain formula has them: no limit bites but the depth and the least probability.

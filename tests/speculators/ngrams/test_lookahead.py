@@ -13,8 +13,8 @@ from engine.protocol import Outcome
 from engine.tree import EMPTY_TREE
 from speculators.ngrams.dictionaries import BackwardDictionary, ForwardDictionary
 from speculators.ngrams.lookahead import Lookahead, LookaheadConfig
-from tests.support.drafts import steps, view
-from tests.support.original_lookahead import LongMemory, Original
+from tests.speculators.drafts import steps, view
+from tests.speculators.ngrams.original_lookahead import LongMemory, Original
 
 PAPER = LookaheadConfig.paper()
 ROOMY = 1000  # nodes: everything fits

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from speculators.ngrams.occurrences import LONGEST
 from speculators.ngrams.pld import CLAIMS, PldConfig, PromptLookup, _mix
-from tests.support.drafts import view
+from tests.speculators.drafts import view
 
 CONTEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 LOOPS = st.tuples(CONTEXTS, st.integers(1, 30)).map(lambda loop: loop[0] * loop[1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from speculators.ngrams.occurrences import Occurrences
 from speculators.ngrams.suffix import SuffixConfig, SuffixDecoding
-from tests.support.drafts import first_draft, paths_of, view
+from tests.speculators.drafts import first_draft, paths_of, view
 
 EVERY = 10**6
 FAITHFUL = SuffixConfig(mode="paper", max_occurrences=EVERY)

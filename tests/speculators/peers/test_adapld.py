@@ -12,7 +12,7 @@ from engine.protocol import Artefacts, Outcome
 from engine.tree import EMPTY_TREE
 from speculators.peers.adapld import AdaPld, AdaPldConfig
 from speculators.testing import HashTarget
-from tests.support.drafts import follow, tokens_of, view
+from tests.speculators.drafts import follow, tokens_of, view
 
 DIMS = 6
 

@@ -15,7 +15,7 @@ from speculators.peers.goose import Goose, GooseConfig
 from speculators.peers.stand import Stand, StandConfig
 from speculators.successors.token_recycling import TokenRecycling
 from speculators.testing import HashTarget
-from tests.support.drafts import follow, observe_prompt, paths_of, view
+from tests.speculators.drafts import follow, observe_prompt, paths_of, view
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9]
 

@@ -16,7 +16,7 @@ from engine.tree import EMPTY_TREE, ROOT
 from speculators.peers.stand import Stand, StandConfig, averaged
 from speculators.successors.token_recycling import rank_tree
 from speculators.testing import HashTarget
-from tests.support.drafts import follow, view
+from tests.speculators.drafts import follow, view
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

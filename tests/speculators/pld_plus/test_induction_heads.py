@@ -22,7 +22,7 @@ from speculators.pld_plus.induction_heads import (
     read_heads,
     write_heads,
 )
-from tests.support.drafts import view
+from tests.speculators.drafts import view
 
 FOUND = HeadsFile(
     model="abc",

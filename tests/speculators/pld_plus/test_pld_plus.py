@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.protocol import Artefacts, Outcome
 from engine.tree import EMPTY_TREE, TokenTree
 from speculators.pld_plus.speculator import PldPlusAttention, PldPlusConfig, PldPlusHidden
-from tests.support.drafts import view
+from tests.speculators.drafts import view
 
 HEADS = ((0, 1), (2, 0), (3, 3))
 D = 6

@@ -18,7 +18,7 @@ from speculators.prediction.config import PredictionConfig
 from speculators.prediction.replacements import LONGEST, MOST, MOST_HERE, Replacements
 from speculators.prediction.speculator import Prediction
 from speculators.registry import create
-from tests.support.drafts import paths_of, view
+from tests.speculators.drafts import paths_of, view
 
 VOCAB = 500
 PROMPT = [3, 1, 4]

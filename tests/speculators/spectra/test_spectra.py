@@ -19,7 +19,7 @@ from speculators.spectra.core import SpectraCore, SpectraCoreConfig
 from speculators.spectra.retrieval import SpectraRetrieval
 from speculators.spectra.speculator import Spectra, SpectraConfig
 from speculators.testing import HashTarget
-from tests.support.drafts import Path, count_steps, first_draft, steps, tree_paths, view
+from tests.speculators.drafts import Path, count_steps, first_draft, steps, tree_paths, view
 
 PUBLISHED = replace(SpectraCoreConfig.paper(), guess_order="backward-first")
 ROOMY = 1000  # nodes: everything fits

@@ -18,8 +18,8 @@ from speculators.successors.models import Models
 from speculators.successors.speculator import Successors
 from speculators.successors.table import TAIL, learn_text, put_successors
 from speculators.testing import HashTarget
-from tests.support.drafts import tokens_of
-from tests.support.successor_runs import PROMPT, SMALL, array, decode, tail_of, view
+from tests.speculators.drafts import tokens_of
+from tests.speculators.successors.successor_runs import PROMPT, SMALL, array, decode, tail_of, view
 
 VOCAB = 6
 ALL = (TEXT, TARGET, CORPUS)

@@ -20,7 +20,7 @@ from speculators.successors.mix import mix_successors
 from speculators.successors.models import Models
 from speculators.successors.table import learn_text, put_successors
 from speculators.successors.vocabulary import VocabularyRows
-from tests.support.successor_runs import BOTH, array, row_of, tail_of
+from tests.speculators.successors.successor_runs import BOTH, array, row_of, tail_of
 
 VOCAB = 64
 CONFIG = SuccessorConfig(text_width=4, top_k=4, recent=6)

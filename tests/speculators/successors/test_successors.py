@@ -21,8 +21,8 @@ from speculators.successors.models import MOST_IDLE
 from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE
 from speculators.testing import HashTarget
-from tests.support.drafts import observe_prompt, tokens_of
-from tests.support.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, view
+from tests.speculators.drafts import observe_prompt, tokens_of
+from tests.speculators.successors.successor_runs import BOTH, HALVES, PROMPT, SMALL, Decoding, decode, view
 
 SEQUENCES = HashTarget(48, n_successors=2)
 

@@ -25,7 +25,7 @@ from speculators.successors.table import (
     put_successors,
 )
 from speculators.successors.vocabulary import VocabularyRows
-from tests.support.successor_runs import BOTH, array, row_of, tail_of
+from tests.speculators.successors.successor_runs import BOTH, array, row_of, tail_of
 
 U64 = (1 << 64) - 1
 ORDERS = (1, 2, 3, 5, 8)

@@ -12,8 +12,8 @@ from engine.protocol import Needs, Outcome
 from engine.tree import EMPTY_TREE, ROOT
 from speculators.successors.token_recycling import RANK_P, TokenRecycling, TokenRecyclingConfig, rank_tree
 from speculators.testing import HashTarget
-from tests.support.drafts import follow
-from tests.support.successor_runs import PROMPT, view
+from tests.speculators.drafts import follow
+from tests.speculators.successors.successor_runs import PROMPT, view
 
 
 class LiteralMatrix:

@@ -14,8 +14,8 @@ from speculators.registry import SpeculatorOptions, create
 from speculators.successors.config import TARGET, SuccessorConfig
 from speculators.successors.models import Models
 from speculators.successors.vocabulary import BELOW, PAIR_TOP_K, READ_TOP_K, TOP_K, VocabularyRows, pair_row
-from tests.support.drafts import first_draft as draft_of
-from tests.support.drafts import tokens_of, view
+from tests.speculators.drafts import first_draft as draft_of
+from tests.speculators.drafts import tokens_of, view
 from tests.support.engines import complete_all, make_engine, make_target
 from tests.support.tiny_models import random_prompts, tiny_model
 

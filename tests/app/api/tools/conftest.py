@@ -15,8 +15,8 @@ from app.access.options import AccessOptions
 from app.api.application import create_app
 from app.api.http import Api
 from app.api.service import Settings
+from tests.app.api.tools.chat_templates import OF_FAMILY, QWEN_3
 from tests.app.conftest import ANSWER, ScriptedBackend, listening
-from tests.support.chat_templates import OF_FAMILY, QWEN_3
 from tests.support.recorded_calls import Recorded
 from tests.support.tiny_models import tiny_tokenizer
 from tests.support.waiting import LIMIT_S

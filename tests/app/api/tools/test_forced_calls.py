@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from app.inputs.tokenizers import load_tokenizer
+from tests.app.api.engine_backend import over_engine
+from tests.app.api.tools.chat_templates import OF_FAMILY, QWEN_3
 from tests.app.conftest import error_of
-from tests.support.chat_templates import OF_FAMILY, QWEN_3
-from tests.support.engine_backend import over_engine
 
 UNIT = {"enum": ["C", "F", None]}
 ARGUMENTS = {

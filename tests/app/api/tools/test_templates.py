@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from app.api.tools.families import FAMILIES, family_of
+from tests.app.api.tools.chat_templates import MISTRAL, OF_FAMILY, QWEN_3, WITH_EFFORT
 from tests.app.api.tools.conftest import edge_of
 from tests.app.conftest import client_of, error_of
-from tests.support.chat_templates import MISTRAL, OF_FAMILY, QWEN_3, WITH_EFFORT
 from tools.demo_world.tokenizer import CHAT_TEMPLATE as DEMO_WORLD
 
 PATH = "/v1/chat/completions"

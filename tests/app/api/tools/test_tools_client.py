@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.app.api.tools.chat_templates import ALWAYS_THINKS, QWEN_2_5, QWEN_3
 from tests.app.api.tools.conftest import answering, edge_of
 from tests.app.conftest import client_of
-from tests.support.chat_templates import ALWAYS_THINKS, QWEN_2_5, QWEN_3
 from tests.support.recorded_calls import RECORDED, WHOLE_AND_STREAMED, Recorded, tagged
 
 TOOLS = [

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.support.server_process import Server, Stream, check_stopped, spectra
+from tests.support.server_process import Server, check_a_signal_to_all_processes_stops_the_server, spectra
 
 pytestmark = pytest.mark.cluster
 
@@ -23,11 +23,5 @@ def test_a_second_server_on_the_port_is_one_clear_line_and_starts_no_ray(server:
     assert sorted(server.folder.rglob("session_*")) == before
 
 
-def test_sigterm_lets_the_running_stream_end_and_leaves_no_process(server: Server) -> None:
-    stream = Stream(server, max_tokens=300, ignore_eos=True, temperature=0.8, seed=4)
-    stream.until(5)
-    processes = server.processes()
-    assert len(processes) > 8
-    os.kill(server.process.pid, signal.SIGTERM)
-    assert len(stream.all_ids()) == 300
-    check_stopped(server, processes)
+def test_sigterm_to_all_processes_lets_the_running_stream_end_and_leaves_none(server: Server) -> None:
+    check_a_signal_to_all_processes_stops_the_server(server, signal.SIGTERM)

@@ -23,8 +23,8 @@ from engine.scheduling.scheduler import SchedulerOptions
 from engine.target.info import TargetInfo
 from speculators.pool import SpeculatorPool
 from tests.deployments.conftest import METHODS, Offline, Served, Stages, job_of, patient
+from tests.deployments.slow_stage import GATE, Gated
 from tests.support.metrics import values
-from tests.support.slow_stage import GATE, Gated
 from tests.support.waiting import wait_until_async
 
 

@@ -14,7 +14,7 @@ from engine.drafter.networks.base import TargetParts
 from engine.drafter.networks.build import load_network
 from engine.drafter.spec import LayerShape
 from engine.errors import ConfigError
-from tests.support.drafters import DRAFTED, FFN, LAYOUTS, MASK, RANK, TARGET, eagle1, eagle31
+from tests.engine.drafter.checkpoint.drafters import DRAFTED, FFN, LAYOUTS, MASK, RANK, TARGET, eagle1, eagle31
 
 SMALL = {"draft_vocab_size": DRAFTED}
 EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,7 +12,7 @@ import torch
 
 from engine.drafter.checkpoint.read import read_drafter
 from engine.errors import ConfigError, UnsupportedModelError
-from tests.support.drafters import LAYOUTS, TARGET, Public, layers, medusa
+from tests.engine.drafter.checkpoint.drafters import LAYOUTS, TARGET, Public, layers, medusa
 
 Change = Callable[[Public], object]
 

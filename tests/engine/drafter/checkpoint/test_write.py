@@ -19,7 +19,7 @@ from engine.drafter.checkpoint.read import read_drafter
 from engine.drafter.checkpoint.write import write_drafter
 from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError, UnsupportedModelError
-from tests.support.drafters import LAYOUTS, TARGET, eagle3, medusa
+from tests.engine.drafter.checkpoint.drafters import LAYOUTS, TARGET, eagle3, medusa
 
 NAMES_KEPT = ("eagle1", "eagle3", "eagle31", "nvidia_eagle3", "peagle", "dflash", "jetspec", "specforge_dspark",
               "medusa", "parallelspec_medusa", "parallelspec_eagle")  # fmt: skip

@@ -25,7 +25,7 @@ from engine.sampling.noise import KeyedRandom
 from engine.sampling.params import SamplingParams
 from engine.sampling.randomness import Randomness
 from engine.tree import ROOT
-from tests.support.draft_oracles import Path, best, chances, grown, paths
+from tests.engine.drafter.draft_oracles import Path, best, chances, grown, paths
 from tests.support.enumeration import every_outcome
 from tests.support.pretended_device import pretended_device
 

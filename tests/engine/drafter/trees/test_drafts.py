@@ -21,7 +21,7 @@ from engine.protocol import Branch
 from engine.sampling.history import History
 from engine.sampling.params import SamplingParams
 from engine.verify.rules import walk_text
-from tests.support.draft_oracles import Path, best, chances, every_path, grown, paths, products, written
+from tests.engine.drafter.draft_oracles import Path, best, chances, every_path, grown, paths, products, written
 
 VOCAB, POSITION, DEPTH, ROOT_TOKEN, HIDDEN, N_SEQ = 6, 20, 3, 2, 4, 8
 IDS = [0, 1, 3, 4]

@@ -21,7 +21,7 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.randomness import Randomness
 from engine.tree import ROOT, TokenTree
 from engine.verify.rules import Row
-from tests.support.draft_oracles import Path, grown
+from tests.engine.drafter.draft_oracles import Path, grown
 from tests.support.enumeration import EXACT, SETTINGS, VOCAB, Target, worst_error
 
 Streams = Callable[[NoiseKey], Randomness]

@@ -16,7 +16,7 @@ from speculators.auto.sharing import share_out
 from speculators.auto.sources import FIRST_DRAFTING
 from speculators.auto.speculator import Auto
 from speculators.testing import HashTarget
-from tests.support.drafts import Scripted, view
+from tests.speculators.drafts import Scripted, view
 
 VOCAB = 64
 TARGET = HashTarget(VOCAB)

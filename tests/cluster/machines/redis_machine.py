@@ -10,8 +10,8 @@ from pathlib import Path
 
 import trustme
 
-from tests.support.machines.namespaces import VOLUME
-from tests.support.machines.net import Net
+from tests.cluster.machines.namespaces import VOLUME
+from tests.cluster.machines.net import Net
 from tests.support.manifests import redis_config, redis_users
 from tests.support.redis_server import wait_until
 

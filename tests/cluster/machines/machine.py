@@ -13,10 +13,10 @@ from typing import IO, TYPE_CHECKING
 
 import psutil
 
-from tests.support.machines.namespaces import INIT, OWN
+from tests.cluster.machines.namespaces import INIT, OWN
 
 if TYPE_CHECKING:
-    from tests.support.machines.net import Net
+    from tests.cluster.machines.net import Net
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent

@@ -17,8 +17,8 @@ from typing import Self
 
 import httpx
 
-from tests.support.machines.machine import Machine
-from tests.support.machines.namespaces import TransportOf
+from tests.cluster.machines.machine import Machine
+from tests.cluster.machines.namespaces import TransportOf
 
 LOCK = Path(tempfile.gettempdir()) / "spectra-machines.lock"
 BRIDGE, CLIENT = "switch", "client"

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.machines.ray_machines import RayMachines
+from tests.cluster.machines.ray_machines import RayMachines
 from tests.support.redis_server import wait_until
 from tests.support.serve_application import NAME, is_running
 from tests.support.server_process import Stream

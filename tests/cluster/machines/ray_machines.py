@@ -21,9 +21,9 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from tests.support.machines.machine import Machine, plain
-from tests.support.machines.net import Net
-from tests.support.machines.redis_machine import USER, RedisMachine
+from tests.cluster.machines.machine import Machine, plain
+from tests.cluster.machines.net import Net
+from tests.cluster.machines.redis_machine import USER, RedisMachine
 from tests.support.serve_application import ServeApplication
 from tests.support.waiting import wait_until
 
