@@ -1,4 +1,4 @@
-"""How ``pytest -n 2`` divides tests: a file is run by one process, and so are the files of a folder ``one_server``."""
+"""How ``pytest -n 2`` divides tests: one process runs a file, and all files of a folder that share a server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 
+SHARE_A_SERVER = {"one_server", "newcomer"}  # folders
+
+
 class UnitsOfWork(LoadFileScheduling):
     """Keeps the files that share a server together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = PurePosixPath(nodeid.partition("::")[0])
-        return str(file.parent if file.parent.name == "one_server" else file)
+        return next((folder for folder in file.parts if folder in SHARE_A_SERVER), str(file))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitsOfWork:
