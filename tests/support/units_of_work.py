@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-
 SHARE_A_SERVER = {"one_server", "newcomer"}  # folders
 
 
