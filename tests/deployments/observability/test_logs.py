@@ -23,10 +23,11 @@ def lines_of(monkeypatch: pytest.MonkeyPatch) -> Lines:
 
     def log(form: str, level: str) -> list[str]:
         serve, out = logging.getLogger(SERVE), io.StringIO()
-        logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)  # a server of another test may have set it
-        for logger in (serve, logging.getLogger("ray")):
+        # Servers of other tests may have configured these.
+        for logger in (serve, *map(logging.getLogger, ("ray", "uvicorn", "uvicorn.error"))):
             monkeypatch.setattr(logger, "handlers", [])
             monkeypatch.setattr(logger, "propagate", True)
+            logger.setLevel(logging.NOTSET)
         monkeypatch.setattr("sys.stderr", out)
         configure(LogOptions(form, level), "Router")
         token = request_id.current.set("r-1")

@@ -12,7 +12,7 @@ from speculators.successors.config import TARGET, TEXT, SuccessorConfig
 from speculators.successors.speculator import Successors
 from speculators.successors.table import NONE, TAIL, fill_tail, find, hash_tail
 from speculators.testing import HashTarget
-from tests.support import drafts
+from tests.speculators import drafts
 
 BOTH = (TEXT, TARGET)
 HALVES = [(TEXT,), (TARGET,), BOTH]
