@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,31 @@ import pytest
 import torch
 
 from app.cli import main
-from tests.support.cli_run import CliRun
 
 Lines = list[dict[str, Any]]
 
 
-def run_here(*command: object) -> CliRun:
-    """Run ``spectra`` without a fixture of pytest, so that a module can share a run."""
+@dataclass
+class CliRun:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return dict(json.loads(self.out.splitlines()[-1]))
+
+    @property
+    def methods(self) -> dict[str, Any]:
+        """The figures of a benchmark by method."""
+        return dict(self.document["methods"])
+
+    def tau(self, method: str) -> float:
+        return float(self.methods[method]["tokens_per_forward"])
+
+
+def run_cli(*command: object) -> CliRun:
+    """Run ``spectra`` in this process, also in fixtures of a module."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
@@ -32,7 +51,7 @@ def run_here(*command: object) -> CliRun:
 
 def generated(model: Path, *flags: object) -> Lines:
     """The JSON lines of ``spectra generate``."""
-    ran = run_here("generate", "--model", model, "--json", *flags)
+    ran = run_cli("generate", "--model", model, "--json", *flags)
     assert ran.status == 0, ran.err
     return [json.loads(line) for line in ran.out.splitlines()]
 

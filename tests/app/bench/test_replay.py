@@ -24,7 +24,7 @@ from engine.verify.batch import WalkItem, verify
 from engine.verify.rules import walk_text
 from speculators.pool import SpeculatorPool
 from speculators.testing import AlwaysRight, AlwaysWrong
-from tests.support.cli_run import CliRun, run_cli
+from tests.support.spectra_command import CliRun, run_cli
 
 LIST = "The river runs from the hills to the sea. The river runs past the town, and the river runs on."
 POEM = "Snow falls on the quiet town. Snow falls on the hills. Snow falls, and the quiet town sleeps."
@@ -51,11 +51,11 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def replay(capsys: pytest.CaptureFixture[str]) -> Replay:
+def replay() -> Replay:
     """``replay(logs, "pld", ..)``: runs the command in this process."""
 
     def run(logs: Path, methods: str, *more: object, status: int = 0) -> CliRun:
-        ran = run_cli(capsys, "bench", "--replay", logs, "--tokenizer", "demo", "--methods", methods, *more)
+        ran = run_cli("bench", "--replay", logs, "--tokenizer", "demo", "--methods", methods, *more)
         assert ran.status == status, ran.err
         return ran
 

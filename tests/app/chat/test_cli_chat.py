@@ -13,7 +13,7 @@ import pytest
 from app.chat import screen
 from tests.app.conftest import ANSWER, ScriptedBackend, listening
 from tests.app.load.conftest import TEXT, Script
-from tests.support.cli_run import run_cli
+from tests.support.spectra_command import run_cli
 from tests.support.waiting import wait_until
 
 CTRL_C = "\x03"
@@ -36,7 +36,7 @@ class Lines(io.StringIO):
 
 
 @pytest.fixture
-def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Chat:
+def chat(monkeypatch: pytest.MonkeyPatch) -> Chat:
     """``chat(url, lines, *flags)``: runs the command in this process and returns its output."""
 
     def run(url: str, lines: str, *flags: str, is_terminal: bool = False) -> str:
@@ -44,7 +44,7 @@ def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         stdin.is_terminal = is_terminal
         monkeypatch.setattr(sys, "stdin", stdin)
         monkeypatch.setattr(screen, "wants_colours", lambda out: is_terminal)
-        ran = run_cli(capsys, "chat", "--url", url, *flags)
+        ran = run_cli("chat", "--url", url, *flags)
         assert (ran.status, ran.err) == (0, "")
         return ran.out
 
@@ -145,8 +145,8 @@ def test_the_key_is_sent_and_a_refused_trace_dropped(
     assert "secret" not in shown
 
 
-def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_cli(capsys, "chat", "--url", "http://127.0.0.1:1")
+def test_a_wrong_flag_is_named() -> None:
+    run = run_cli("chat", "--url", "http://127.0.0.1:1")
     assert (run.status, run.err.count("no server answers at http://127.0.0.1:1/v1")) == (2, 1)
-    run = run_cli(capsys, "chat", "--timeout", 0)
+    run = run_cli("chat", "--timeout", 0)
     assert (run.status, run.err.count("--timeout is '0'; it must be a number from 0.1 to 86400")) == (2, 1)

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from app.reporting.colours import PLAIN, coloured
 from engine.step_cost import StepCosts
-from tests.support.spectra_command import Lines, generated, run_here
+from tests.support.spectra_command import Lines, generated, run_cli
 
 KEYS = (
     *("index", "turn", "text", "token_ids", "finish_reason", "prompt_tokens", "target_forwards", "drafted_tokens"),
@@ -172,7 +172,7 @@ def test_colours_change_no_text_and_the_legend_counts_accepted_tokens(tiny_check
     prompt = ("--prompt", "the quick brown fox and the quick brown fox", "--raw", "--max-new-tokens", 40)
     flags = (*prompt, "--method", "pld+token-recycling", "--temperature", 0.5, "--seed", 3)
     [line] = generated(tiny_checkpoint, *flags)
-    shown = run_here("generate", "--model", tiny_checkpoint, *flags, "--color").out
+    shown = run_cli("generate", "--model", tiny_checkpoint, *flags, "--color").out
     text, _, figures = shown.rpartition("\n[")
     text, _, legend = text.rpartition("\n")
     assert ESCAPE.sub("", text) == line["text"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import run_cli
 
 GENERATE = "generate --prompt a"
 BENCH = "bench --methods pld --prompts prompts.jsonl --out out"
@@ -133,7 +133,7 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
-    ran = run_here(*shlex.split(command))
+    ran = run_cli(*shlex.split(command))
     assert (ran.status, ran.out) == (2, "")
     last = ran.err.splitlines()[-1]
     assert last.startswith("spectra")

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.cli_run import CliRun
-from tests.support.spectra_command import own_threads, run_here
+from tests.support.spectra_command import CliRun, own_threads, run_cli
 
 __all__ = ["own_threads"]
 
@@ -45,7 +44,7 @@ def build(tiny_checkpoint: Path, tmp_path: Path) -> Build:
     """``build("--input", F)``: the snapshot goes to ``tmp_path/out``."""
 
     def run(*words: object, model: Path = tiny_checkpoint, out: Path = tmp_path / "out") -> CliRun:
-        return run_here("corpus", "build", "--threads", 1, "--out", out, "--model", model, *words)
+        return run_cli("corpus", "build", "--threads", 1, "--out", out, "--model", model, *words)
 
     return run
 

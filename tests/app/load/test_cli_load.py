@@ -11,18 +11,18 @@ import pytest
 from app.commands.measuring.load import KEY_VARIABLES
 from tests.app.conftest import ScriptedBackend
 from tests.app.load.conftest import TEXT, Script, answer
-from tests.support.cli_run import CliRun, run_cli
+from tests.support.spectra_command import CliRun, run_cli
 
 BROKEN = (200, {}, [*answer()[:4], Script.BREAK])
 Load = Callable[..., CliRun]
 
 
 @pytest.fixture
-def load(capsys: pytest.CaptureFixture[str]) -> Load:
+def load() -> Load:
     """``load(url, "--rate", 5)``: runs the command in this process."""
 
     def run(url: str, *more: object, status: int = 0) -> CliRun:
-        ran = run_cli(capsys, "load", "--url", url, *more)
+        ran = run_cli("load", "--url", url, *more)
         assert ran.status == status, ran.err
         return ran
 

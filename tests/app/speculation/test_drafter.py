@@ -16,7 +16,7 @@ from app.demo.paths import DEMO_DRAFTER, DEMO_TARGET
 from deployments.options import SpeculatorPlacement
 from engine.errors import ConfigError, UnknownMethodError, UnsupportedModelError
 from speculators.pool import SpeculatorPool
-from tests.support.spectra_command import generated, run_here
+from tests.support.spectra_command import generated, run_cli
 
 PROMPT = ("--prompt", "Write a story about a fox.", "--max-new-tokens", 24)
 
@@ -55,7 +55,7 @@ def test_a_drafter_with_another_vocabulary_is_refused(other_tokenizer: Path, tmp
         ),
         (larger, "pld", "has a vocabulary of 5000 token ids, the target one of 40"),
     ):
-        ran = run_here("generate", *PROMPT, "--method", method, "--draft-model", folder)
+        ran = run_cli("generate", *PROMPT, "--method", method, "--draft-model", folder)
         assert (ran.status, ran.out) == (2, "")
         assert ran.err.startswith(f"spectra: --draft-model {folder} {says}")
 

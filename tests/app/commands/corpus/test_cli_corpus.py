@@ -18,15 +18,14 @@ from retrieval_store.snapshots.snapshot import MANIFEST, Description, Source, re
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
 from retrieval_store.stores.open import open_store
 from retrieval_store.stores.redis_url import PASSWORD as PASSWORD_VARIABLE
-from tests.support.cli_run import CliRun
 from tests.support.redis_server import RedisServer
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import CliRun, run_cli
 
 PASSWORD = "open-sesame"
 TEXTS = [[1, 2, 3, 4, 5], [1, 2, 3, 6]]
 ABOUT = Description(tokenizer_hash="t" * 32, vocab_size=4096)
 
-corpus = partial(run_here, "corpus")
+corpus = partial(run_cli, "corpus")
 
 
 def listed(*flags: object) -> dict[str, Any]:

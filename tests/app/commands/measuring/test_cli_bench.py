@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli_run import CliRun
-from tests.support.spectra_command import generated, run_here
+from tests.support.spectra_command import CliRun, generated, run_cli
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["The quick brown fox jumps", "over the lazy dog"]},
@@ -36,7 +35,7 @@ def flags(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> li
 def finished(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[CliRun, Path]:
     """One run, and its folder."""
     out = tmp_path_factory.mktemp("finished") / "out"
-    return run_here(*flags, "--out", out, *METHODS), out
+    return run_cli(*flags, "--out", out, *METHODS), out
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(flags: list[str], out: Path) -> Bench:
-    return lambda *more: run_here(*flags, "--out", out, *more)
+    return lambda *more: run_cli(*flags, "--out", out, *more)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import run_cli
 
 FILE = Path(__file__).parents[4] / "docs" / "serve.yaml"
 ARGS = "applications.0.args"
@@ -31,7 +31,7 @@ def check(tmp_path: Path) -> Check:
             inside[key] = value
         file = tmp_path / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
-        ran = run_here("check", *flags, file)
+        ran = run_cli("check", *flags, file)
         return ran.status, ran.err
 
     return run
@@ -42,7 +42,7 @@ def test_the_documented_file_passes_also_inside_a_ray_service(tmp_path: Path) ->
     service = yaml.safe_dump({"kind": "RayService", "spec": {"serveConfigV2": FILE.read_text()}})
     several.write_text(f"kind: ConfigMap\n---\n{service}---\nkind: Service\n")
     for file in (FILE, several):
-        ran = run_here("check", file)
+        ran = run_cli("check", file)
         assert (ran.status, ran.err) == (0, "")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.version import VERSION
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import run_cli
 from tools.shapes import llama_70b
 
 
@@ -27,7 +27,7 @@ def port() -> Iterator[int]:
 
 def findings(*flags: object, status: int = 0) -> dict[str, dict[str, Any]]:
     """By name."""
-    ran = run_here("doctor", *flags, "--json")
+    ran = run_cli("doctor", *flags, "--json")
     assert ran.status == status, ran.out
     assert ran.document["ok"] is (status == 0)
     return {one["name"]: one for one in ran.document["findings"]}
@@ -40,7 +40,7 @@ def test_the_machine_of_these_tests_has_no_problem(port: int, tmp_path: Path) ->
     assert "no version is published" in found["redis"]["says"]
     assert "layers 0 to 5" in found["stage 0"]["says"]
     assert found["memory"]["status"] == "ok"
-    lines = run_here("doctor", "--port", port).out.splitlines()
+    lines = run_cli("doctor", "--port", port).out.splitlines()
     assert {line.split()[0] for line in lines} <= {"ok", "warning"}
 
 

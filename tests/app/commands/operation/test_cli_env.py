@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from app.serving.environment import NODE_GRPC_PORTS, NODE_HTTP_PORTS, node_environment, serve_environment
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import run_cli
 
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 WORKERS = range(10_002, 20_000)  # where Ray's workers listen unless `ray start` says otherwise
@@ -19,11 +19,11 @@ OUTGOING = range(32_768, 61_000)  # Linux takes these for outgoing connections b
 
 def test_a_shell_and_a_pod_read_the_same_environment(tmp_path: Path) -> None:
     script = tmp_path / "a script's name"
-    words = shlex.split(run_here("env", "--haproxy", script).out)
+    words = shlex.split(run_cli("env", "--haproxy", script).out)
     assert words[::2] == ["export"] * len(words[::2])
     assert dict(word.split("=", 1) for word in words[1::2]) == node_environment(str(script))
     assert node_environment(str(script))[BINARY] == str(script)
-    entries = yaml.safe_load(run_here("env", "--format", "k8s").out)
+    entries = yaml.safe_load(run_cli("env", "--format", "k8s").out)
     assert {entry["name"]: entry["value"] for entry in entries} == node_environment()
     assert all(isinstance(entry["value"], str) for entry in entries)  # Kubernetes refuses numbers
 
@@ -50,7 +50,7 @@ def test_port_ranges_are_wide_and_overlap_no_other_ports_of_a_node() -> None:
 def test_the_installed_script_starts_haproxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(BINARY, raising=False)
     script = tmp_path / "haproxy"
-    assert f"{BINARY}={script}" in run_here("env", "--haproxy", script, "--install-haproxy").out
+    assert f"{BINARY}={script}" in run_cli("env", "--haproxy", script, "--install-haproxy").out
     pages = tmp_path / "haproxy.cfg"
     pages.write_text("frontend prometheus\n    bind :14381\nfrontend http_frontend\n    bind 0.0.0.0:8000\n")
     done = subprocess.run([script, "-f", pages, "-vv"], capture_output=True, text=True)
@@ -61,5 +61,5 @@ def test_the_installed_script_starts_haproxy(tmp_path: Path, monkeypatch: pytest
 
 def test_a_script_that_would_start_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BINARY, str(tmp_path / "haproxy"))
-    ran = run_here("env", "--haproxy", tmp_path / "haproxy", "--install-haproxy")
+    ran = run_cli("env", "--haproxy", tmp_path / "haproxy", "--install-haproxy")
     assert (ran.status, "would start itself" in ran.err) == (2, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.manifests import FOLDER
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import run_cli
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing Serve warns
@@ -45,7 +45,7 @@ def test_a_wrong_overlay_is_not_rendered(
         config = folder / "overlays" / overlay / "serve-config.yaml"
         assert was in config.read_text()
         config.write_text(config.read_text().replace(was, now))
-    ran = run_here("k8s", "render", "--folder", folder, "--overlay", overlay)
+    ran = run_cli("k8s", "render", "--folder", folder, "--overlay", overlay)
     assert (ran.status, ran.out) == (2, "")
     start, _, end = says.partition(".*")
     assert start in ran.err

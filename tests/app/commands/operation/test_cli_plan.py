@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import run_cli
 from tools.shapes import llama_70b
 
 FLAGS = ("--gpus", 8, "--gpu-memory-gib", 80)
@@ -24,7 +24,7 @@ def seventy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def document(model: Path, *flags: object, status: int = 0) -> dict[str, Any]:
-    ran = run_here("plan", "--model", model, *flags, "--json")
+    ran = run_cli("plan", "--model", model, *flags, "--json")
     assert ran.status == status, ran.err
     return ran.document
 
@@ -48,18 +48,18 @@ def test_a_config_alone_gives_a_plan_and_the_command_that_serves_it(seventy: Pat
 
 def test_the_text_says_what_is_an_estimate_and_what_was_given(seventy: Path) -> None:
     given = ("--tokens-per-forward", 2.2, "--memory-tbs", 3, "--quantization", "int8")
-    ran = run_here("plan", "--model", seventy, *FLAGS, *given)
+    ran = run_cli("plan", "--model", seventy, *FLAGS, *given)
     assert ran.status == 0
     assert "are estimates" in ran.out
     lines = [line.split() for line in ran.out.splitlines()]
     assert ["memory_bytes_per_s", "3e+12", "given"] in lines
     assert ["tokens_per_forward", "2.2", "given"] in lines
-    ran = run_here("plan", "--model", seventy, *FLAGS, "--context", 200000)
+    ran = run_cli("plan", "--model", seventy, *FLAGS, "--context", 200000)
     assert (ran.status, "the model allows 131072 tokens" in ran.err) == (2, True)
 
 
 def test_a_model_that_does_not_fit_is_status_1(seventy: Path) -> None:
     found = document(seventy, "--gpus", 1, "--gpu-memory-gib", 80, status=1)
     assert (found["fits"], found["command"]) == (False, "")
-    ran = run_here("plan", "--model", seventy, "--gpus", 1, "--gpu-memory-gib", 80)
+    ran = run_cli("plan", "--model", seventy, "--gpus", 1, "--gpu-memory-gib", 80)
     assert (ran.status, "does not fit" in ran.out) == (1, True)

@@ -23,7 +23,7 @@ from engine.model.loader import load_spec
 from engine.protocol import Needs
 from speculators.pld_plus.induction_heads import read_heads
 from speculators.pool import SpeculatorPool
-from tests.support.spectra_command import generated, run_here
+from tests.support.spectra_command import generated, run_cli
 
 PROMPT = "Snow falls on the quiet town. Snow falls on the quiet river. Snow falls"
 GENERATE = ("--prompt", PROMPT, "--raw", "--max-new-tokens", 30, "--temperature", 0.7, "--seed", 3)
@@ -35,7 +35,7 @@ def find(model: Path, out: Path, *more: object) -> str:
     prompts = out.parent / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"turns": [PROMPT[i:], "unused"]}) for i in range(5)))
     flags = ("--prompts", prompts, "--limit", 4, "--max-new-tokens", 30, "--keep", 5)
-    ran = run_here("heads", "find", "--model", model, "--out", out, *flags, *more)
+    ran = run_cli("heads", "find", "--model", model, "--out", out, *flags, *more)
     assert ran.status == 0, ran.err
     assert "4/4" in ran.err
     return ran.out
@@ -81,19 +81,19 @@ def test_without_a_file_heads_are_found_once_and_cached(
     monkeypatch.setattr(heads, "PROMPTS", [text[-200:] for text in heads.PROMPTS[:3]])
     command = ("generate", "--model", tiny_checkpoint, *GENERATE, "--json")
     method = ("--method", "pld+pld-plus-a")
-    assert run_here(*command, "--method", "pld-plus-h+pld").status == 0
+    assert run_cli(*command, "--method", "pld-plus-h+pld").status == 0
     assert not own_cache.exists()  # only pld-plus-a reads heads
-    first = run_here(*command, *method)
+    first = run_cli(*command, *method)
     assert "finding induction heads" in first.err
     [cached] = (own_cache / "heads").iterdir()
     assert read_heads(cached, model_hash(tiny_checkpoint), 4, 4).pairs
     cached.write_text("{}")  # a truncated file is reported, and the heads are found again
-    again = run_here(*command, *method)
+    again = run_cli(*command, *method)
     assert again.document["token_ids"] == first.document["token_ids"]
     assert f"{cached} is not a heads file" in again.err
     with monkeypatch.context() as patch:
         patch.setattr(heads, "find", None)
-        assert run_here(*command, *method).status == 0
+        assert run_cli(*command, *method).status == 0
         assert served_speculators(ServeConfig(model=str(tiny_checkpoint), method="pld")).pld_plus.heads
     shutil.rmtree(own_cache.parent)
     served = served_speculators(ServeConfig(model=str(tiny_checkpoint), method="pld+pld-plus-a", stages=2))
@@ -101,7 +101,7 @@ def test_without_a_file_heads_are_found_once_and_cached(
     assert len(list((own_cache / "heads").iterdir())) == 1
     shutil.rmtree(own_cache.parent)
     own_cache.parent.write_text("not a folder")
-    unwritable = run_here(*command, *method)
+    unwritable = run_cli(*command, *method)
     assert (unwritable.status, "cannot be written" in unwritable.err) == (0, True)
 
 
@@ -110,7 +110,7 @@ def test_heads_of_another_model_are_refused_by_name(heads_file: Path, tiny_check
     tensors = {name: tensor * 1.01 for name, tensor in load_file(other / "model.safetensors").items()}
     save_file(tensors, other / "model.safetensors", {"format": "pt"})  # a fine-tuned model: same names, same sizes
     for method in ("pld-plus-a", "pld"):
-        ran = run_here("generate", "--model", other, *GENERATE, "--method", method, "--heads", heads_file)
+        ran = run_cli("generate", "--model", other, *GENERATE, "--method", method, "--heads", heads_file)
         assert (ran.status, ran.out) == (2, "")
         assert f"{heads_file} belongs to another model" in ran.err
     with pytest.raises(ConfigError, match="belongs to another model"):
@@ -148,7 +148,7 @@ def test_rows_that_were_read_once_are_used_from_then_on_unless_the_file_is_broke
 ) -> None:
     spec = load_spec(tiny_checkpoint)
     assert known_rows(tiny_checkpoint, spec) is None
-    done = run_here("vocabulary", "read", "--model", tiny_checkpoint, "--stages", 2)
+    done = run_cli("vocabulary", "read", "--model", tiny_checkpoint, "--stages", 2)
     file = rows_file(tiny_checkpoint)
     assert done.status == 0
     assert f"{spec.vocab_size} tokens" in done.out

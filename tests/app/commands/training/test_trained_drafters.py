@@ -9,7 +9,7 @@ import pytest
 from engine.drafter.checkpoint.write import write_drafter
 from engine.model.loader import load_spec
 from tests.support.served_drafters import KINDS, drafter_spec, random_checkpoint
-from tests.support.spectra_command import generated, run_here
+from tests.support.spectra_command import generated, run_cli
 
 SETUP = ("--prompt", "Snow falls on the quiet town", "--max-new-tokens", 16, "--seed", 3)
 
@@ -45,6 +45,6 @@ def test_a_drafter_that_does_not_fit_the_flags_is_refused(tiny_checkpoint: Path,
         (("--drafter", folder, "--method", "p-eagle", "--drafter-layers", "0,1,9"), "has no layer 9"),
         (("--drafter", tmp_path.parent, "--method", "eagle"), "config.json cannot be read"),
     ):
-        ran = run_here("generate", "--model", tiny_checkpoint, "--prompt", "hi", *flags)
+        ran = run_cli("generate", "--model", tiny_checkpoint, "--prompt", "hi", *flags)
         assert ran.status == 2
         assert says in ran.err

@@ -13,8 +13,7 @@ from app.inputs import builtin_corpus, libraries
 from engine.model.identity import tokenizer_hash
 from retrieval_store.snapshots.snapshot import Description
 from retrieval_store.snapshots.snapshot_writer import write_snapshot
-from tests.support.cli_run import CliRun
-from tests.support.spectra_command import own_cache, own_threads, run_here
+from tests.support.spectra_command import CliRun, own_cache, own_threads, run_cli
 
 __all__ = ["own_cache", "own_threads"]
 
@@ -53,7 +52,7 @@ def small_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def generate(tiny_checkpoint: Path) -> Generate:
     prompt = ("--prompt", "The quick brown fox", "--raw", "--max-new-tokens", 40, "--json")
-    return lambda *flags: run_here("generate", "--model", tiny_checkpoint, *prompt, *flags)
+    return lambda *flags: run_cli("generate", "--model", tiny_checkpoint, *prompt, *flags)
 
 
 @pytest.fixture(scope="module")

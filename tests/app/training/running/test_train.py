@@ -16,8 +16,7 @@ from engine.drafter.checkpoint.checkpoint import DrafterCheckpoint
 from engine.drafter.checkpoint.read import read_drafter
 from engine.loop import Engine
 from engine.model.loader import load_spec
-from tests.support.cli_run import CliRun
-from tests.support.spectra_command import run_here
+from tests.support.spectra_command import CliRun, run_cli
 from tests.support.tiny_models import saved_checkpoint
 
 N_PROMPTS = 24
@@ -31,7 +30,7 @@ def run_train(folder: Path, method: str, *flags: object) -> CliRun:
     turns = [[f"{chr(97 + i)} tale of {i * i} things", "and then?"][: 1 + (i % 5 == 0)] for i in range(N_PROMPTS)]
     file.write_text("".join(json.dumps({"turns": asked}) + "\n" for asked in turns))
     where = ("--target", saved_checkpoint(), "--out", folder / "out", "--prompts", file)
-    return run_here("train", "--method", method, *where, *SIZES, *flags)
+    return run_cli("train", "--method", method, *where, *SIZES, *flags)
 
 
 def drafter_in(folder: Path) -> DrafterCheckpoint:
@@ -152,11 +151,11 @@ def test_given_answers_and_texts_are_trained_on(trained: Trained, tmp_path: Path
         (tmp_path / "texts" / f"{i}.txt").write_text("".join(chr(97 + (i * k + k * k) % 26) for k in range(60)))
     train_medusa = ("train", "--method", "medusa", "--target", saved_checkpoint(), "--out", tmp_path / "out")
     answers = ("--answers", folder / "out" / "work" / "answers.jsonl", "--max-length", 64, "--held-out", 0.25)
-    run = run_here(*train_medusa, "--steps", 1, *answers)
+    run = run_cli(*train_medusa, "--steps", 1, *answers)
     assert run.status == 0, run.err
     assert {**run.document["texts"], "prompts": 0, "answers": 0} == {**known, "prompts": 0, "answers": 0}
     texts = ("--texts", tmp_path / "texts", "--held-out", 0.4, "--restart")
-    run = run_here(*train_medusa, "--steps", 1, *texts)
+    run = run_cli(*train_medusa, "--steps", 1, *texts)
     assert run.status == 0, run.err
     assert run.document["texts"]["train"] + run.document["texts"]["held_out"] == 6
     assert run.document["held_out"]["greedy"] is None
