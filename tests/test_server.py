@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.server_process import Server, Stream, running
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -47,5 +48,6 @@ def test_a_stream_continues_with_identical_output_after_sigkill_of_the_stage(ser
     stage = server.process_of("StageActor")
     stage.kill()
     assert stream.all_ids() == expected
+    wait_until(lambda: server.health()["pipelines_lost"] >= 1, "the lost stage was not noticed")
+    server.settled()
     assert server.process_of("StageActor").pid != stage.pid
-    assert server.settled()["pipelines_lost"] >= 1

@@ -9,6 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
+RAY_GAVE_UP, N_STARTS = "The current node timed out during startup", 4
 ANSWER_S = 5.0  # Serve's controller answers within milliseconds if it is there; killed processes go as fast
 
 
@@ -19,12 +22,22 @@ def init_ray(options: dict[str, Any]) -> None:
     What stops the server often reaches them too (systemd signals the control group, ``timeout`` and a terminal the
     process group). They have to live on: running streams have their grace, and Serve takes itself down. Ray
     itself blocks SIGINT likewise.
+
+    A busy machine may not start Ray within the 30 s that Ray allows; then it is started again.
     """
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    ray.init(**options)
+    for n_left in reversed(range(N_STARTS)):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # Ray has no class for it
+            if RAY_GAVE_UP not in str(error) or not n_left:
+                raise
+            logger.warning("Ray did not start within 30 s on this busy machine; starting it again")
+            end_ray()
 
 
 def n_gpus() -> float:

@@ -30,7 +30,7 @@ FLAGS = (
     "--force-device-scale-factor=1",
 )
 PROGRAMS = ("chromium", "chromedriver")
-WAIT_S = 300.0  # seconds; a slow machine does not reach it
+WAIT_S = 600.0  # seconds; a slow machine does not reach it
 COLOURS = 128  # of pictures
 DESKTOP, PHONE = (1360, 900), (360, 740)
 

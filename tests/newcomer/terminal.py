@@ -29,24 +29,25 @@ class Terminal:
             preexec_fn=_control,
         )
         os.close(theirs)
-        self._seen = ""
+        self._seen = b""
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def until(self, wanted: str) -> str:
-        """Wait for ``wanted``; returns the output up to and including it, since the last call."""
-        wait_until(lambda: self._shows(wanted), lambda: f"{wanted!r} did not appear: {self._seen!r}")
-        before, _, self._seen = self._seen.partition(wanted)
-        return before + wanted
+    def until(self, text: str) -> str:
+        """Wait for ``text``; returns the output up to and including it, since the last call."""
+        shown = text.replace("\n", "\r\n").encode()
+        wait_until(lambda: self._shows(shown), lambda: f"{text!r} did not appear: {self._seen!r}")
+        before, _, self._seen = self._seen.partition(shown)
+        return (before + shown).decode().replace("\r\n", "\n")
 
-    def _shows(self, wanted: str) -> bool:
-        while wanted not in self._seen and select.select([self._ours], [], [], 0)[0]:
+    def _shows(self, shown: bytes) -> bool:
+        while shown not in self._seen and select.select([self._ours], [], [], 0)[0]:
             try:
-                self._seen += os.read(self._ours, 1 << 16).decode(errors="replace").replace("\r\n", "\n")
+                self._seen += os.read(self._ours, 1 << 16)
             except OSError as error:
                 raise AssertionError(f"the program has ended: {self._seen!r}") from error
-        return wanted in self._seen
+        return shown in self._seen
 
     def __enter__(self) -> Terminal:
         return self

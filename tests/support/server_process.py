@@ -24,13 +24,11 @@ from benchmarks.support.server_process import free_port
 from tests.support.waiting import LIMIT_S, wait_until
 
 READY_S = 2 * LIMIT_S  # for Ray and the application to start
-N_STARTS, RAY_GAVE_UP = 5, "The current node timed out during startup"  # after 30 s, which Ray does not let us change
 PATIENT = {"RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300", "RAY_health_check_timeout_ms": "300000"}
 FLAGS = ("--name", "tiny", "--kv-gib", "0.02", "--max-sequences", "4", "--max-waiting", "8", "--grace", "30")
 
 
 def spectra() -> str:
-    """Return the installed command."""
     return str(Path(sys.executable).with_name("spectra"))
 
 
@@ -111,7 +109,6 @@ class Server:
         return health
 
     def processes(self) -> list[psutil.Process]:
-        """Return the server's process and all descendants."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
 
@@ -142,19 +139,14 @@ class Server:
 def running(
     checkpoint: Path, flags: Sequence[str] = FLAGS, authority: trustme.CA | None = None, program: Path | None = None
 ) -> Iterator[Server]:
-    """Run a server that has printed ``Ready``; start it again where Ray gave up on a busy machine."""
-    for attempt in range(1, N_STARTS + 1):
-        with tempfile.TemporaryDirectory(prefix="sv-") as folder:  # pytest's folders are too long for Ray's sockets
-            server = Server(checkpoint, Path(folder), flags, authority, program)
-            try:
-                log = server.log.read_text()
-                if RAY_GAVE_UP in log and attempt < N_STARTS:
-                    continue
-                assert server.first_line.startswith("Ready: "), log
-                yield server
-                return
-            finally:
-                server.close()
+    """Run a server that has printed ``Ready``."""
+    with tempfile.TemporaryDirectory(prefix="sv-") as folder:  # pytest's folders are too long for Ray's sockets
+        server = Server(checkpoint, Path(folder), flags, authority, program)
+        try:
+            assert server.first_line.startswith("Ready: "), server.log.read_text()
+            yield server
+        finally:
+            server.close()
 
 
 class Stream:

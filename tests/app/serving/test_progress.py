@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from app.config.serve import ServeConfig
 from app.inputs import devices
+from app.serving import ray_session
 from app.serving.preflight import check_gpus, check_store
 from app.serving.progress import Progress, phases_of
+from app.serving.ray_session import RAY_GAVE_UP
 from app.serving.server import Server
 from benchmarks.support.server_process import free_port
 from engine.errors import ConfigError
@@ -88,3 +91,20 @@ def test_too_few_gpus_fail_a_local_ray_and_are_reported_on_a_cluster_that_may_gr
     assert capsys.readouterr() == ("", "")
     with pytest.raises(ConfigError, match=r"the stages and their standbys need 3\.5 GPUs, but Ray has 3"):
         check_gpus(ServeConfig.model_validate(wanted | {"replicas": 1, "standby_stages": 3}), say, is_local=True)
+
+
+def test_ray_is_started_again_where_a_busy_machine_did_not_start_it_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Exception | None] = [Exception(f"{RAY_GAVE_UP}. This could happen"), None, ValueError("wrong")]
+    ended: list[int] = []
+
+    def init(**_: object) -> None:
+        if error := answers.pop(0):
+            raise error
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(ray_session, "end_ray", lambda: ended.append(len(answers)))
+    with ThreadPoolExecutor(1) as thread:  # whose signals it blocks
+        thread.submit(ray_session.init_ray, {}).result()
+        assert ended == [2]
+        with pytest.raises(ValueError, match="wrong"):
+            thread.submit(ray_session.init_ray, {}).result()

@@ -11,6 +11,7 @@ import yaml
 
 from benchmarks.support.ray_head import RayHead
 from tests.support.serve_application import ServeApplication
+from tests.support.waiting import LIMIT_S
 
 FILE = Path(__file__).parents[2] / "docs" / "serve.yaml"
 
@@ -19,9 +20,9 @@ class Site(ServeApplication):
     """What ``serve deploy`` makes of a cluster."""
 
     def __init__(self, head: RayHead) -> None:
-        super().__init__(httpx.Client(base_url=head.dashboard, headers=head.headers, timeout=240))
+        super().__init__(httpx.Client(base_url=head.dashboard, headers=head.headers, timeout=LIMIT_S))
         self.head = head
-        self.http = httpx.Client(base_url=head.url, timeout=240)
+        self.http = httpx.Client(base_url=head.url, timeout=LIMIT_S)
         self.config = yaml.safe_load(FILE.read_text())
 
     def close(self) -> None:

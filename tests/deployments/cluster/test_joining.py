@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.support.server_process import Server, running
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.matrix
 
@@ -77,7 +78,7 @@ def joined(server: Server, code: str, *arguments: str) -> str:
     shell = '. "$1"; shift; exec "$@"'
     command = ["sh", "-c", shell, "sh", environment_file(server), sys.executable, "-c", code, *arguments]
     bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=bare)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=bare)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -99,7 +100,7 @@ def test_a_program_beside_the_server_calls_it_by_handles(server: Server) -> None
 
 def test_an_application_of_ones_own_in_the_same_cluster_calls_ours(server: Server) -> None:
     joined(server, COMPOSITION)
-    answer = httpx.post(f"{server.base}/twice", json=FIELDS, timeout=240).json()
+    answer = httpx.post(f"{server.base}/twice", json=FIELDS, timeout=LIMIT_S).json()
     wanted = server.token_ids(**{name: value for name, value in FIELDS.items() if name != "return_token_ids"})
     assert answer == {"whole": wanted, "streamed": wanted}
     assert server.settled()["status"] == "ok"

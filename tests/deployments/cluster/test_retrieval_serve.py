@@ -205,7 +205,7 @@ def test_keys_limit_namespaces_and_share_no_prefix(site: Site) -> None:
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached({}), cached({}), cached(reader), cached(reader)] == [0, 128, 0, 128]
-    assert httpx.post(f"{site.server.base}/v1/completions", json=body, timeout=240).status_code == 401
+    assert httpx.post(f"{site.server.base}/v1/completions", json=body, timeout=LIMIT_S).status_code == 401
     assert site.http.get("/metrics", headers=reader).status_code == 403
     for namespace, status in (("tenant-a", 403), ("learner", 200)):
         asked = SHORT | {"model": "tiny", "prompt": prompt, "speculative": {"namespace": namespace}}

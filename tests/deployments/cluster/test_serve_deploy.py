@@ -63,7 +63,7 @@ def watched(port: int) -> list[tuple[int, int]]:
         with contextlib.suppress(httpx.ReadError, httpx.RemoteProtocolError):  # just as it stops listening
             try:
                 ready, health = (
-                    httpx.get(f"http://127.0.0.1:{port}/{name}", timeout=240) for name in ("ready", "health")
+                    httpx.get(f"http://127.0.0.1:{port}/{name}", timeout=LIMIT_S) for name in ("ready", "health")
                 )
             except httpx.ConnectError:
                 return found
@@ -111,7 +111,7 @@ def test_a_draining_ingress_is_not_ready_and_a_proxy_that_does_not_know_asks_ano
             site.head.deploy(site.config)
             for looks in seen:
                 assert (503, 200) in looks.result(LIMIT_S)
-            statuses = [httpx.get(f"{site.head.url}/v1/models", timeout=240).status_code for _ in range(8)]
+            statuses = [httpx.get(f"{site.head.url}/v1/models", timeout=LIMIT_S).status_code for _ in range(8)]
         finally:
             manager.resume()
     assert statuses == [httpx.codes.OK] * 8

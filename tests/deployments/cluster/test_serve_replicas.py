@@ -1,5 +1,5 @@
-"""Two pipelines of one HTTPS server: the same texts, no pause when one is lost, certificates replaced under running
-streams, nothing for strangers; the last test stops it."""
+"""Two pipelines of one HTTPS server: the same texts, also when one is lost; certificates replaced under streams;
+nothing for strangers. The last test stops the server."""
 
 from __future__ import annotations
 
@@ -99,7 +99,13 @@ def test_a_new_certificate_is_for_new_connections_and_open_ones_stay(
         wait_until(lambda: refused in server.log.read_text(), server.log.read_text)
         assert shown() == before
         server.renew_certificate(authority)
-        wait_until(lambda: shown() != before, server.log.read_text)
+
+        def is_renewed() -> bool:
+            with contextlib.suppress(OSError):  # HAProxy reloads
+                return shown() != before
+            return False
+
+        wait_until(is_renewed, server.log.read_text)
         old.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert old.recv(12) == b"HTTP/1.1 200"
     assert stream.all_ids() == expected
@@ -140,9 +146,9 @@ def test_both_pipelines_write_the_same_text_and_report_their_figures(server: Ser
     health = server.health()
     assert (health["status"], health["lanes"]) == ("ok", 2)
     assert health["blocks"] == health["Target.free_blocks"] + health["Target-2.free_blocks"]
-    streams = [Stream(server, **SEEDED) for _ in range(4)]
+    streams = [Stream(server, **SEEDED | {"max_tokens": 3000}) for _ in range(4)]
     wait_until(lambda: (server.health()["Target.running"], server.health()["Target-2.running"]) == (2, 2))
-    assert [stream.all_ids() for stream in streams] == [expected] * 4
+    assert [stream.all_ids()[: len(expected)] for stream in streams] == [expected] * 4
     server.settled()
     text = server.http.get("/metrics").text
     assert values(text, "spectra:pipelines_up") == [2.0]
@@ -151,7 +157,7 @@ def test_both_pipelines_write_the_same_text_and_report_their_figures(server: Ser
         assert values(text, "spectra:load_seconds", lane=lane, phase="read")
 
 
-def test_new_requests_are_served_while_a_lost_stage_is_replaced(server: Server, expected: list[int]) -> None:
+def test_a_lost_stage_changes_no_text_and_new_requests_are_answered(server: Server, expected: list[int]) -> None:
     streams = [Stream(server, **SEEDED) for _ in range(4)]
     for stream in streams:
         stream.until(50)

@@ -88,11 +88,11 @@ def test_killed_stages_are_replaced_alone(server: Server, texts: list[list[int]]
         victim.kill()
     assert [stream.all_ids() for stream in running] == texts
     wait_until_gone(victims)
-    after = alive(server, STAGE)
-    assert len(after) == len(stages)
-    assert [process for process in after if process in others] == others
+    wait_until(lambda: server.health()["pipelines_lost"] > lost_before, "the loss was not noticed")
+    wait_until(lambda: len(alive(server, STAGE)) == len(stages), "a stage was not replaced")
+    assert [process for process in alive(server, STAGE) if process in others] == others
     assert alive(server, TARGET) == targets
-    assert server.settled()["pipelines_lost"] > lost_before
+    server.settled()
     logs = "".join(log.read_text() for log in server.folder.glob("ray/session_*/logs/serve/*Target*.log"))
     assert "is lost and will be replaced: ActorDiedError" in logs
 
@@ -104,7 +104,7 @@ def test_a_killed_target_leaves_no_orphans_not_even_a_stopped_stage(server: Serv
     target.kill()
     assert [stream.all_ids() for stream in running] == texts
     wait_until_gone([target, *stages])
-    assert len(alive(server, STAGE)) == len(stages)
+    wait_until(lambda: len(alive(server, STAGE)) == len(stages), "a stage was not replaced")
     server.settled()
 
 
