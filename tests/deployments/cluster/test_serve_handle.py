@@ -97,6 +97,5 @@ def test_handles_answer_as_http_does_and_cancelling_leaves_nothing(
 
 
 def test_speculators_in_actors_learn_without_any_store(said: dict[str, Any]) -> None:
-    """Under Serve's plain settings, which a driver of one's own has."""
     assert len({str(text) for text in said["learnt_texts"]}) == 1
     assert said["has_learnt"]
