@@ -21,6 +21,9 @@ os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Seconds; a slow machine needs more than the 30 to 60 that Ray gives its dashboard.
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "600",
     # Tiny models gain nothing from threads, and threads of a busy machine spin while they wait for each other.
     "OMP_NUM_THREADS": "1",
     # Kernels of ``engine.cuda`` run on a CPU. Triton reads this when it is imported, which transformers does.

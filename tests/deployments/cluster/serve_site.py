@@ -13,7 +13,7 @@ from benchmarks.support.ray_head import RayHead
 from tests.support.serve_application import ServeApplication
 from tests.support.waiting import LIMIT_S
 
-FILE = Path(__file__).parents[2] / "docs" / "serve.yaml"
+FILE = Path(__file__).parents[3] / "docs" / "serve.yaml"
 
 
 class Site(ServeApplication):
