@@ -65,18 +65,15 @@ class Nodes:
         )
 
     def until_running(self) -> None:
-        """Wait for the application."""
         wait_until(is_running, lambda: serve.status().applications)
         self.handle = serve.get_app_handle(NAME)
         self.target = serve.get_deployment_handle("Target", NAME)
 
     def state(self) -> dict[str, Any]:
-        """Of the target."""
         found: dict[str, Any] = self.target.state.remote().result()
         return found
 
     def quiet(self) -> list[int]:
-        """The undisturbed text."""
         ids: list[int] = self.handle.generate.remote(FIELDS).result()["choices"][0]["token_ids"]
         return ids
 
@@ -105,7 +102,6 @@ class Nodes:
         return {"answers": answers, "state": self.state()}
 
     def close(self) -> None:
-        """End the application and all nodes."""
         serve.shutdown()
         ray.shutdown()
         self.cluster.shutdown()
