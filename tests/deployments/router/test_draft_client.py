@@ -21,7 +21,7 @@ from speculators.registry import SpeculatorOptions
 from tests.deployments.conftest import METHODS, Answer, Serving, job_of
 from tests.deployments.router.router_fakes import FakeActor, client_of
 from tests.deployments.slow_stage import GATE, Gated
-from tests.support.waiting import LIMIT_S, wait_until_async
+from tests.support.waiting import wait_until_async
 
 VOCAB = 320
 
@@ -54,10 +54,10 @@ def n_accepted(answer: Answer, since: int) -> int:
     return sum(one["pld"].accepted for one in drafts if "pld" in one)
 
 
-@pytest.mark.parametrize("fault", ["dead", "hung"])
-async def test_a_lost_actor_costs_no_text_and_drafts_again_when_it_is_back(
-    fault: str, serving: Serving, monkeypatch: pytest.MonkeyPatch
+async def test_a_dead_actor_costs_no_text_and_drafts_again_when_it_is_back(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that hangs: ``tests/deployments/cluster/test_serve_replicas.py``."""
     monkeypatch.setattr(module, "COUNT_S", 0.01)
     lost = FakeActor()
     draft_client = client_of(lost, FakeActor())
@@ -67,19 +67,13 @@ async def test_a_lost_actor_costs_no_text_and_drafts_again_when_it_is_back(
         answers = [served.begin(job_of(number, "pld", **looping)) for number in range(2)]
         await wait_until_async(lambda: all(len(answer.events) >= 3 for answer in answers))
         assert n_accepted(answers[0], 0) > 0
-        if fault == "dead":
-            lost.actor = None
-        else:
-            lost.runs.clear()
-            draft_client._timeout = 0.01
+        lost.actor = None
         n_before = len(answers[0].events)
         GATE.close(after=20)
         await wait_until_async(lambda: len(answers[0].events) > n_before + 5)
         assert (await served.router.state())["speculator_states"] <= 1  # of the other actor
         assert n_accepted(answers[0], n_before + 3) == 0
-        lost.actor = lost.actor or SpeculatorActor(SpeculatorOptions())
-        lost.runs.set()
-        draft_client._timeout = LIMIT_S
+        lost.actor = SpeculatorActor(SpeculatorOptions())
         n_before = len(answers[0].events)
         GATE.open()
         await served.compare(answers)
