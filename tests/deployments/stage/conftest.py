@@ -6,23 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.stage.links import negotiation, process_group
-from deployments.transport import async_channel, channel
 from tests.deployments.slow_stage import Gate, Gated
 from tests.deployments.stage.link_peers import Peers
-from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in (
-        (channel, "HANDSHAKE_S"),
-        (async_channel, "HANDSHAKE_S"),
-        (negotiation, "ANSWER_S"),
-        (process_group, "WAIT_S"),
-        (process_group, "BUILD_S"),
-    ):
-        monkeypatch.setattr(module, name, LIMIT_S)
+def patient(slow_peers: None) -> None:
+    """Every test of this folder has slow peers."""
 
 
 @pytest.fixture
