@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiled import compiled
 from engine.step_cost import Seconds
-from retrieval_store.index.jit import compiled
 from speculators.auto.prices import Price
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.compiled import compiled, compiled_in_place
 from engine.tree import IntArray
-from retrieval_store.index.jit import compiled, compiled_in_place
 
 NONE = -1  # end of a chain
 LONGEST = 8  # tokens of a match: longer ones say no more

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.compiled import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.addresses import Addresses, addresses_of, opener
-from retrieval_store.index.jit import compiled, compiled_in_place
 from speculators.successors.config import CORPUS, TARGET, TEXT
 from speculators.successors.draws import Sampling
 from speculators.successors.growth import Growth, grow, make_growth

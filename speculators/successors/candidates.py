@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled_in_place
 
 MAX_CANDIDATES = 512
 SLOTS = 2 * MAX_CANDIDATES  # of the index of candidates by token; a power of two, never full

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
 from retrieval_store.index.index import Index, Suffixes
-from retrieval_store.index.jit import compiled_in_place
 from retrieval_store.index.suffix_kernels import occurrences
 from speculators.successors.table import TAIL
 

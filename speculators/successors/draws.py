@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from retrieval_store.index.jit import compiled_in_place
+from engine.compiled import compiled_in_place
 from speculators.successors.candidates import Candidates
 
 OUTSIDE = 128.0  # tokens that share what the candidates leave ...

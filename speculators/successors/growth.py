@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled_in_place
 from speculators.successors.draws import Sampling, weigh_draws
 from speculators.successors.mix import Model, mix_successors
 from speculators.successors.table import NONE, TAIL, fill_tail

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from engine.compiled import compiled_in_place
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled_in_place
 from speculators.successors.candidates import Candidates, add_candidate
 from speculators.successors.corpora import Lookup, corpus_bucket, count_followers, longest_match
 from speculators.successors.table import NONE, TAIL, Table, find, hash_tail

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiled import compiled, compiled_in_place
 from engine.tree import FloatArray, IntArray
-from retrieval_store.index.jit import compiled, compiled_in_place
 
 TAIL = 8  # tokens of a context that a key can hold; the longest order
 WAYS = 4

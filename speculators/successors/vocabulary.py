@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiled import compiled_in_place
 from engine.errors import ConfigError
 from engine.protocol import Branch, Needs, Outcome, RequestView
 from engine.top_ids import TopIds
 from engine.tree import ROOT, FloatArray, IntArray
-from retrieval_store.index.jit import compiled_in_place
 
 FORMAT, VERSION = "spectra-vocabulary", "2"
 TOP_K = 16  # successors kept behind a token

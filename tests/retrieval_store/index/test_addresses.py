@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from engine.compiled import compiled_in_place
 from retrieval_store.index.addresses import addresses_of, opener
-from retrieval_store.index.jit import compiled_in_place
 
 
 class Inner(NamedTuple):
