@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from engine.attention.batches import Batch, attend_batches
 from engine.attention.segment import Run, Segment, attend_runs
+from engine.device import is_host
 from engine.kv.arena import KVArena, KVLayer
 from engine.upload import Uploaded
 
@@ -35,10 +35,9 @@ class PackedStep:
     """A step as the layers see it: all sequences' rows in one batch entry, ``[1, n_rows, ..]``."""
 
     arena: KVArena
-    segments: list[Segment]  # on a CPU, and where the oracle attends
+    segments: list[Segment]  # none in a step that an executor runs
     write_start: int | None  # first arena row when all rows are contiguous
     write_rows: Uploaded | None  # int64 [n_rows] otherwise
-    batches: list[Batch] = field(default_factory=list)  # on other devices
     capture_heads: dict[int, list[int]] = field(default_factory=dict)  # local layer -> heads
     capture_index: dict[int, Uploaded] = field(default_factory=dict)  # the same, int64 [n_chosen]
     captured: dict[int, CapturedQuery] = field(default_factory=dict)  # filled by the hook
@@ -81,7 +80,7 @@ def tree_attention(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Ragged tree attention: segment by segment on a CPU, all sequences at once elsewhere.
+    """Ragged tree attention, sequence by sequence.
 
     ``query`` ``[1, n_heads, n_rows, head_dim]``, ``key`` and ``value`` ``[1, n_kv_heads, n_rows, head_dim]``, rotated;
     returns ``[1, n_rows, n_heads, head_dim]``. ``attention_mask`` is unused: segments know who sees whom.
@@ -92,24 +91,15 @@ def tree_attention(
     if heads is not None:
         chosen = query[0].index_select(0, heads.tensor)
         packed.captured[layer] = CapturedQuery(chosen, query.shape[1], scaling, sliding_window)
-    return attend(packed, query, (key, value), store, scaling, sliding_window), None
+    return attend(packed, query, store, scaling, sliding_window), None
 
 
-def attend(
-    packed: PackedStep,
-    query: Tensor,
-    own: tuple[Tensor, Tensor],
-    store: KVLayer,
-    scaling: float,
-    sliding_window: int | None,
-) -> Tensor:
+def attend(packed: PackedStep, query: Tensor, store: KVLayer, scaling: float, sliding_window: int | None) -> Tensor:
     """Attention of all rows, in the shapes of ``tree_attention``; their keys and values are in ``store`` already."""
-    if packed.batches:
-        return attend_batches(packed.batches, query, own, store, scaling, sliding_window)
     segments = packed.segments
     if len(segments) == 1:
         return segments[0].attend(query, store, scaling, sliding_window)
-    runs = packed.runs(sliding_window)
+    runs = packed.runs(sliding_window) if is_host(query.device) else None
     if runs is not None:
         return attend_runs(query, store, runs, scaling)
     parts = torch.split(query, [segment.n for segment in segments], dim=2)

@@ -1,6 +1,6 @@
 """Attention of some queries over one block of keys, with its log-sum-exp, so that blocks can be merged.
 
-Every function takes queries ``[1, n_kv_heads, n_q, head_dim]`` (grouped heads folded into the query axis) and keys
+Functions take queries ``[1, n_kv_heads, n_q, head_dim]`` (grouped heads folded into the query axis) and keys
 and values ``[1, n_kv_heads, n_k, head_dim]`` and returns ``(out like q, lse [1, n_kv_heads, n_q] fp32)``. A mask is
 additive, ``[n_q, n_k]``, and leaves at least one key to every query (a fully masked row has no log-sum-exp).
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 _CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -17,6 +18,11 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale:
     """The CPU's fused kernel; the mask has the queries' dtype."""
     out, lse = _CPU_FLASH(q, k, v, attn_mask=mask, scale=scale)
     return out, lse
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Torch's own kernel for any device; the mask has the queries' dtype. There is no log-sum-exp to merge by."""
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

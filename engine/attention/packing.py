@@ -1,48 +1,47 @@
-"""Lays the rows of many sequences side by side: who sees whom, and where their keys and values go."""
+"""Lays the rows of many sequences one after the other: who sees whom, and where their keys and values go."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.attention.batches import Share, make_batches
 from engine.attention.hook import PackedStep
 from engine.attention.segment import Segment
-from engine.kv.arena import KVArena
+from engine.kv.arena import BlockTable, KVArena
+from engine.tree import BoolArray
 from engine.upload import Upload
 
-Attends = Literal["one by one", "together", "reference"]  # segments, batches, the oracle's segments
+
+@dataclass(slots=True, frozen=True)
+class Share:
+    """One sequence's rows in a step: queries at ``n_cached + depths``, after ``n_cached`` committed tokens."""
+
+    n_cached: int
+    depths: list[int]  # [n]
+    visible: BoolArray | None  # [n, n] which query sees which, None for a chain
+    table: BlockTable
 
 
 def pack_shares(
-    shares: Sequence[Share],
-    arena: KVArena,
-    upload: Upload,
-    groups: int,
-    windows: Collection[int | None],
-    attends: Attends,
+    shares: Sequence[Share], arena: KVArena, upload: Upload, groups: int, reference: bool = False
 ) -> PackedStep:
-    """A step of these rows, which are written to the slots behind each sequence's committed ones.
+    """A step of these rows, which are written to the slots after each sequence's committed ones.
 
     Args:
         shares: of all sequences; their tables have the slots.
         arena: where keys and values go.
-        upload: takes what the device has to know; the step can run once it is sent.
+        upload: takes the row numbers for the device; the step can run once it is sent.
         groups: query heads per key head.
-        windows: the sliding windows of the layers.
-        attends: how the layers will attend.
+        reference: attend as the slow oracle does.
     """
     start, rows = _write_rows(shares)
     step = PackedStep(arena, [], start, None if rows is None else upload.add(rows))
-    if attends == "together":
-        step.batches = make_batches(shares, windows, upload)
-        return step
     first = 0
     for s in shares:
-        step.segments.append(Segment(first, s.n_cached, s.depths, s.visible, s.table, groups, attends == "reference"))
+        step.segments.append(Segment(first, s.n_cached, s.depths, s.visible, s.table, groups, reference))
         first += len(s.depths)
     return step
 

@@ -1,8 +1,8 @@
 """One sequence's share of a packed step: which keys its queries see, and how they are laid out.
 
 Queries sit behind ``n_cached`` committed tokens: a chunk of prompt (a chain), or the root and its tree. Windows of
-sliding layers are computed on *positions*, never on cache slots: a tree has several nodes at one position. This is the
-way of a CPU, where a call costs little, and of the oracle on every device; other devices run ``batches``.
+sliding layers are computed on *positions*, never on cache slots: a tree has several nodes at one position. A GPU comes
+here for the oracle only, and where no executor (``engine.cuda``) can run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.kernels import block_attention, math_attention, merge
+from engine.attention.kernels import block_attention, masked_attention, math_attention, merge
+from engine.device import is_host
 from engine.kv.arena import BlockTable, KVLayer
 from engine.tree import BoolArray
 
@@ -85,7 +86,8 @@ class Segment:
         k, v = layer.read_keys, layer.read_values
         kernel = math_attention if self._reference else block_attention
         if not seen.split:
-            out, _ = kernel(folded, self._keys(k, seen.first, end), self._keys(v, seen.first, end), seen.mask, scale)
+            given = (folded, self._keys(k, seen.first, end), self._keys(v, seen.first, end), seen.mask, scale)
+            out = kernel(*given)[0] if self._reference or is_host(q.device) else masked_attention(*given)
         else:
             prefix = (self._keys(k, seen.common, self.n_cached), self._keys(v, seen.common, self.n_cached))
             block = (self._block(k, seen), self._block(v, seen))
@@ -130,7 +132,7 @@ class Segment:
             common = min(max(0, cached + max(self.depths) - window + 1), cached)
         if n == 1 and not self._reference:
             return _Window(first, first, None, split=False)
-        split = not self._reference and cached - common >= SPLIT_FROM
+        split = not self._reference and is_host(q.device) and cached - common >= SPLIT_FROM
         slots = [*range(first, common if split else cached)]
         visible = self._visible_keys(slots, window)
         mask = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))

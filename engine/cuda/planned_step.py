@@ -11,7 +11,7 @@ from engine.upload import Uploaded
 
 @dataclass(slots=True, kw_only=True)
 class PlannedStep(PackedStep):
-    """A ``PackedStep`` whose rows attend as its plan says; of segments and batches it has none."""
+    """A ``PackedStep`` whose rows attend as its plan says; it has no segments."""
 
     plan: Plan
     ints: Uploaded  # the plan's, int32

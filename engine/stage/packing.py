@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.attention.batches import Share
 from engine.attention.hook import PackedStep
-from engine.attention.packing import Attends, pack_shares
+from engine.attention.packing import Share, pack_shares
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.plan import PlanShape, make_plan
 from engine.cuda.planned_step import PlannedStep
@@ -116,10 +115,9 @@ def pack(
     arena: KVArena,
     upload: Upload,
     groups: int,
-    windows: Collection[int | None],
-    attends: Attends,
+    reference: bool = False,
 ) -> Packed:
-    """Lay the works side by side.
+    """The works of a step, one after the other.
 
     Args:
         works: of one step.
@@ -127,8 +125,7 @@ def pack(
         arena: of the stage.
         upload: takes what the device has to know.
         groups: query heads per key head.
-        windows: the sliding windows of the stage's layers.
-        attends: how the layers will attend.
+        reference: attend as the slow oracle does.
     """
     spans: list[Span] = []
     shares: list[Share] = []
@@ -137,11 +134,11 @@ def pack(
     for work in works:
         below = depths(work)
         visible = None if work.tree is None or work.tree.is_chain else work.tree.ancestor_mask()
-        shares.append(Share(work.n_cached, below, visible, work.tree is None, tables[work.seq]))
+        shares.append(Share(work.n_cached, below, visible, tables[work.seq]))
         spans.append(Span(first, len(below)))
         positions.extend(work.n_cached + depth for depth in below)
         first += len(below)
-    step = pack_shares(shares, arena, upload, groups, windows, attends)
+    step = pack_shares(shares, arena, upload, groups, reference)
     tokens = [token for work in works for token in row_tokens(work)]
     return Packed(spans, step, upload.add(tokens), upload.add(positions))
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.attention.packing import Attends
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.grammar.compiler import Grammars
 from engine.kv.arena import BlockTable, KVArena
@@ -66,12 +65,9 @@ class Stage:
         grammars: Grammars | None = None,
         executor: Executor | None = None,
     ) -> None:
-        self._shard, self._executor = shard, executor
+        self._shard, self._executor, self._reference = shard, executor, reference
         self._grammars = grammars if shard.range.is_last else None
         self._spec = shard.spec
-        self._attends: Attends = "one by one" if shard.device.type == "cpu" else "together"
-        if reference:
-            self._attends = "reference"
         self._arena = KVArena(
             len(shard.range),
             n_blocks + (executor is not None),  # one more for rows that fill a bucket
@@ -137,8 +133,7 @@ class Stage:
     def _pack(self, works: Sequence[Work], upload: Upload) -> Packed:
         if self._plan_shape is not None:
             return pack_plan(works, self._tables, self._arena, upload, self._plan_shape)
-        shard = self._shard
-        return pack(works, self._tables, self._arena, upload, shard.spec.groups, shard.windows, self._attends)
+        return pack(works, self._tables, self._arena, upload, self._spec.groups, self._reference)
 
     def _copy_rows(self, moves: RowMoves) -> None:
         """Copied prefixes begin in the drafter's cache too; what a tree left there is written anew."""

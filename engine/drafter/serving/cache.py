@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.hook import PackedStep, attend
-from engine.attention.packing import Attends, pack_shares
+from engine.attention.packing import pack_shares
 from engine.drafter.networks.layer import Attend
 from engine.drafter.serving.rows import DraftRows
 from engine.drafter.spec import LayerShape
@@ -54,16 +54,14 @@ class DrafterCache:
         reference: bool = False,
     ) -> None:
         self.arena = KVArena(shape.n_layers, n_blocks, block_size, shape.n_kv_heads, shape.head_dim, dtype, device)
-        self._shape, self._device = shape, device
-        way: Attends = "one by one" if device.type == "cpu" else "together"
-        self._attends: Attends = "reference" if reference else way
+        self._shape, self._device, self._reference = shape, device, reference
 
     def prepare(self, rows: Sequence[DraftRows]) -> Prepared:
         """A forward of sequences' rows, none of them without any."""
         upload = Upload(self._device)
         groups = self._shape.n_heads // self._shape.n_kv_heads
         shares = [its.share() for its in rows]
-        step = pack_shares(shares, self.arena, upload, groups, {self._shape.window}, self._attends)
+        step = pack_shares(shares, self.arena, upload, groups, self._reference)
         placed = upload.add([position for its in rows for position in its.positions])
         older = _Older.of(rows, upload) if any(its.n_run for its in rows) else None
         if older is not None:
@@ -85,13 +83,10 @@ class DrafterCache:
             query, key, value = (rows.transpose(0, 1).unsqueeze(0) for rows in (query, key, value))
             store = step.write(layer, key, value)
             if older is None:
-                return attend(step, query, (key, value), store, scale, window)[0]
+                return attend(step, query, store, scale, window)[0]
             spread = query.new_zeros(1, query.shape[1], older.n_rows, query.shape[3])
             spread.index_copy_(2, older.places.tensor, query)
-            own = (store.read_keys, store.read_values)
-            if step.batches:
-                own = (own[0].index_select(2, older.slots.tensor), own[1].index_select(2, older.slots.tensor))
-            return attend(step, spread, own, store, scale, window)[0].index_select(0, older.places.tensor)
+            return attend(step, spread, store, scale, window)[0].index_select(0, older.places.tensor)
 
         return attend_rows
 
@@ -105,7 +100,6 @@ class _Older:
     """
 
     n_rows: int
-    slots: Uploaded  # int64 [n_rows], arena rows
     places: Uploaded  # int64 [n_new], of those that are run, among all
     new_slots: Uploaded  # int64 [n_new]
 
@@ -114,7 +108,7 @@ class _Older:
         """Of sequences' rows."""
         is_new = np.concatenate([np.arange(its.n_rows) >= its.n_run for its in rows])
         slots = slots_of(rows)
-        return cls(len(slots), upload.add(slots), upload.add(np.flatnonzero(is_new)), upload.add(slots[is_new]))
+        return cls(len(slots), upload.add(np.flatnonzero(is_new)), upload.add(slots[is_new]))
 
 
 def slots_of(rows: Sequence[DraftRows]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.attention.batches import Share
+from engine.attention.packing import Share
 from engine.kv.arena import BlockTable
 from engine.tree import ROOT
 
@@ -59,4 +59,4 @@ class DraftRows:
                     visible[row] |= visible[parent]
         elif self.is_block:
             visible = np.ones((self.n_rows, self.n_rows), np.bool_)
-        return Share(self.n_before, self.depths, visible, visible is None, self.table)
+        return Share(self.n_before, self.depths, visible, self.table)

@@ -15,6 +15,7 @@ from engine.attention import kernels, segment
 from engine.attention.segment import SPLIT_FROM, Segment
 from engine.kv.arena import BlockTable, KVArena
 from engine.tree import TokenTree
+from tests.support.pretended_device import pretended_device
 
 HEAD_DIM = 8
 BLOCK = 4
@@ -122,3 +123,5 @@ def test_attention_equals_the_definition_with_and_without_a_split_prefix(
         assert torch.allclose(case.attend(reference=False).double(), expected, atol=1e-5)
         for dtype in (torch.bfloat16, torch.float16):
             assert torch.allclose(case.attend(reference=False, dtype=dtype).double(), expected, atol=0.1)
+    with pretended_device():
+        assert torch.allclose(case.attend(reference=False).double(), expected, atol=1e-5)
