@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.cuda.head import Head, RowsOnDevice
 from engine.cuda.kernels.embed import embed
 from engine.cuda.plan.answer import MOST_BEST, WIDTHS, AnswerKind, AnswerLayout, AnswerPlan
+from engine.cuda.products import Products
 from engine.cuda.recorder import Recorder
 from engine.model.shard import ModelShard
 
@@ -40,11 +41,14 @@ class Answers:
         shard: has norm and head.
         buckets: of rows, ascending.
         recorder: of graphs; None: everything runs launch by launch.
+        products: multiplies by the head.
     """
 
-    def __init__(self, shard: ModelShard, buckets: tuple[int, ...], recorder: Recorder | None) -> None:
+    def __init__(
+        self, shard: ModelShard, buckets: tuple[int, ...], recorder: Recorder | None, products: Products
+    ) -> None:
         self.buckets, self._recorder = buckets, recorder
-        self._head = Head(shard)
+        self._head = Head(shard, products)
         self.vocab = self._head.vocab
         self._width, self._dtype, self.device = shard.spec.hidden_size, shard.dtype, shard.device
         fit = [size for size in buckets if 4 * size * self.vocab <= LOGIT_BYTES]

@@ -1,7 +1,7 @@
-"""Runs a stage's layers by the kernels of this room: every row gets the same bits, whatever the step consists of.
+"""Runs a stage's layers by the kernels of this room; with ``TreeProducts`` a row's bits depend on its text alone.
 
-It stands beside a ``ModelShard``, whose weights it uses and whose ``run`` and ``logits`` it takes the place of. On CUDA
-a step of ordinary size is one recorded graph; the same launches one by one are what Triton's interpreter runs on a CPU.
+It uses the weights of a ``ModelShard`` and replaces that shard's ``run`` and ``logits``. On CUDA a step of ordinary
+size replays one recorded graph; Triton's interpreter runs the same launches one by one on a CPU.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from engine.cuda.answers import Answers
 from engine.cuda.graphs import Graphs, RowFunction
 from engine.cuda.kernels.embed import embed
 from engine.cuda.kernels.moves import MOST_MOVES, move_rows
-from engine.cuda.layer import StepOnDevice, Stream, run_layer
+from engine.cuda.layer import StepOnDevice, run_layer
 from engine.cuda.plan.layout import BUCKETS, PARTIAL_BYTES, SPLIT
 from engine.cuda.plan.plan import Plan, PlanShape
 from engine.cuda.planned_step import PlannedStep
+from engine.cuda.products import Products, TreeProducts
 from engine.cuda.recorder import Recorder
 from engine.cuda.weights import Embedding, LayerWeights, pack_layers
 from engine.kv.arena import KVArena
@@ -32,15 +33,17 @@ logger = logging.getLogger(__name__)
 
 
 class Executor:
-    """The layers of a stage, with the embedding before them on the first, and ``answers`` behind them on the last.
+    """Runs one stage: the embedding (first stage only), its layers, and ``answers`` (last stage only).
 
     Args:
         shard: has the weights; its modules share them from now on.
+        products: multiplies rows by weights; by default ``TreeProducts()``.
         split: positions of a split of attention; the same on all stages.
         buckets: of rows.
         partial_bytes: that partial softmaxes of a layer may take; a step that needs more attends piece by piece.
         records: whether steps become graphs; by default they do on CUDA.
-        taps: local layers whose outputs graphs tell besides: what a trained drafter reads in every step.
+        taps: local layers whose outputs graphs return as well: those that a trained drafter reads in every step.
+        overlaps: whether a layer's kernels start while the previous one ends (programmatic dependent launch).
 
     Raises:
         UnsupportedModelError: a part of the model has no kernel.
@@ -49,13 +52,16 @@ class Executor:
     def __init__(
         self,
         shard: ModelShard,
+        products: Products | None = None,
         split: int = SPLIT,
         buckets: tuple[int, ...] = BUCKETS,
         partial_bytes: int = PARTIAL_BYTES,
         records: bool | None = None,
         taps: Collection[int] = (),
+        overlaps: bool = False,
     ) -> None:
-        self._shard, self._taps = shard, sorted(set(taps))
+        self._shard, self._taps, self._overlaps = shard, sorted(set(taps)), overlaps
+        self._products = TreeProducts() if products is None else products
         self._layers = pack_layers(shard)
         self._embedding = Embedding.of(shard.embedding) if shard.range.is_first else None
         if shard.device.type == "cuda":
@@ -66,9 +72,9 @@ class Executor:
         self._graphs = None
         if recorder is not None:
             widths = () if shard.range.is_first else (shard.spec.hidden_size,)
-            function = RowFunction(self._run_static, widths, self._layers[0].heads, shard.dtype, shard.device)
+            function = RowFunction(self._run_static, widths, self._layers[0].heads, shard.dtype, shard.device, overlaps)
             self._graphs = Graphs(function, buckets, recorder, partial_bytes)
-        self.answers = Answers(shard, buckets, recorder) if shard.range.is_last else None
+        self.answers = Answers(shard, buckets, recorder, self._products) if shard.range.is_last else None
 
     def plan_shape(self, arena: KVArena) -> PlanShape:
         """How steps are planned; the arena's last row belongs to no sequence."""
@@ -77,7 +83,7 @@ class Executor:
         return PlanShape.of(windows, groups, size, arena.n_rows - 1, self._split, self._buckets)
 
     def warm_up(self, arena: KVArena, answers: bool = True, besides: Iterable[str] = ()) -> None:
-        """Compile kernels and record steps, unless told not to their answers, and what stands beside; a log tells it.
+        """Compile kernels and record steps, with their answers unless ``answers`` is False; ``besides`` runs last.
 
         A step that was not foreseen (see ``Answers.warm_up``) is recorded when it comes, of kernels that are there.
         """
@@ -102,13 +108,13 @@ class Executor:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The step's moves in the cache, and all layers.
 
-        Queries, outputs of layers that were not known to be wanted, and a first stage's embedding that is given are
-        nothing that a graph could tell: a step with any of these runs launch by launch.
+        A step that captures queries or taps other layers than ``taps`` of the executor, and a first stage that reads an
+        embedding instead of tokens, cannot replay a CUDA graph: they run launch by launch.
 
         Args:
             hidden: ``[1, n, hidden]``; None: the first stage embeds the plan's tokens.
             packed: a ``PlannedStep``.
-            taps: local layers whose outputs are wanted as well.
+            taps: local layers whose outputs are returned as well.
 
         Returns:
             The last layer's output ``[1, n, hidden]``, and those of tapped layers.
@@ -127,12 +133,12 @@ class Executor:
             if found is not None:
                 last, *outputs = (one.unsqueeze(0) for one in found)
                 return last, dict(zip(self._taps, outputs, strict=True))
-        step = StepOnDevice.of(plan, ints, self._layers[0].heads, self._partial_bytes)
+        step = StepOnDevice.of(plan, ints, self._layers[0].heads, self._partial_bytes, self._overlaps)
         _move(step, arena, plan.n_moves)
         captures = [self._capturing(packed, local, plan.n_rows) for local in range(len(self._layers))]
-        hidden, tapped = self._run_layers(self._rows(hidden, plan, ints), step, arena, taps, captures)
-        its = {local: output[: plan.n_rows].unsqueeze(0) for local, output in tapped.items()}
-        return hidden[: plan.n_rows].unsqueeze(0), its
+        rows = self._rows(hidden, plan, ints)
+        tapped = self._run_layers(rows, step, arena, taps, captures)
+        return rows[: plan.n_rows][None], {local: output[: plan.n_rows][None] for local, output in tapped.items()}
 
     def _run_layers(
         self,
@@ -141,18 +147,18 @@ class Executor:
         arena: KVArena,
         taps: Collection[int],
         captures: Sequence[Callable[[Tensor], None] | None] = (),
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The last layer's outputs of a bucket's ``[n_rows, hidden]``, which are changed, and those of ``taps``."""
-        stream, tapped = Stream.into(self._layers[0], rows), dict[int, Tensor]()
+    ) -> dict[int, Tensor]:
+        """Change a bucket's ``[n_rows, hidden]`` by all layers; returns the outputs of ``taps``."""
+        tapped: dict[int, Tensor] = {}
         for local, layer in enumerate(self._layers):
-            stream = run_layer(layer, stream, step, arena.layer(local), captures[local] if captures else None)
+            capture = captures[local] if captures else None
+            run_layer(layer, rows, step, arena.layer(local), self._products, capture)
             if local in taps:
-                output = stream.sum()  # the stream itself where nothing is to be added, which the next layer changes
-                tapped[local] = output.clone() if output is stream.hidden else output
-        return stream.sum(), tapped
+                tapped[local] = rows.clone()
+        return tapped
 
     def _rows(self, hidden: Tensor | None, plan: Plan, ints: Tensor) -> Tensor:
-        """What the first layer reads and changes, ``[n_rows of the bucket, hidden]``."""
+        """The rows that the layers change, ``[n_rows of the bucket, hidden]``."""
         if hidden is None:
             return self._embedded(ints[plan.layout.tokens])
         rows = hidden.new_zeros(plan.layout.n_rows, hidden.shape[2])
@@ -175,11 +181,11 @@ class Executor:
         """Moves and all layers over a bucket's rows ``[n_rows, hidden]``, or the plan's tokens."""
         _move(step, arena, step.layout.n_rows)
         rows = inputs[0].clone() if inputs else self._embedded(step.plan[step.layout.tokens])
-        hidden, tapped = self._run_layers(rows, step, arena, self._taps)
-        return hidden, *(tapped[local] for local in self._taps)
+        tapped = self._run_layers(rows, step, arena, self._taps)
+        return rows, *(tapped[local] for local in self._taps)
 
     def _capturing(self, packed: PackedStep, local: int, n_rows: int) -> Callable[[Tensor], None] | None:
-        """Keeps the queries of heads that attention rows are wanted of."""
+        """Returns what keeps the queries of a layer's captured heads; None: it has none."""
         index = packed.capture_index.get(local)
         if index is None:
             return None

@@ -29,13 +29,14 @@ RunLayers = Callable[[Sequence[Tensor], StepOnDevice, KVArena], tuple[Tensor, ..
 
 @dataclass(frozen=True, slots=True)
 class RowFunction:
-    """A function of rows that share a plan: what graphs are recorded of."""
+    """A function of rows that share a plan, which graphs record."""
 
     run: RunLayers
-    widths: tuple[int, ...]  # of what a row is told besides the plan; (): nothing
+    widths: tuple[int, ...]  # of a row's inputs; (): the plan alone
     heads: Heads  # sizes of the layers'
     dtype: torch.dtype
     device: torch.device
+    overlaps: bool = False  # programmatic dependent launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class Graphs:
         self._plan[plan.layout.sources].fill_(-1)
         self._plan[plan.layout.slots].fill_(arena.n_rows - 1)
         programs = (max(1, PROGRAMS // heads.n_kv_heads),) * len(plan.layout.windows)
-        step = StepOnDevice(self._plan, plan.layout, self._partials, (range(heads.n_kv_heads),), programs)
+        pieces = (range(heads.n_kv_heads),)
+        step = StepOnDevice(self._plan, plan.layout, self._partials, pieces, programs, function.overlaps)
         n_rows = plan.layout.n_rows
         inputs = [torch.zeros(n_rows, width, dtype=function.dtype, device=function.device) for width in function.widths]
         graph, outcome = self._recorder.record(lambda: function.run(inputs, step, arena))

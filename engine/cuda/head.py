@@ -9,10 +9,10 @@ from torch import Tensor
 
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
-from engine.cuda.kernels.gemm import linear
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.truncation import Truncation
 from engine.cuda.plan.answer import AnswerKind, AnswerLayout
+from engine.cuda.products import Products
 from engine.cuda.weights import Norm, matrix_of
 from engine.model.shard import ModelShard
 
@@ -32,7 +32,8 @@ class RowsOnDevice:
 class Head:
     """Final norm and head of a stage's shard."""
 
-    def __init__(self, shard: ModelShard) -> None:
+    def __init__(self, shard: ModelShard, products: Products) -> None:
+        self._products = products
         self._norm, self._head = Norm.of(shard.final_norm), matrix_of(shard.head_module)
         self._cap = shard.spec.logit_softcap
 
@@ -46,7 +47,7 @@ class Head:
         norm, head = self._norm, self._head
         normed = torch.empty_like(hidden)
         rms_norm(hidden, norm.weight, normed, norm.eps, offset=norm.offset)
-        linear(normed, head.weight, out, bias=head.bias, scales=head.scales)
+        self._products.multiply(normed, head, out)
         if self._cap is not None:
             out.div_(self._cap).tanh_().mul_(self._cap)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.cuda.kernels.attention import Heads
+from engine.cuda.kernels.gemm import INPUT_LEAVES, leaves_of
 from engine.errors import UnsupportedModelError
 from engine.model.scaled import ScaledLinear
 from engine.model.shard import ModelShard, window_of
@@ -28,6 +29,7 @@ class Matrix:
     weight: Tensor  # [n_out, n_in], of the dtype of rows, int8 or fp8
     scales: Tensor | None  # fp32 [n_out], of a weight of one byte
     bias: Tensor | None  # [n_out]
+    leaves: int  # of its sums over inputs, see ``kernels.leaves``
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,11 @@ class LayerWeights:
     q_norm: Norm | None
     k_norm: Norm | None
     attention_out: Matrix
-    behind_attention: Norm | None  # of what attention adds
+    after_attention: Norm | None  # of what attention adds
     before_mlp: Norm
     gate_up: Matrix
     down: Matrix
-    behind_mlp: Norm | None
+    after_mlp: Norm | None
 
 
 def pack_layers(shard: ModelShard) -> list[LayerWeights]:
@@ -99,12 +101,10 @@ def _pack(layer: Any, shard: ModelShard, local: int) -> LayerWeights:
     config = attention.config
     name = getattr(config, "hidden_activation", None) or config.hidden_act
     if name not in ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"the activation {name!r} has no kernel; there are {', '.join(ACTIVATIONS)}; numerics 'fast' needs none"
-        )
+        raise UnsupportedModelError(f"the activation {name!r} has no kernel; there are {', '.join(ACTIVATIONS)}")
     frequencies, scaling = shard.frequencies(local)
     heads = Heads(spec.n_heads, spec.n_kv_heads, spec.head_dim, attention.scaling, window_of(attention))
-    behind = getattr(layer, "pre_feedforward_layernorm", None)  # with it, norms stand on both sides
+    second = getattr(layer, "pre_feedforward_layernorm", None)  # with it, norms stand on both sides
     return LayerWeights(
         heads=heads,
         frequencies=frequencies,
@@ -114,12 +114,12 @@ def _pack(layer: Any, shard: ModelShard, local: int) -> LayerWeights:
         qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
         q_norm=_norm_if_any(attention, "q_norm"),
         k_norm=_norm_if_any(attention, "k_norm"),
-        attention_out=matrix_of(attention.o_proj),
-        behind_attention=None if behind is None else Norm.of(layer.post_attention_layernorm),
-        before_mlp=Norm.of(layer.post_attention_layernorm if behind is None else behind),
+        attention_out=_fused([attention.o_proj], INPUT_LEAVES),
+        after_attention=None if second is None else Norm.of(layer.post_attention_layernorm),
+        before_mlp=Norm.of(layer.post_attention_layernorm if second is None else second),
         gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
-        down=matrix_of(mlp.down_proj),
-        behind_mlp=_norm_if_any(layer, "post_feedforward_layernorm"),
+        down=_fused([mlp.down_proj], INPUT_LEAVES),
+        after_mlp=_norm_if_any(layer, "post_feedforward_layernorm"),
     )
 
 
@@ -128,10 +128,11 @@ def _norm_if_any(owner: nn.Module, name: str) -> Norm | None:
     return None if module is None else Norm.of(module)
 
 
-def _fused(modules: Sequence[Any]) -> Matrix:
+def _fused(modules: Sequence[Any], leaves: int | None = None) -> Matrix:
     """One matrix of linear modules, whose outputs follow each other; all of them have a bias, or none has.
 
-    Where only some have weights of one byte, as a checkpoint may, these get the dtype of the others.
+    ``leaves``: of its sums; by default those of a matrix whose outputs may be sharded. Where only some modules have
+    weights of one byte, as in some checkpoints, these get the dtype of the others.
     """
     wide = [module.weight.dtype for module in modules if module.weight.dtype.itemsize > 1]
     for module in modules if wide else ():
@@ -151,7 +152,7 @@ def _fused(modules: Sequence[Any]) -> Matrix:
         if bias is not None:
             module.bias = nn.Parameter(bias[first:last], requires_grad=False)
         first = last
-    return Matrix(weight, scales, bias)
+    return Matrix(weight, scales, bias, leaves or leaves_of(len(weight)))
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.parts import Parts, read
+from engine.cuda.kernels.overlap import await_previous
 
 KINDS = ("silu", "gelu_tanh")
 
@@ -19,16 +19,17 @@ def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and 
     width,
     gate_up_stride,
     out_stride,
-    parts: tl.constexpr,
     is_silu: tl.constexpr,
     block: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    await_previous(overlaps)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < width
     dtype: tl.constexpr = out.dtype.element_ty
-    gate = read(gate_up, row, at, inside, n_rows, gate_up_stride, parts, dtype)
-    up = read(gate_up, row, width + at, inside, n_rows, gate_up_stride, parts, dtype)
+    gate = tl.load(gate_up + row * gate_up_stride + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * gate_up_stride + width + at, mask=inside, other=0.0)
     x = gate.to(tl.float32)
     # Both are x times a logistic function: (1 + tanh z) / 2 is that of 2 z.
     z = x if is_silu else 2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -38,13 +39,14 @@ def _gated(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and 
     tl.store(out + row * out_stride + at, result.to(dtype), mask=inside)
 
 
-def gated(gate_up: Tensor | Parts, out: Tensor, kind: str) -> None:
+def gated(gate_up: Tensor, out: Tensor, kind: str, *, overlaps: bool = False) -> None:
     """``out = act(gate) * up``, where ``act(gate)`` is rounded to its dtype before it is multiplied.
 
     Args:
-        gate_up: ``[rows, 2 * width]``, the gate first, of the dtype of ``out``, rows contiguous; or a product's parts.
+        gate_up: ``[rows, 2 * width]``, the gate first, of the dtype of ``out``, rows contiguous.
         out: ``[rows, width]``.
         kind: "silu", or "gelu_tanh" (GELU by tanh, Gemma's).
+        overlaps: whether the launch may overlap the previous kernel's end.
 
     Raises:
         ValueError: ``kind`` is another.
@@ -54,17 +56,18 @@ def gated(gate_up: Tensor | Parts, out: Tensor, kind: str) -> None:
     n_rows, width = out.shape
     if not n_rows:
         return
-    product, block = Parts.of(gate_up), min(1024, triton.next_power_of_2(width))
+    block = min(1024, triton.next_power_of_2(width))
     _gated[(n_rows, triton.cdiv(width, block))](
-        product.values,
+        gate_up,
         out,
         n_rows,
         width,
-        product.values.stride(0),
+        gate_up.stride(0),
         out.stride(0),
-        product.n_parts,
         kind == "silu",
         block,
+        overlaps,
         num_warps=4,
+        launch_pdl=overlaps,
         enable_fp_fusion=False,
     )

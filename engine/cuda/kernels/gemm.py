@@ -1,9 +1,9 @@
-"""Matrix products whose every row depends on that row alone: one order of summation, whatever the number of rows.
+"""Matrix products whose every row depends on that row alone: one order of sums, whatever the number of rows.
 
-A sum over the inputs runs in blocks of fixed size, ascending. Where outputs are few, the inputs are split into parts
-that the weight's shape alone decides, so that all multiprocessors read; the next kernel adds them up (``parts``).
-Rows are taken in tiles of 64, the last one filled up with zeros. The weight is the left factor: Hopper's wgmma takes it
-from registers, where weights of one byte are converted, and the rows from shared memory.
+The order is that of ``leaves``: the inputs are cut into leaves, a leaf is summed in ascending order, and leaves are
+added as a binary tree. How many rows, outputs and leaves a program takes is tuning, which changes no bit. The weight is
+the left factor: Hopper's wgmma takes it from registers, where weights of one byte are converted, and the rows, of which
+it multiplies any multiple of 8 by the same steps of 16 inputs, from shared memory.
 
 Weights of one byte (int8, or fp8 e4m3) are converted to the dtype of the rows, which is exact, and every sum is scaled
 once, when it is complete; rows are not quantised.
@@ -18,44 +18,94 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.parts import Parts, sum_parts
+from engine.cuda.kernels.leaves import add_leaves, finish
+from engine.cuda.kernels.overlap import await_previous
 
-BLOCK_M = 64  # rows of a tile, always: fewer would be multiplied by other instructions
-LEAST_PROGRAMS = 160  # that read a weight, if it can be cut so small: an H100 or H200 has 132 multiprocessors
-MOST_PARTS = 8
-LEAST_INPUTS = 512  # of a part
-MOST_ROWS = 1024  # whose parts are in memory at once: a few hundred MB of fp32
-_WIDE = 48 * 128  # outputs from which on tiles are 128 wide: rows are read once for twice as many outputs
+ROW_TILES = (16, 32, 64, 128)  # chosen by the number of rows; the last one for more rows, too
+INPUT_LEAVES = 8  # of matrices whose inputs are sharded: attention's output and the MLP's down projection
+LEAST_GROUPS = 160  # of four warps that share a weight where its leaves allow it: an H100 has 132 multiprocessors
+MOST_ROWS = 1024  # whose partial sums are in memory at once: a few hundred MB of fp32
+_SHARDS, _SHARD_PROGRAMS = 8, 48  # the smallest shard of a weight is an eighth, and keeps this many programs busy
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a weight is cut up: a function of its shape and dtype, the same on every device.
+class Tile:
+    """What a program of a product takes, and how many programs share an output's leaves.
 
     Args:
-        block_n: outputs of a tile.
-        block_k: inputs that are multiplied at a time: 64, or 128 of one byte each.
-        parts: of the inputs, each summed by itself.
+        rows: multiplied at once.
+        outputs: multiplied at once, 64 for each group of four warps.
+        inputs: multiplied at a time.
+        stages: tiles of rows and weights on their way to a multiprocessor at a time.
+        most_leaves: that a program adds up in registers; more go through memory.
     """
 
-    block_n: int
-    block_k: int
-    parts: int
+    rows: int
+    outputs: int
+    inputs: int
+    stages: int
+    most_leaves: int
+
+    @property
+    def warps(self) -> int:
+        """Of a program."""
+        return self.outputs // 16
+
+    def programs(self, n_rows: int, n_out: int, leaves: int) -> int:
+        """Programs that share an output's leaves, a power of two."""
+        groups = triton.cdiv(n_rows, self.rows) * triton.cdiv(n_out, self.outputs) * self.warps // 4
+        shared = max(1, leaves // self.most_leaves)
+        while shared < leaves and groups * shared < LEAST_GROUPS:
+            shared *= 2
+        return shared
 
 
-def tiling(n_out: int, n_in: int, dtype: torch.dtype) -> Tiling:
-    """The tiling of a weight ``[n_out, n_in]``."""
-    block_n = 128 if n_out >= _WIDE else 64
-    tiles, parts = triton.cdiv(n_out, block_n), 1
-    while tiles * parts < LEAST_PROGRAMS and parts < MOST_PARTS and n_in >= 2 * parts * LEAST_INPUTS:
-        parts *= 2
-    return Tiling(block_n, 128 if dtype.itemsize == 1 else 64, parts)
+def leaves_of(n_out: int) -> int:
+    """Leaves of a weight whose outputs are sharded, by its outputs ``n_out`` before it is: 1, 2 or 4."""
+    tiles = triton.cdiv(n_out, 64 * _SHARDS)
+    return 1 if tiles >= _SHARD_PROGRAMS else 2 if 2 * tiles >= _SHARD_PROGRAMS else 4
 
 
-def parts_of(weight: Tensor) -> int:
-    """Parts that a product with a weight is left in."""
-    n_out, n_in = weight.shape
-    return tiling(n_out, n_in, weight.dtype).parts
+def tile_of(n_rows: int, dtype: torch.dtype, row_tile: int | None = None) -> Tile:
+    """The tile of a step of ``n_rows`` rows and weights of ``dtype``; ``row_tile`` overrides its rows."""
+    rows = row_tile or next((size for size in ROW_TILES if size >= n_rows), ROW_TILES[-1])
+    is_byte = dtype.itemsize == 1
+    outputs = 64 if rows <= 32 or (is_byte and rows <= 64) else 128
+    most_leaves = {16: 8, 32: 4, 64: 2, 128: 2}.get(rows, 1)  # what registers hold, as compiled for a Hopper GPU
+    return Tile(rows, outputs, 128 if is_byte else 64, 4, most_leaves)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_leaves(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and knows only its own
+    x_at,
+    weight_at,
+    in_rows,
+    in_outs,
+    n_in,
+    leaf_size,
+    first,
+    leaves: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+):
+    """The sum of ``leaves`` leaves from ``first`` on, fp32 ``[block_n, block_m]``."""
+    if leaves == 1:
+        total = tl.zeros((block_n, block_m), dtype=tl.float32)
+        end = tl.minimum((first + 1) * leaf_size, n_in)
+        for at in range(first * leaf_size, end, block_k):
+            inputs = at + tl.arange(0, block_k)
+            inside = inputs < end
+            left = tl.load(weight_at + inputs[None, :], mask=in_outs[:, None] & inside[None, :], other=0.0)
+            right = tl.load(x_at + inputs[:, None], mask=in_rows[None, :] & inside[:, None], other=0.0)
+            total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")  # which bf16 ignores
+        return total
+    else:  # noqa: RET505  # Triton compiles only the branch that a constant chooses
+        half: tl.constexpr = leaves // 2
+        sizes = (in_rows, in_outs, n_in, leaf_size)
+        one = _sum_leaves(x_at, weight_at, *sizes, first, half, block_m, block_n, block_k)
+        two = _sum_leaves(x_at, weight_at, *sizes, first + half, half, block_m, block_n, block_k)
+        return one + two
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
@@ -69,98 +119,96 @@ def _product(  # type: ignore[no-untyped-def]
     n_rows,
     n_out,
     n_in,
+    leaf_size,
     x_stride,
     out_stride,
     residual_stride,
-    parts: tl.constexpr,
+    leaves: tl.constexpr,
+    is_complete: tl.constexpr,
     has_scales: tl.constexpr,
     has_bias: tl.constexpr,
     has_residual: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    await_previous(overlaps)
     rows = (tl.program_id(0) * block_m + tl.arange(0, block_m)).to(tl.int64)
     outs = (tl.program_id(1) * block_n + tl.arange(0, block_n)).to(tl.int64)
     part = tl.program_id(2)
     in_rows, in_outs = rows < n_rows, outs < n_out
-    share = tl.cdiv(tl.cdiv(n_in, block_k), parts) * block_k
-    first = part * share
-    total = tl.zeros((block_n, block_m), dtype=tl.float32)
-    for at in range(first, tl.minimum(first + share, n_in), block_k):
-        inputs = at + tl.arange(0, block_k)
-        in_inputs = inputs < n_in
-        weight_at = weight + outs[:, None] * n_in + inputs[None, :]
-        left = tl.load(weight_at, mask=in_outs[:, None] & in_inputs[None, :], other=0.0)
-        x_at = x + rows[None, :] * x_stride + inputs[:, None]
-        right = tl.load(x_at, mask=in_rows[None, :] & in_inputs[:, None], other=0.0)
-        total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")  # which bf16 ignores
+    x_at, weight_at = x + rows[None, :] * x_stride, weight + outs[:, None] * n_in
+    sizes = (in_rows, in_outs, n_in, leaf_size)
+    total = _sum_leaves(x_at, weight_at, *sizes, part * leaves, leaves, block_m, block_n, block_k)
     result = tl.trans(total)
     inside = in_rows[:, None] & in_outs[None, :]
-    if has_scales:
-        result *= tl.load(scales + outs, mask=in_outs, other=0.0)[None, :]
-    if has_bias:  # of the first part: what adds the others up knows of none
-        result += tl.load(bias + outs, mask=in_outs & (part == 0), other=0.0).to(tl.float32)[None, :]
-    dtype: tl.constexpr = out.dtype.element_ty
-    if has_residual:
-        before = tl.load(residual + rows[:, None] * residual_stride + outs[None, :], mask=inside, other=0.0)
-        result = before.to(tl.float32) + result.to(dtype).to(tl.float32)
-    tl.store(out + (part * n_rows + rows[:, None]) * out_stride + outs[None, :], result.to(dtype), mask=inside)
+    if is_complete:
+        extras = (scales, bias, residual)
+        dtype: tl.constexpr = out.dtype.element_ty
+        result = finish(
+            result, rows[:, None], outs[None, :], inside, *extras, residual_stride,
+            has_scales, has_bias, has_residual, dtype,
+        )  # fmt: skip
+    tl.store(out + (part * n_rows + rows[:, None]) * out_stride + outs[None, :], result, mask=inside)
 
 
-def multiply(x: Tensor, weight: Tensor, *, bias: Tensor | None = None, scales: Tensor | None = None) -> Parts:
-    """``x @ weight.T * scales + bias`` in the dtype of ``x``, or in fp32 parts, which the next kernel adds up.
-
-    Args:
-        x: ``[rows, n_in]``, bf16, fp16 or fp32, rows contiguous.
-        weight: ``[n_out, n_in]``, contiguous, of the dtype of ``x``, int8 or float8_e4m3fn.
-        bias: ``[n_out]``.
-        scales: fp32 ``[n_out]``, of a weight of one byte.
-    """
-    n_out, n_parts = len(weight), parts_of(weight)
-    dtype = x.dtype if n_parts == 1 else torch.float32
-    product = Parts(torch.empty(n_parts * len(x), n_out, dtype=dtype, device=x.device), n_parts)
-    _multiply(x, weight, product, scales, bias, None)
-    return product
-
-
-def linear(
+def multiply(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
     *,
-    bias: Tensor | None = None,
+    leaves: int,
+    tile: Tile | None = None,
     scales: Tensor | None = None,
+    bias: Tensor | None = None,
     residual: Tensor | None = None,
+    overlaps: bool = False,
 ) -> None:
     """``out = x @ weight.T * scales + bias``, added up in fp32, or ``out = residual +`` that, rounded first.
 
     Args:
-        x: as ``multiply`` takes it, like weight, bias and scales.
-        weight: ``[n_out, n_in]``.
+        x: ``[rows, n_in]``, bf16, fp16 or fp32, rows contiguous.
+        weight: ``[n_out, n_in]``, contiguous, of the dtype of ``x``, int8 or float8_e4m3fn.
         out: ``[rows, n_out]``, rows contiguous, of any float dtype; may be ``residual``, must not be ``x``.
+        leaves: of the sums over inputs, a power of two; it decides the order of sums, which nothing else does.
+        tile: by default ``tile_of`` the number of rows.
+        scales: fp32 ``[n_out]``, of a weight of one byte.
         bias: ``[n_out]``.
-        scales: ``[n_out]``.
         residual: ``[rows, n_out]`` of the dtype of ``out``.
+        overlaps: whether launches may overlap the previous kernel's end.
     """
-    if parts_of(weight) == 1:
-        _multiply(x, weight, Parts(out), scales, bias, residual)
-        return
-    for first in range(0, len(x), MOST_ROWS):
-        some = slice(first, first + MOST_ROWS)
-        product = multiply(x[some], weight, bias=bias, scales=scales)
-        sum_parts(product, out[some], None if residual is None else residual[some])
+    n_out = len(weight)
+    tile = tile or tile_of(len(x), weight.dtype)
+    programs = tile.programs(len(x), n_out, leaves)
+    for first in range(0, len(x), MOST_ROWS if programs > 1 else max(1, len(x))):
+        some = slice(first, first + MOST_ROWS if programs > 1 else None)
+        rows, target = x[some], out[some]
+        extras = {"scales": scales, "bias": bias, "residual": None if residual is None else residual[some]}
+        if programs == 1:
+            _launch(rows, weight, target, leaves, leaves, tile, overlaps, **extras)
+            continue
+        sums = torch.empty(programs * len(rows), n_out, dtype=torch.float32, device=x.device)
+        _launch(rows, weight, sums, leaves, leaves // programs, tile, overlaps)
+        add_leaves(sums, target, overlaps=overlaps, **extras)
 
 
-def _multiply(
-    x: Tensor, weight: Tensor, product: Parts, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    leaves: int,
+    of_program: int,
+    tile: Tile,
+    overlaps: bool,
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> None:
     (n_rows, n_in), n_out = x.shape, len(weight)
-    if not n_rows:
-        return
-    cut, out = tiling(n_out, n_in, weight.dtype), product.values
     extras = [out if extra is None else extra for extra in (scales, bias, residual)]
-    _product[(triton.cdiv(n_rows, BLOCK_M), triton.cdiv(n_out, cut.block_n), cut.parts)](
+    grid = triton.cdiv(n_rows, tile.rows), triton.cdiv(n_out, tile.outputs), leaves // of_program
+    _product[grid](
         x,
         weight,
         *extras,
@@ -168,15 +216,19 @@ def _multiply(
         n_rows,
         n_out,
         n_in,
+        triton.cdiv(n_in, leaves),
         x.stride(0),
         out.stride(0),
         extras[2].stride(0),
-        cut.parts,
+        of_program,
+        of_program == leaves,
         *(extra is not None for extra in (scales, bias, residual)),
-        BLOCK_M,
-        cut.block_n,
-        cut.block_k,
-        num_warps=cut.block_n // 16,
-        num_stages=4,
+        tile.rows,
+        tile.outputs,
+        tile.inputs,
+        overlaps,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=overlaps,
         enable_fp_fusion=False,
     )

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.parts import Parts, read
+from engine.cuda.kernels.overlap import await_previous
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
@@ -25,65 +25,73 @@ def _rms_norm(  # type: ignore[no-untyped-def]  # Triton resolves annotations, a
     width,
     eps,
     offset,
-    parts: tl.constexpr,
     adds: tl.constexpr,
     is_gemma: tl.constexpr,
     block: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    await_previous(overlaps)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
-    values = read(x, row, at, inside, n_rows, x_stride, parts, out.dtype.element_ty)
-    if adds:
-        before = tl.load(residual + row * residual_stride + at, mask=inside, other=0.0)
-        values = (before.to(tl.float32) + values.to(tl.float32)).to(before.dtype)
-        tl.store(residual + row * residual_stride + at, values, mask=inside)
+    values = tl.load(x + row * x_stride + at, mask=inside, other=0.0)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
     factors = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     wide *= scale
     normed = wide * (offset + factors) if is_gemma else wide.to(values.dtype).to(tl.float32) * factors
-    tl.store(out + row * out_stride + at, normed.to(out.dtype.element_ty), mask=inside)
+    result = normed.to(out.dtype.element_ty)
+    if adds:
+        before = tl.load(residual + row * residual_stride + at, mask=inside, other=0.0)
+        result = (before.to(tl.float32) + result.to(tl.float32)).to(before.dtype)
+    tl.store(out + row * out_stride + at, result, mask=inside)
 
 
 def rms_norm(
-    x: Tensor | Parts, weight: Tensor, out: Tensor, eps: float, *, residual: Tensor | None = None, offset: float = 0.0
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    offset: float = 0.0,
+    overlaps: bool = False,
 ) -> None:
-    """Normalise rows: ``out = norm(x)``, or, with a residual, ``residual += x`` and ``out = norm(residual)``.
+    """Normalise rows: ``out = norm(x)``, or ``out = residual + norm(x)``, where ``norm(x)`` is rounded first.
 
     Sums are fp32. As in Llama's and Qwen's modules the normalised row is rounded to its dtype before it is multiplied
     by ``weight``; with an ``offset``, as in Gemma's, it is multiplied by ``offset + weight`` in fp32 and rounded once.
-    The sum with the residual is rounded to its dtype before it is normalised.
 
     Args:
-        x: ``[rows, width]`` of the dtype of ``out``, rows contiguous; or a product's parts, whose sum is rounded to it.
+        x: ``[rows, width]`` of the dtype of ``out``, rows contiguous.
         weight: ``[width]``.
-        out: ``[rows, width]``; may be ``x``.
+        out: ``[rows, width]``; may be ``x`` or ``residual``.
         eps: added to the mean square.
-        residual: ``[rows, width]`` of the dtype of ``out``, changed.
+        residual: ``[rows, width]`` of the dtype of ``out``.
         offset: added to ``weight``: 1 for Gemma.
+        overlaps: whether the launch may overlap the previous kernel's end.
     """
     n_rows, width = out.shape
     if not n_rows:
         return
-    block = triton.next_power_of_2(width)
-    product, stream = Parts.of(x), out if residual is None else residual
+    block, before = triton.next_power_of_2(width), out if residual is None else residual
     _rms_norm[(n_rows,)](
-        product.values,
+        x,
         weight,
         out,
-        stream,
+        before,
         n_rows,
-        product.values.stride(0),
+        x.stride(0),
         out.stride(0),
-        stream.stride(0),
+        before.stride(0),
         width,
         eps,
         offset,
-        product.n_parts,
         residual is not None,
         offset != 0.0,
         block,
+        overlaps,
         num_warps=min(16, max(1, block // 512)),
+        launch_pdl=overlaps,
         enable_fp_fusion=False,
     )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.cuda.kernels.parts import Parts, read
+from engine.cuda.kernels.overlap import await_previous
 
 
 @triton.jit
@@ -70,12 +70,10 @@ def _rotated(first, second, cos, sin):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _halves(  # type: ignore[no-untyped-def]
-    qkv, row, place, within, n_rows, stride, half: tl.constexpr, parts: tl.constexpr, dtype: tl.constexpr
-):
-    """Both halves of heads of a row, ``[heads, half]``, that begin at ``place``."""
-    first = read(qkv, row, place, within, n_rows, stride, parts, dtype)
-    return first, read(qkv, row, place + half, within, n_rows, stride, parts, dtype)
+def _halves(qkv, at, within, half: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of heads, ``[heads, half]``, that begin at ``at``."""
+    first = tl.load(qkv + at, mask=within, other=0.0)
+    return first, tl.load(qkv + at + half, mask=within, other=0.0)
 
 
 @triton.jit(do_not_specialize=["n_rows"])  # type: ignore[untyped-decorator]
@@ -97,7 +95,6 @@ def _rope_write(  # type: ignore[no-untyped-def]
     eps,
     offset,
     attention_scaling,
-    parts: tl.constexpr,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     half: tl.constexpr,
@@ -105,7 +102,9 @@ def _rope_write(  # type: ignore[no-untyped-def]
     is_gemma: tl.constexpr,
     block_g: tl.constexpr,
     block_h: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    await_previous(overlaps)
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     groups: tl.constexpr = heads // kv_heads
     at = tl.arange(0, block_h)
@@ -119,7 +118,7 @@ def _rope_write(  # type: ignore[no-untyped-def]
     group = tl.arange(0, block_g)
     within = (group < groups)[:, None] & inside[None, :]
     place = (kv_head * groups + group)[:, None] * (2 * half) + at[None, :]
-    first, second = _halves(qkv, row, place, within, n_rows, qkv_stride, half, parts, dtype)
+    first, second = _halves(qkv, row * qkv_stride + place, within, half)
     if has_norm:
         first, second = _normed(first, second, q_norm, at, half, inside, eps, offset, is_gemma)
     first, second = _rotated(first, second, cos, sin)
@@ -129,7 +128,7 @@ def _rope_write(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + row).to(tl.int64)
     place = kv_head * (2 * half) + at[None, :]
     within, of_key = inside[None, :], heads * (2 * half) + place
-    first, second = _halves(qkv, row, of_key, within, n_rows, qkv_stride, half, parts, dtype)
+    first, second = _halves(qkv, row * qkv_stride + of_key, within, half)
     if has_norm:
         first, second = _normed(first, second, k_norm, at, half, inside, eps, offset, is_gemma)
     first, second = _rotated(first, second, cos, sin)
@@ -137,13 +136,13 @@ def _rope_write(  # type: ignore[no-untyped-def]
     tl.store(k_arena + slot * k_stride + place + half, second, mask=within)
 
     of_value = of_key + kv_heads * (2 * half)
-    first, second = _halves(qkv, row, of_value, within, n_rows, qkv_stride, half, parts, dtype)
+    first, second = _halves(qkv, row * qkv_stride + of_value, within, half)
     tl.store(v_arena + slot * v_stride + place, first, mask=within)
     tl.store(v_arena + slot * v_stride + place + half, second, mask=within)
 
 
 def rope_write(
-    qkv: Tensor | Parts,
+    qkv: Tensor,
     positions: Tensor,
     slots: Tensor,
     inv_freq: Tensor,
@@ -159,6 +158,7 @@ def rope_write(
     eps: float = 1e-6,
     offset: float = 0.0,
     attention_scaling: float = 1.0,
+    overlaps: bool = False,
 ) -> None:
     """Turn queries and keys by their positions (the halves of a head are a pair), and write keys and values.
 
@@ -166,12 +166,12 @@ def rope_write(
     of ``q_out`` one by one, as in Hugging Face's modules. Of rows with one slot any may be the one that is kept.
 
     Args:
-        qkv: ``[rows, (heads + 2 * kv_heads) * head_dim]``: queries, keys, values; rows contiguous; or
-            a product's parts, whose sums are rounded to the dtype of ``q_out``.
+        qkv: ``[rows, (heads + 2 * kv_heads) * head_dim]``: queries, keys, values; rows contiguous, of
+            the dtype of ``q_out``.
         positions: int32 or int64 ``[rows]``, at least 0.
         slots: arena row of every row, int32 or int64 ``[rows]``.
         inv_freq: fp32 ``[head_dim / 2]``, the rotary module's.
-        q_out: ``[rows, heads * head_dim]``, of the dtype of the arena, and of ``qkv`` if that is finished.
+        q_out: ``[rows, heads * head_dim]``, of the dtype of the arena.
         k_arena: ``[n_slots, kv_heads, head_dim]``, a slot's heads contiguous.
         v_arena: likewise.
         heads: of the queries; a multiple of ``kv_heads``.
@@ -182,14 +182,14 @@ def rope_write(
         eps: of both norms.
         offset: added to both weights: 1 for Gemma.
         attention_scaling: the rotary module's factor of cosines and sines.
+        overlaps: whether the launch may overlap the previous kernel's end.
     """
-    product, half = Parts.of(qkv), head_dim // 2
-    n_rows = product.n_rows
+    n_rows, half = len(qkv), head_dim // 2
     if not n_rows:
         return
     block_g, block_h = triton.next_power_of_2(heads // kv_heads), triton.next_power_of_2(half)
     _rope_write[(n_rows, kv_heads)](
-        product.values,
+        qkv,
         positions,
         slots,
         inv_freq,
@@ -199,14 +199,13 @@ def rope_write(
         k_arena,
         v_arena,
         n_rows,
-        product.values.stride(0),
+        qkv.stride(0),
         q_out.stride(0),
         k_arena.stride(0),
         v_arena.stride(0),
         eps,
         offset,
         attention_scaling,
-        product.n_parts,
         heads,
         kv_heads,
         half,
@@ -214,6 +213,8 @@ def rope_write(
         offset != 0.0,
         block_g,
         block_h,
+        overlaps,
         num_warps=min(4, max(1, block_g * block_h // 128)),
+        launch_pdl=overlaps,
         enable_fp_fusion=False,
     )

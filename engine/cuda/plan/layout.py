@@ -13,9 +13,9 @@ SPLIT = 256  # positions whose softmax is one partial
 MAX_WINDOWS = 4  # kinds of windows among a model's layers, none being one of them
 HEADER = 2 * MAX_WINDOWS  # ints: of every window the number of items, and where they begin
 ITEM = 8  # ints: see ``engine.cuda.plan.items``
-# Rows of a step that launches are recorded for. Multiples of 64: a tile of products; and all arrays of a plan then lie
-# at multiples of 16 bytes: for others Triton compiles other kernels.
-BUCKETS = (64, 128, 192, 256, 384, 512)
+# Rows of a step that launches are recorded for: the row tiles of products, then multiples of 64. All arrays of a plan
+# then lie at multiples of 16 bytes: for others Triton compiles other kernels.
+BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
 MAX_ROWS = 1 << 16  # of a step
 MAX_INTS = 1 << 28  # of a plan: its offsets are int32
 PARTIAL_BYTES = 256 << 20  # of partial softmaxes that are held at once

@@ -80,7 +80,7 @@ def small_target(
 ) -> LocalTarget:
     """A target whose stages have executors if it is ``exact``; they record graphs if ``records``."""
     shards = small_shards(family, stages)
-    executors = [Executor(shard, SPLIT, buckets, records=records) for shard in shards] if exact else []
+    executors = [Executor(shard, None, SPLIT, buckets, records=records) for shard in shards] if exact else []
     return LocalTarget(TargetInfo(shards[0].spec, 80, 4, 120), shards, grammars=grammars, executors=executors)
 
 
@@ -102,7 +102,7 @@ class Pipeline:
         drafter: DrafterPart = NO_DRAFTER,
     ) -> None:
         self._executors: Sequence[Executor | None] = executors or [
-            Executor(shard, SPLIT, BUCKETS, partial_bytes) if exact else None for shard in shards
+            Executor(shard, None, SPLIT, BUCKETS, partial_bytes) if exact else None for shard in shards
         ]
         self.stages = [
             Stage(shard, N_BLOCKS, BLOCK, drafter=drafter, executor=one)

@@ -66,7 +66,7 @@ def drafted(
     method, drafter = checkpoint.spec.method, describe_drafter(checkpoint, SETTINGS, torch.float32)
     info = TargetInfo(shard.spec, 80, 4, 120, drafter=drafter)
     part = drafter_part(checkpoint, SETTINGS, shard, info, forwards=forwards)
-    executors = [Executor(shard, SPLIT, BUCKETS, records=True, taps=part.taps)] if executes else []
+    executors = [Executor(shard, None, SPLIT, BUCKETS, records=True, taps=part.taps)] if executes else []
     target = LocalTarget(info, [shard], drafter=[part], executors=executors)
     recording = Recording(method, every)
     engine = Engine(target, SpeculatorPool(extra={method: lambda _: recording}), SchedulerOptions(prefill_chunk=13))
@@ -96,7 +96,7 @@ def test_a_draft_model_drafts_as_on_a_cpu(sampling: dict[str, Any]) -> None:
     found = []
     for exact in (False, True):
         [shard] = small_shards("llama", 1)
-        executor = Executor(shard, SPLIT, BUCKETS) if exact else None
+        executor = Executor(shard, None, SPLIT, BUCKETS) if exact else None
         drafter = ModelDrafter(shard, TargetInfo(shard.spec, 80, 4, 120), executor)
         model = DraftModel(DraftModelConfig(tree_nodes=6, tree_beam=2), drafter)
         engine = make_engine(small_target("llama", exact=exact), extra={"small": lambda _, made=model: made})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,26 +13,18 @@ from torch import Tensor
 
 from engine.cuda import graphs
 from engine.cuda.executor import Executor
-from engine.cuda.kernels import gemm
 from engine.drafter.part import DrafterPart
 from engine.drafter.serving.relay import TapRelay
 from engine.protocol import Needs
 from engine.step import WorkResult
 from engine.tree import TokenTree
 from tests.engine.cuda.call_again import CallAgain, call_again
-from tests.engine.cuda.small_targets import BUCKETS, SMALL_INPUTS, SPLIT, Pipeline, small_model, small_shards
+from tests.engine.cuda.small_targets import BUCKETS, SPLIT, Pipeline, small_model, small_shards
 from tests.support.served_drafters import drafter_spec, random_checkpoint
 
 TEXTS = [[(5 * i + j * (i + 2)) % 38 + 3 for j in range(26 + 3 * i)] for i in range(5)]
 TEXT = TEXTS[0]
 DEEP = 6  # last tokens, which a tree drafts
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_products_in_parts() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gemm, "LEAST_INPUTS", SMALL_INPUTS)
-        yield
 
 
 @cache
@@ -135,7 +126,9 @@ def recorded_pipeline(patch: pytest.MonkeyPatch) -> Pipeline:
     call_again(patch)
     patch.setattr(graphs, "PROGRAMS", 8)  # more than there are items: most find nothing to do
     shards = small_shards("llama", 1)
-    return Pipeline(shards, 6, executors=[Executor(shard, SPLIT, BUCKETS, ROOM, records=True) for shard in shards])
+    return Pipeline(
+        shards, 6, executors=[Executor(shard, None, SPLIT, BUCKETS, ROOM, records=True) for shard in shards]
+    )
 
 
 @pytest.mark.matrix

@@ -1,19 +1,22 @@
-"""Products equal those in fp64."""
+"""Products equal those in fp64, and their sums have one order whatever programs share them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from engine.cuda.kernels import gemm
-from engine.cuda.kernels.gemm import linear
-from engine.cuda.kernels.parts import Parts, sum_parts
+from engine.cuda.kernels.gemm import INPUT_LEAVES, Tile, leaves_of, multiply, tile_of
+from engine.cuda.kernels.leaves import add_leaves
 from tests.engine.cuda.kernels.rows import poisoned, same_bits
 
-pytestmark = pytest.mark.matrix
 FP8 = torch.float8_e4m3fn
-SHAPES = [(100, 90), (64, 1100), (6200, 70)]  # outputs, inputs: odd ones; inputs in two parts; tiles 128 wide
+SHAPES = [(100, 90), (64, 1100), (192, 70)]  # outputs, inputs: odd ones, several blocks of a leaf, several tiles
+ROW_TILES = (16, 32, 64, 128, 256)
 
 
 def weight_of(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -23,64 +26,118 @@ def weight_of(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=random).to(dtype)
 
 
-def assert_summed(found: Tensor, expected: Tensor, size: Tensor, n_in: int) -> None:
-    """Sums of ``n_in`` fp32 products, whose sizes add up to ``size``."""
-    assert bool(((found - expected).abs() <= size * n_in**0.5 * 2**-23).all())
+def product(x: Tensor, weight: Tensor, leaves: int, tile: Tile | None = None) -> Tensor:
+    out = poisoned(len(x), len(weight))
+    multiply(x, weight, out, leaves=leaves, tile=tile)
+    return out
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        (SHAPES[0], torch.float32),
-        (SHAPES[0], FP8),
-        (SHAPES[1], torch.int8),
-        (SHAPES[1], torch.float32),
-        (SHAPES[2], FP8),
-    ],
-    ids=str,
-)
-def test_a_product_equals_that_in_fp64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def tree_of(leaves: list[Tensor]) -> Tensor:
+    """((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))"""
+    half = len(leaves) // 2
+    return tree_of(leaves[:half]) + tree_of(leaves[half:]) if half else leaves[0]
+
+
+def slow_product(x: Tensor, weight: Tensor, leaves: int, block: int = 64) -> Tensor:
+    """The order of sums as it is promised: blocks of a leaf one after the other, leaves as a binary tree."""
+    size, sums = -(-x.shape[1] // leaves), []
+    for first in range(0, leaves * size, size):
+        total = np.zeros((len(x), len(weight)), np.float32)
+        for at in range(first, min(first + size, x.shape[1]), block):
+            some = slice(at, min(at + block, first + size))
+            right = np.ascontiguousarray(weight[:, some].numpy().T)
+            total += np.einsum("mk,kn->mn", x[:, some].numpy(), right, optimize=False)  # ascending, number by number
+        sums.append(torch.from_numpy(total))
+    return tree_of(sums)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("shape", "dtype", "leaves"), [
+    (SHAPES[0], torch.float32, 8), (SHAPES[0], FP8, 4), (SHAPES[1], torch.int8, 8), (SHAPES[1], torch.float32, 2),
+    (SHAPES[2], FP8, 1),
+], ids=str)  # fmt: skip
+def test_a_product_equals_that_in_fp64(shape: tuple[int, int], dtype: torch.dtype, leaves: int) -> None:
     n_out, n_in = shape
     x, weight = torch.randn(3, n_in), weight_of(shape, dtype)
     bias, residual, scales = torch.randn(n_out), torch.randn(3, n_out), torch.rand(n_out)
-    out = poisoned(3, n_out + 1)[:, :n_out]  # rows with a gap between them
     is_scaled = dtype.itemsize == 1
-    linear(x, weight, out, bias=bias, residual=residual, scales=scales if is_scaled else None)
     wide = weight.float().double() * (scales[:, None].double() if is_scaled else 1.0)
     expected = x.double() @ wide.T + bias + residual
-    assert_summed(out, expected, x.abs().double() @ wide.abs().T + bias.abs() + residual.abs(), n_in)
-    plain, bare = poisoned(3, n_out), weight.float().double()
-    linear(x, weight, plain)
-    assert_summed(plain, x.double() @ bare.T, x.abs().double() @ bare.abs().T, n_in)
+    size = x.abs().double() @ wide.abs().T + bias.abs() + residual.abs()
+    for tile in (None, replace(tile_of(3, dtype), most_leaves=leaves)):  # shared by programs, and by one
+        out = poisoned(3, n_out + 1)[:, :n_out]  # rows with a gap between them
+        extras = {"bias": bias, "residual": residual, "scales": scales if is_scaled else None}
+        multiply(x, weight, out, leaves=leaves, tile=tile, **extras)
+        assert bool(((out - expected).abs() <= size * n_in**0.5 * 2**-23).all())
 
 
-def test_a_product_is_added_to_its_residual_in_place() -> None:
-    x, weight, stream = torch.randn(3, 90), torch.randn(100, 90), torch.randn(3, 100)
-    expected = stream + x @ weight.T
-    linear(x, weight, stream, residual=stream)
-    torch.testing.assert_close(stream, expected)
+@pytest.mark.cluster
+@pytest.mark.parametrize("leaves", [1, 4, 8])
+def test_sums_have_the_promised_order(leaves: int) -> None:
+    x, weight = torch.randn(5, 700), torch.randn(64, 700)
+    found = product(x, weight, leaves)
+    assert same_bits(found, slow_product(x, weight, leaves))
+    assert not torch.equal(found, slow_product(x, weight, leaves, 700)), "no order would be seen"
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize(("n_in", "dtype"), [(300, torch.float32), (1400, torch.int8)], ids=str)
+def test_tiles_and_programs_change_no_bit(n_in: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row tiles 16 to 256, 64 or 128 outputs, and 1, 2, 4 or 8 programs for the leaves of an output."""
+    x, weight = torch.randn(20, n_in), weight_of((70, n_in), dtype)
+    base = tile_of(20, dtype)
+    expected = product(x, weight, INPUT_LEAVES, base)
+    for rows in ROW_TILES:
+        assert same_bits(product(x, weight, INPUT_LEAVES, replace(base, rows=rows)), expected), f"{rows} rows"
+    monkeypatch.setattr(gemm, "LEAST_GROUPS", 1)
+    for most in (1, 2, 4, 8):
+        tile = replace(base, outputs=128 if most == 2 else 64, most_leaves=most)
+        assert tile.programs(20, 70, INPUT_LEAVES) == INPUT_LEAVES // most
+        assert same_bits(product(x, weight, INPUT_LEAVES, tile), expected), f"{most} leaves a program"
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_shards_of_a_weight_have_the_bits_of_the_whole(shards: int) -> None:
+    """Shards of inputs are subtrees, added as a tree; shards of outputs have the leaves of the whole weight."""
+    x, weight = torch.randn(3, 8 * 40), torch.randn(64, 8 * 40)
+    inputs = zip(x.chunk(shards, 1), weight.chunk(shards, 1), strict=True)
+    subtrees = [product(rows.contiguous(), its.contiguous(), INPUT_LEAVES // shards) for rows, its in inputs]
+    assert same_bits(tree_of(subtrees), product(x, weight, INPUT_LEAVES))
+    outputs = [product(x, its.contiguous(), 4) for its in weight.chunk(shards)]
+    assert same_bits(torch.cat(outputs, 1), product(x, weight, 4))
+
+
+def test_leaves_and_tiles_are_those_of_large_models() -> None:
+    shapes = {"qkv of 8B": 6144, "gate_up of 8B": 28672, "qkv of 70B": 10240, "gate_up of 70B": 57344, "head": 128256}
+    assert [leaves_of(n_out) for n_out in shapes.values()] == [4, 1, 4, 1, 1]
+    assert [tile_of(n, torch.bfloat16).rows for n in (1, 16, 17, 64, 65, 2048)] == [16, 16, 32, 64, 128, 128]
+    assert [tile_of(1, torch.bfloat16).programs(1, n_out, 8) for n_out in (2048, 4096, 8192)] == [8, 4, 2]
+    assert tile_of(1, torch.bfloat16, 64) == tile_of(64, torch.bfloat16)
+
+
+@pytest.mark.matrix
 def test_many_rows_are_multiplied_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, stream = torch.randn(7, 1100), torch.randn(64, 1100), torch.randn(7, 64)
     at_once, pieces = poisoned(7, 64), poisoned(7, 64)
-    linear(x, weight, at_once, residual=stream)
+    multiply(x, weight, at_once, leaves=8, residual=stream)
     monkeypatch.setattr(gemm, "MOST_ROWS", 3)
-    linear(x, weight, pieces, residual=stream)
+    multiply(x, weight, pieces, leaves=8, residual=stream)
     assert same_bits(pieces, at_once)
     nothing = poisoned(4, 5)
-    linear(torch.empty(0, 8), torch.randn(5, 8), nothing[:0])
+    multiply(torch.empty(0, 8), torch.randn(5, 8), nothing[:0], leaves=8)
     assert same_bits(nothing, poisoned(4, 5))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_parts_are_added_in_order_and_rounded_once_before_the_residual(dtype: torch.dtype) -> None:
-    values, stream = torch.randn(15, 70) * 10.0 ** torch.randint(-3, 2, (1, 70)), torch.randn(5, 70).to(dtype)
-    one, two, three = values.chunk(3)
-    expected, out = ((one + two) + three).to(dtype), poisoned(5, 70, dtype=dtype)
-    sum_parts(Parts(values, 3), out)
+def test_leaves_are_added_as_a_tree_and_rounded_once_before_the_residual(dtype: torch.dtype) -> None:
+    values, stream = torch.randn(20, 70) * 10.0 ** torch.randint(-3, 2, (1, 70)), torch.randn(5, 70).to(dtype)
+    one, two, three, four = values.chunk(4)
+    expected, out = ((one + two) + (three + four)).to(dtype), poisoned(5, 70, dtype=dtype)
+    add_leaves(values, out)
     assert same_bits(out, expected)
-    assert not torch.equal(one + (two + three), (one + two) + three)  # or no order would be seen
+    assert not torch.equal(((one + two) + three) + four, (one + two) + (three + four)), "no order would be seen"
     summed = stream + expected
-    sum_parts(Parts(values, 3), stream, stream)
+    add_leaves(values, stream, residual=stream)
     assert same_bits(stream, summed)

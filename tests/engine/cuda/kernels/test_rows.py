@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.cuda.kernels import draw as draw_kernel
-from engine.cuda.kernels import gemm
 from engine.cuda.kernels.activation import gated
 from engine.cuda.kernels.best import best_ids
 from engine.cuda.kernels.draw import draw
-from engine.cuda.kernels.gemm import linear, multiply
+from engine.cuda.kernels.gemm import multiply
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
 from engine.cuda.kernels.scores import Scored
@@ -30,7 +29,8 @@ def norms(n: int) -> Compute:
 
     def compute(rows: Tensor) -> Tensor:
         out, sums = poisoned(len(rows), 100), stream[rows]
-        rms_norm(x[rows], weight, out, 1e-6, residual=sums)
+        rms_norm(x[rows], weight, out, 1e-6)
+        rms_norm(x[rows], weight, sums, 1e-6, residual=sums)
         return torch.cat((out, sums), -1)
 
     return compute
@@ -69,23 +69,8 @@ def products(n: int, shape: tuple[int, int] = (100, 90), dtype: torch.dtype = to
 
     def compute(rows: Tensor) -> Tensor:
         out = poisoned(len(rows), shape[0])
-        linear(x[rows], weight, out, scales=scales)
+        multiply(x[rows], weight, out, leaves=8 if shape[1] > 1000 else 2, scales=scales)
         return out
-
-    return compute
-
-
-def products_in_parts(n: int) -> Compute:
-    """A product in four parts that a norm adds up."""
-    x, weight, bias = torch.randn(n, 260), torch.randn(48, 260), torch.randn(48)
-    factors, stream = torch.randn(48), torch.randn(n, 48)
-
-    def compute(rows: Tensor) -> Tensor:
-        product = multiply(x[rows], weight, bias=bias)
-        assert product.n_parts == 4
-        out, before = poisoned(len(rows), 48), stream[rows]
-        rms_norm(product, factors, out, 1e-5, residual=before)
-        return torch.cat((out, before), 1)
 
     return compute
 
@@ -128,15 +113,12 @@ def log_probabilities(n: int) -> Compute:
     return compute
 
 
-QUICK = {norms: 65, activations: 65, rope: 65, products: 65, products_in_parts: 65, draws: 65, truncations: 6}
+QUICK = {norms: 65, activations: 65, rope: 65, products: 65, draws: 65, truncations: 6}
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("kernel", QUICK, ids=lambda one: one.__name__)
-def test_a_row_has_the_same_bits_among_a_few_rows(
-    kernel: Callable[[int], Compute], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gemm, "LEAST_INPUTS", 64)
+def test_a_row_has_the_same_bits_among_a_few_rows(kernel: Callable[[int], Compute]) -> None:
     torch.manual_seed(1)
     assert_rows_alike(kernel(QUICK[kernel]), QUICK[kernel])
 
@@ -146,7 +128,7 @@ def test_a_row_has_the_same_bits_among_a_few_rows(
     ("compute", "n_rows"),
     [
         *((kernel(130), 130) for kernel in (norms, activations, rope, products, draws)),
-        (products(130, (64, 1100)), 130),  # inputs in two parts
+        (products(130, (64, 1100)), 130),  # leaves of several blocks
         (products(130, dtype=FP8), 130),
         (log_probabilities(9), 9),
     ],
