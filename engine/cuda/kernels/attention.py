@@ -1,12 +1,12 @@
-"""Attention over paged keys in which every row's arithmetic depends on its text alone.
+"""Attention over paged keys in which the arithmetic of a row depends on that row's text alone.
 
-Keys are taken by their position in the text: in splits of a number of positions, each in tiles, always from multiples
-of both, whatever the step consists of. ``attend`` leaves one partial softmax for a row and a split, and
-``combine`` merges a row's partials from the first split to the last. A row of a tree therefore goes through the same
-sums in the same order as the row that plain decoding would have at its place: keys that it does not see weigh exactly
-0. Which rows and keys go together is said by a plan on the device (``engine.cuda.plan``); programs take items of it
-until none is left, so that the launch does not depend on the step. The idea of splits merged by their log-sum-exp is
-FlashDecoding's (Dao et al., 2023); the fixed splits are what makes it the same for every step.
+Keys are taken by their position in the text: in splits of a fixed number of positions, each split in tiles. ``attend``
+writes one partial softmax for every row and split; ``combine`` merges the partials of a row from the first split to
+the last. A row of a tree therefore computes the same sums in the same order as the same row in plain decoding: keys
+that a row does not see have weight exactly 0. A plan on the device (``engine.cuda.plan``) lists items: rows and the
+keys of one split. Programs take items until none is left, so the launch does not depend on the step. The number of
+programs and of pipeline stages changes no order, hence no bit. Splits merged by their log-sum-exp are FlashDecoding's
+idea (Dao et al., 2023); splits at fixed positions make the sums the same for every step.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.occupancy import SMALL_HEAD, stages_for
 from engine.cuda.plan.layout import HEADER, ITEM, Layout
 
 ROWS = 64  # rows times query heads of a key head in a tile: what a Hopper GPU multiplies at once
-PROGRAMS = 528  # of ``attend`` over all key heads: four for each multiprocessor of an H100 or H200
-_PIPELINED = 512  # bytes of a head up to which two tiles of keys and values are held at once
+PROGRAMS = 132  # of ``attend`` over all key heads on an H100 or H200: one for each multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How a layer attends.
+    """Attention heads of a layer.
 
     Args:
         n_heads: query heads.
         n_kv_heads: key heads.
         head_dim: numbers of a head.
-        scale: of scores, before the cap.
-        window: a row sees its last ``window`` positions, itself included; None: all.
-        softcap: scores are ``softcap * tanh(score / softcap)``; None: as they are.
+        scale: factor of scores, before the cap.
+        window: a row sees its last ``window`` positions, including its own; None: all.
+        softcap: scores are ``softcap * tanh(score / softcap)``; None: scores are not capped.
     """
 
     n_heads: int
@@ -49,7 +50,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """What ``attend`` leaves for ``combine``, in fp32: of every row and split, of the query heads of some key heads."""
+    """Partial softmaxes in fp32 that ``attend`` writes and ``combine`` reads, for the query heads of some key heads."""
 
     sums: Tensor  # [n_partials, n_heads, head_dim], weighted values
     largest: Tensor  # [n_partials, n_heads], scores times log2(e)
@@ -57,7 +58,7 @@ class Partials:
 
     @classmethod
     def empty(cls, n_partials: int, n_heads: int, head_dim: int, device: torch.device) -> Partials:
-        """Memory without values."""
+        """Uninitialised memory."""
         shape = (n_partials, n_heads)
         return cls(
             torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
@@ -67,7 +68,7 @@ class Partials:
 
     @staticmethod
     def bytes_of(n_partials: int, n_heads: int, head_dim: int) -> int:
-        """What ``empty`` takes."""
+        """Bytes that ``empty`` allocates."""
         return 4 * n_partials * n_heads * (head_dim + 2)
 
 
@@ -88,7 +89,7 @@ def _scores(  # type: ignore[no-untyped-def]  # Triton resolves annotations, and
 
 @triton.jit
 def _with_tile(total, most, weight, score, value):  # type: ignore[no-untyped-def]
-    """A softmax in the making, its weighted values, largest score and weights, with a tile of keys more."""
+    """Weighted values, largest score and sum of weights of a partial softmax, with one more tile of keys."""
     more = tl.maximum(most, tl.max(score, 1))
     safe = tl.where(more == float("-inf"), 0.0, more)  # a row may see nothing of a tile
     share = tl.exp2(score - safe[:, None])
@@ -122,10 +123,12 @@ def _attend(  # type: ignore[no-untyped-def]
     block_m: tl.constexpr,
     header_ints: tl.constexpr,
     item_ints: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    await_previous(overlaps)
     groups: tl.constexpr = n_heads // n_kv_heads
-    kv_head = first_kv_head + tl.program_id(1)
-    part_heads = tl.num_programs(1) * groups  # that the partials have
+    kv_head = first_kv_head + tl.program_id(0)  # first in the grid: programs that start together take all key heads
+    part_heads = tl.num_programs(0) * groups  # that the partials have
     n_items = tl.load(plan + place * 2)
     items = plan + tl.load(plan + place * 2 + 1)
     positions = plan + header_ints
@@ -135,7 +138,7 @@ def _attend(  # type: ignore[no-untyped-def]
     head = kv_head * groups + in_group
     dims = tl.arange(0, block_d)
     in_head = dims < head_dim
-    for number in tl.range(tl.program_id(0), n_items, tl.num_programs(0)):
+    for number in tl.range(tl.program_id(1), n_items, tl.num_programs(1)):
         item = items + number * item_ints
         members = plan + tl.load(item)
         inside = member < tl.load(item + 1)
@@ -164,17 +167,17 @@ def _attend(  # type: ignore[no-untyped-def]
         skipped = 0
         if window > 0:
             skipped = tl.maximum(position - window + 1, 0) // split_size
-        # A row is among an item's for its neighbours' sake too, behind a window: of such a split nothing is kept.
+        # An item also lists rows whose window has passed this split, for the sake of other rows: not stored.
         kept = inside & (split >= skipped) & (split * split_size <= position)
         partial = (tl.load(firsts + row, mask=inside, other=0) + split - skipped).to(tl.int64) * part_heads
-        partial += tl.program_id(1) * groups + in_group
+        partial += tl.program_id(0) * groups + in_group
         tl.store(sums + partial[:, None] * head_dim + dims[None, :], total, mask=kept[:, None] & in_head[None, :])
         tl.store(largest + partial, most, mask=kept)
         tl.store(weights + partial, weight, mask=kept)
 
 
 def _tile(block_d: int, dtype: torch.dtype) -> int:
-    """Keys of a tile: as many as registers hold beside the sums; fp32, which no tensor core takes, needs the most."""
+    """Keys of a tile: as many as fit the registers with the sums; fp32, which no tensor core takes, needs the most."""
     if dtype == torch.float32:
         return 16
     return 32 if block_d > 128 else 64
@@ -190,22 +193,28 @@ def attend(
     kv_heads: range,
     into: Partials,
     programs: int,
+    stages: int | None = None,
+    *,
+    overlaps: bool = False,
 ) -> None:
-    """Partial attention of every row over every split that it sees.
+    """Write the partial attention of every row over every split that it sees.
 
     Args:
         q: ``[n_rows, n_heads * head_dim]``, rotated; ``n_rows`` is the plan's bucket.
-        keys: ``[n_slots, n_kv_heads, head_dim]``, this step's own among them.
-        values: alike.
-        plan: int32, as ``layout`` lays it out.
+        keys: ``[n_slots, n_kv_heads, head_dim]``, including this step's own.
+        values: like ``keys``.
+        plan: int32, as ``layout`` describes it.
         layout: of the plan.
         heads: of the layer.
         kv_heads: the key heads to attend with.
         into: memory for the plan's partials, of these heads.
-        programs: that share the items, for each key head.
+        programs: that share the items, for each key head (``programs_for``).
+        stages: of the copy pipeline; None: as many as the device's shared memory holds.
+        overlaps: the kernel may start before the previous one ends, and waits for it (``overlap``).
     """
     capped, block_d = heads.softcap is not None, max(16, triton.next_power_of_2(heads.head_dim))
-    _attend[(programs, len(kv_heads))](
+    tile, head_bytes = min(_tile(block_d, keys.dtype), layout.split), block_d * keys.element_size()
+    _attend[(len(kv_heads), programs)](
         q,
         keys,
         values,
@@ -225,11 +234,13 @@ def attend(
         heads.head_dim,
         block_d,
         layout.split,
-        min(_tile(block_d, keys.dtype), layout.split),
+        tile,
         ROWS,
         HEADER,
         ITEM,
-        num_warps=8,  # with 4, numbers of large heads do not fit the registers
-        num_stages=2 if block_d * keys.element_size() <= _PIPELINED else 1,
+        overlaps,
+        num_warps=4 if block_d <= SMALL_HEAD else 8,  # with 4, the sums of large heads do not fit the registers
+        num_stages=stages or stages_for(q.device, ROWS * head_bytes, tile * head_bytes),
         enable_fp_fusion=False,
+        launch_pdl=overlaps,
     )

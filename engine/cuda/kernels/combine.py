@@ -1,4 +1,4 @@
-"""The second half of attention: a row's partial softmaxes, merged from its first split to its last."""
+"""The second half of attention: merges the partial softmaxes of a row, from its first split to its last."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cuda.kernels.attention import Heads, Partials
+from engine.cuda.kernels.overlap import await_previous
 from engine.cuda.plan.layout import HEADER, Layout
 
-_HEADS = 8  # that a program takes
+_HEADS = 8  # of a program
+_STAGES = 4  # of the pipeline: partials of three splits are copied while one is merged
 
 
 @triton.jit(do_not_specialize=["n_rows", "first_head", "part_heads"])  # type: ignore[untyped-decorator]
@@ -29,10 +31,13 @@ def _combine(  # type: ignore[no-untyped-def]
     block_h: tl.constexpr,
     block_d: tl.constexpr,
     split_size: tl.constexpr,
+    stages: tl.constexpr,
     header_ints: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    await_previous(overlaps)
     row = tl.program_id(0)
-    head = tl.program_id(1) * block_h + tl.arange(0, block_h)  # of the partials'
+    head = tl.program_id(1) * block_h + tl.arange(0, block_h)  # of the partials' heads
     dims = tl.arange(0, block_d)
     is_head = head < part_heads
     inside = is_head[:, None] & (dims < head_dim)[None, :]
@@ -45,15 +50,16 @@ def _combine(  # type: ignore[no-untyped-def]
     total = tl.zeros((block_h, block_d), tl.float32)
     most = tl.full((block_h,), float("-inf"), tl.float32)
     weight = tl.zeros((block_h,), tl.float32)
-    for split in tl.range(0, n_splits):
+    for split in tl.range(0, n_splits, num_stages=stages):
         at = (first + split).to(tl.int64) * part_heads + head
-        its = tl.load(largest + at, mask=is_head, other=0.0)
-        more = tl.maximum(most, its)
-        before = tl.exp2(most - more)
-        now = tl.exp2(its - more)
+        split_most = tl.load(largest + at, mask=is_head, other=0.0)
+        split_weight = tl.load(weights + at, mask=is_head, other=1.0)
         value = tl.load(sums + at[:, None] * head_dim + dims[None, :], mask=inside, other=0.0)
+        more = tl.maximum(most, split_most)
+        before = tl.exp2(most - more)
+        now = tl.exp2(split_most - more)
         total = total * before[:, None] + value * now[:, None]
-        weight = weight * before + tl.load(weights + at, mask=is_head, other=1.0) * now
+        weight = weight * before + split_weight * now
         most = more
     result = tl.where(n_splits > 0, total / tl.where(weight > 0.0, weight, 1.0)[:, None], 0.0)
     tl.store(
@@ -63,16 +69,26 @@ def _combine(  # type: ignore[no-untyped-def]
     )
 
 
-def combine(partials: Partials, plan: Tensor, layout: Layout, heads: Heads, kv_heads: range, out: Tensor) -> None:
-    """The attention of every row, merged from its partials in ascending order of splits.
+def combine(
+    partials: Partials,
+    plan: Tensor,
+    layout: Layout,
+    heads: Heads,
+    kv_heads: range,
+    out: Tensor,
+    *,
+    overlaps: bool = False,
+) -> None:
+    """Write the attention of every row to ``out``, merged from the row's partials in ascending order of splits.
 
     Args:
-        partials: as ``attend`` left them.
-        plan: int32, as ``layout`` lays it out.
+        partials: that ``attend`` wrote.
+        plan: int32, as ``layout`` describes it.
         layout: of the plan.
         heads: of the layer.
         kv_heads: the key heads of the partials.
         out: ``[n_rows, n_heads * head_dim]``; rows that fill the bucket become 0.
+        overlaps: the kernel may start before the previous one ends, and waits for it (``overlap``).
     """
     groups, n_heads = heads.n_heads // heads.n_kv_heads, partials.largest.shape[1]
     _combine[(layout.n_rows, triton.cdiv(n_heads, _HEADS))](
@@ -91,7 +107,10 @@ def combine(partials: Partials, plan: Tensor, layout: Layout, heads: Heads, kv_h
         _HEADS,
         max(16, triton.next_power_of_2(heads.head_dim)),
         layout.split,
+        _STAGES,
         HEADER,
+        overlaps,
         num_warps=4,
         enable_fp_fusion=False,
+        launch_pdl=overlaps,
     )

@@ -1,4 +1,4 @@
-"""Attention by paths: right, and with the same bits for a row whatever other rows it runs with."""
+"""Attention by paths equals fp64's, and a row has the same bits whatever other rows the step has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUCKETS = (1, 8, 24, 48)
 
 @dataclass
 class Case:
-    """A step's works, and queries, keys and values of all their rows."""
+    """A step's works, with queries, keys and values of all rows."""
 
     works: Sequence[PathWork]
     heads: Heads
@@ -32,13 +32,13 @@ class Case:
 
     @property
     def plan(self) -> Plan:
-        """With the window of the heads among others."""
+        """The plan of the works, for the window of the heads and others."""
         windows = {self.heads.window, None, 7}
         groups = self.heads.n_heads // self.heads.n_kv_heads
         return make_plan(self.works, PlanShape.of(windows, groups, BLOCK, len(self.keys) - 1, SPLIT, buckets=BUCKETS))
 
     def run(self, programs: int = 0, n_pieces: int = 1) -> Tensor:
-        """``[n_rows, n_heads, head_dim]``; memory that must not matter is NaN."""
+        """Attention ``[n_rows, n_heads, head_dim]``; memory that must not be read is NaN."""
         plan, heads = self.plan, self.heads
         n_items, width = plan.n_items[plan.layout.place(heads.window)], heads.n_heads * heads.head_dim
         q = torch.full((plan.layout.n_rows, width), float("nan"))
@@ -57,18 +57,22 @@ class Case:
 
 
 def case_of(works: Sequence[PathWork], heads: Heads, seed: int) -> Case:
-    """Random numbers for the rows of works, and NaN in slots that no row sees."""
+    """A case with random numbers for the rows of works, and NaN in slots that no row sees."""
     draw = torch.Generator().manual_seed(seed)
     n_rows, n_blocks = sum(work.n_rows for work in works), sum(len(work.blocks) for work in works)
     kv = (n_blocks * BLOCK + 1, heads.n_kv_heads, heads.head_dim)
     keys, values = torch.full(kv, float("nan")), torch.full(kv, float("nan"))
-    used = [s for work in works for s in work.slots(0, work.n_cached + work.n_rows, BLOCK).tolist()]
+    used = [
+        work.blocks[position // BLOCK] * BLOCK + position % BLOCK
+        for work in works
+        for position in range(work.n_cached + work.n_rows)
+    ]
     keys[used], values[used] = torch.randn(2, len(used), *kv[1:], generator=draw)
     return Case(works, heads, torch.randn(n_rows, heads.n_heads, heads.head_dim, generator=draw) * 2, keys, values)
 
 
 def oracle(case: Case) -> Tensor:
-    """fp64, row by row, over the keys of the row's text."""
+    """Attention in fp64, row by row, over the keys of the row's text."""
     heads, outs = case.heads, []
     rows = [(work, row) for work in case.works for row in range(work.n_rows)]
     for (work, row), q in zip(rows, case.q.double(), strict=True):
@@ -139,6 +143,19 @@ def test_a_prompt_has_the_same_bits_in_chunks_programs_and_pieces_of_any_size() 
             assert torch.equal(alone(case, 0, end - 1, size).run(), whole[end - size : end]), (size, end)
     case = step("window")
     assert torch.equal(case.run(programs=3), case.run(programs=40, n_pieces=2))
+
+
+@pytest.mark.cluster
+def test_values_that_a_row_does_not_see_change_no_bit_even_if_they_are_huge() -> None:
+    """Rows of a tile share keys: a row multiplies the values after its end by 0. NaN cannot stand there."""
+    case = case_of(random_works(random.Random(3), [(SPLIT - 3, 17, True)], BLOCK), KINDS["grouped"], 5)
+    values, row = case.values, 6
+    unseen = torch.ones(len(values), dtype=torch.bool)
+    unseen[expected_slots(case.works[0], row, None, BLOCK)] = False
+    expected = case.run()[row]
+    for value in (0.0, 3e38, -3e38):
+        case.values = torch.where(unseen[:, None, None], torch.full_like(values, value), values)
+        assert torch.equal(case.run()[row], expected), value
 
 
 @pytest.mark.matrix
