@@ -42,20 +42,16 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Every matrix has inputs for two parts, and for two blocks of a sum, if ``gemm.LEAST_INPUTS`` is 64.
-SMALL_INPUTS, IN_PARTS = 64, " in parts"
-_WIDE = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads": 4, "head_dim": 32}
 
 
 @cache
 def small_model(family: str) -> Any:
     """A seeded fp32 model, never changed by tests."""
     torch.manual_seed(5)
-    sizes = _SIZES | (_WIDE | {"initializer_range": 0.1} if family.endswith(IN_PARTS) else {})
-    if family.startswith("llama"):
-        return LlamaForCausalLM(LlamaConfig(**sizes)).float().eval()
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**_SIZES)).float().eval()
     config = Gemma3TextConfig(
-        **{**sizes, "initializer_range": 0.1, "num_key_value_heads": 2},
+        **{**_SIZES, "initializer_range": 0.1, "num_key_value_heads": 2},
         sliding_window=12,
         layer_types=["sliding_attention", "full_attention"],
         final_logit_softcapping=30.0,
