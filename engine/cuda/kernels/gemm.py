@@ -20,11 +20,12 @@ from torch import Tensor
 
 from engine.cuda.kernels.leaves import add_leaves, finish
 from engine.cuda.kernels.overlap import await_previous
+from engine.cuda.plan.layout import BUCKETS
 
 ROW_TILES = (16, 32, 64, 128)  # chosen by the number of rows; the last one for more rows, too
 INPUT_LEAVES = 8  # of matrices whose inputs are sharded: attention's output and the MLP's down projection
 LEAST_GROUPS = 160  # of four warps that share a weight where its leaves allow it: an H100 has 132 multiprocessors
-MOST_ROWS = 1024  # whose partial sums are in memory at once: a few hundred MB of fp32
+MOST_ROWS = BUCKETS[-1]  # whose partial sums are in memory at once; larger steps need no kernels of their own
 _SHARDS, _SHARD_PROGRAMS = 8, 48  # the smallest shard of a weight is an eighth, and keeps this many programs busy
 
 
@@ -180,9 +181,10 @@ def multiply(
     """
     n_out = len(weight)
     tile = tile or tile_of(len(x), weight.dtype)
-    programs = tile.programs(len(x), n_out, leaves)
-    for first in range(0, len(x), MOST_ROWS if programs > 1 else max(1, len(x))):
-        some = slice(first, first + MOST_ROWS if programs > 1 else None)
+    programs = tile.programs(min(len(x), MOST_ROWS), n_out, leaves)
+    size = MOST_ROWS if programs > 1 else max(1, len(x))
+    for first in range(0, len(x), size):
+        some = slice(first, first + size)
         rows, target = x[some], out[some]
         extras = {"scales": scales, "bias": bias, "residual": None if residual is None else residual[some]}
         if programs == 1:
