@@ -100,9 +100,10 @@ def run_layer(
 def attended(query: Tensor, arena: KVLayer, step: StepOnDevice, heads: Heads) -> Tensor:
     """The attention ``[n_rows, n_heads * head_dim]`` of rotated queries of that shape; keys are in the arena."""
     programs, found = step.programs[step.layout.place(heads.window)], torch.empty_like(query)
+    plan, layout, partials, overlaps = step.plan, step.layout, step.partials, step.overlaps
     for some in step.pieces:
-        attend(query, arena.keys, arena.values, step.plan, step.layout, heads, some, step.partials, programs)
-        combine(step.partials, step.plan, step.layout, heads, some, found)
+        attend(query, arena.keys, arena.values, plan, layout, heads, some, partials, programs, overlaps=overlaps)
+        combine(partials, plan, layout, heads, some, found, overlaps=overlaps)
     return found
 
 
