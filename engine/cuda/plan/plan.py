@@ -1,14 +1,14 @@
-"""What a step's rows attend to, as one int32 array for the device. NumPy only."""
+"""The plan of a step: what its rows attend to, as one int32 array for the device. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.cuda.plan.items import Ints, ItemLists, PathWork
-from engine.cuda.plan.layout import BUCKETS, HEADER, MAX_INTS, MAX_WINDOWS, SPLIT, Layout, bucket
+from engine.cuda.plan.items import Ints, PathWork, flatten
+from engine.cuda.plan.layout import BUCKETS, HEADER, ITEM, MAX_INTS, MAX_WINDOWS, SPLIT, Layout, bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,61 +78,56 @@ def make_plan(
     moves: tuple[Sequence[int], Sequence[int]] = NO_MOVES,
     attends: bool = True,
 ) -> Plan:
-    """The plan of a step.
+    """Return the plan of a step.
 
     Args:
         works: of the step, at least one row among them.
         shape: of the stage.
-        tokens: of all rows; (): the stage is told their states.
+        tokens: of all rows; (): the stage receives their states.
         moves: slots that are copied before, and where to; the rows' bucket has room for them.
         attends: whether rows attend, and are not only written.
 
     Raises:
-        ValueError: the step has no row, or more rows or keys than a plan can address.
+        ValueError: the step has no row, or more rows or keys than a plan can address, or a work contradicts itself.
     """
+    # Imports Numba, 0.2 s and 58 MB, which a stage on a CPU does without.
+    from engine.cuda.plan.fill import add_items, fill_rows, find_invalid
+
     n_rows = sum(work.n_new for work in works)
     most = max(n_rows, len(moves[0])) if n_rows else 0
     layout = Layout(bucket(most, shape.buckets), shape.windows, shape.split)
-    lists = ItemLists(layout, shape.block_size, max(1, shape.tile // shape.groups))
-    first = 0
-    for work in works if attends else ():
-        lists.add(work, first)
-        first += work.n_new
-    plan = _lay_out(works, n_rows, lists, shape.scratch)
-    for place, numbers in ((layout.tokens, tokens), (layout.sources, moves[0]), (layout.targets, moves[1])):
-        plan.ints[place][: len(numbers)] = numbers
-    return replace(plan, n_moves=len(moves[0]), n_partials=plan.n_partials if attends else 0)
-
-
-def _lay_out(works: Sequence[PathWork], n_rows: int, lists: ItemLists, scratch: int) -> Plan:
-    layout = lists.layout
-    items = [np.concatenate(its) for its in lists.items]
-    size = lists.end + sum(its.size for its in items)
-    if size > MAX_INTS:
-        raise ValueError(f"the step's keys and rows take {size} numbers to tell; a plan holds {MAX_INTS}")
-    ints = np.empty(size, np.int32)
+    flat = flatten(works, shape.windows, shape.block_size, shape.split, max(1, shape.tile // shape.groups))
+    if (invalid := find_invalid(flat)) >= 0:
+        raise ValueError(_contradiction(invalid, works[invalid], shape.block_size))
+    places = np.zeros(1 + len(shape.windows), np.int64)
+    places[0] = layout.lists
+    if attends:
+        add_items(flat, np.empty(0, np.int32), places)
+    ends = places.cumsum()  # of members and tables, and of the items of every window
+    if ends[-1] > MAX_INTS:
+        raise ValueError(f"the step's keys and rows take {ends[-1]} integers; a plan holds at most {MAX_INTS}")
+    n_items = places[1:] // ITEM
+    ints = np.empty(ends[-1], np.int32)
     ints[:HEADER] = 0
-    positions, slots = ints[layout.positions], ints[layout.slots]
-    ints[layout.tokens], ints[layout.sources], ints[layout.targets] = 0, -1, -1
-    positions[n_rows:], slots[n_rows:] = 0, scratch
-    np.concatenate([work.positions()[work.n_run :] for work in works], out=positions[:n_rows])
-    written = [work.slots(work.n_cached + work.n_run, work.n_cached + work.n_rows, lists.block_size) for work in works]
-    np.concatenate(written, out=slots[:n_rows])
-    n_partials = [_number_partials(ints, layout, place, n_rows) for place in range(len(layout.windows))]
-    np.concatenate(lists.ints, out=ints[layout.lists : lists.end])
-    at = lists.end
-    for place, its in enumerate(items):
-        ints[2 * place : 2 * place + 2] = len(its), at
-        ints[at : at + its.size] = its.reshape(-1)
-        at += its.size
-    return Plan(ints, layout, n_rows, tuple(len(its) for its in items), max(n_partials))
+    ints[: 2 * len(n_items)].reshape(-1, 2)[:] = np.stack((n_items, ends[:-1]), 1)
+    n_partials = fill_rows(flat, ints[HEADER : layout.lists].reshape(-1, layout.n_rows), shape.scratch)
+    if attends:
+        places[0], places[1:] = layout.lists, ends[:-1]
+        add_items(flat, ints, places)
+    for place, numbers in ((layout.tokens, tokens), (layout.sources, moves[0]), (layout.targets, moves[1])):
+        ints[place][: len(numbers)] = numbers
+    return Plan(ints, layout, n_rows, tuple(n_items.tolist()), n_partials if attends else 0, len(moves[0]))
 
 
-def _number_partials(ints: Ints, layout: Layout, place: int, n_rows: int) -> int:
-    """Give every row as many partials as it has splits under a window; returns how many all have."""
-    window, positions = layout.windows[place], ints[layout.positions][:n_rows].astype(np.int64)
-    skipped = 0 if window is None else np.maximum(positions - window + 1, 0) // layout.split
-    ends = np.cumsum(positions // layout.split - skipped + 1)
-    firsts = ints[layout.firsts(place)]
-    firsts[0], firsts[1:n_rows], firsts[n_rows:] = 0, ends[:-1], -1
-    return int(ends[-1])
+def compile_planner() -> None:
+    """Compile what ``make_plan`` runs, some seconds, or load it from the user's cache: no request then waits for it."""
+    make_plan([PathWork(0, 2, (-1,), (0,))], PlanShape((None,), 1, 2, 0))
+
+
+def _contradiction(number: int, work: PathWork, block_size: int) -> str:
+    n_parents = "no" if work.parents is None else len(work.parents)
+    return (
+        f"work {number} has {work.n_rows} rows after {work.n_cached} tokens, {work.n_run} of which ran before, "
+        f"{n_parents} parents and {len(work.blocks)} blocks of {block_size} slots; the blocks must have a slot for "
+        "every token and row, and every node but the root one parent, which comes before it"
+    )

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import strategies as st
 
 from engine.cuda.plan.items import PathWork
@@ -37,6 +38,18 @@ def as_drafted(rng: random.Random, works: Sequence[PathWork]) -> list[PathWork]:
         is_block = work.parents is None and not n_run and rng.random() < 0.5
         drafted.append(replace(work, n_run=n_run, is_block=is_block))
     return drafted
+
+
+def as_arrays(works: Sequence[PathWork]) -> list[PathWork]:
+    """The same works; parents and blocks are int32 arrays."""
+    return [
+        replace(
+            work,
+            parents=None if work.parents is None else np.array(work.parents, np.int32),
+            blocks=np.array(work.blocks, np.int32),
+        )
+        for work in works
+    ]
 
 
 SIZES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20), st.booleans()), min_size=1, max_size=4)

@@ -1,0 +1,230 @@
+"""Writes the arrays of a plan, compiled; see ``engine.cuda.plan.items`` and ``engine.cuda.plan.layout``.
+
+``add_items`` runs twice: first on an empty array, where it only counts, then on one of the counted size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.compiled import compiled_in_place
+from engine.cuda.plan.items import BLOCK, CHAIN, TREE, FlatWorks, Ints
+from engine.cuda.plan.layout import ITEM
+
+_N_CACHED, _N_ROWS, _N_RUN, _KIND, _N_BLOCKS = range(5)  # columns of ``FlatWorks.table``
+_DEPTHS, _OWNED, _PATH = range(3)  # lines of ``FlatWorks.scratch``
+Places = NDArray[np.int64]  # [1 + n_windows]: where the next member or table goes, and the next item of every window
+
+
+@compiled_in_place
+def find_invalid(works: FlatWorks) -> int:
+    """Return the number of the first work whose rows, parents and blocks do not fit each other; -1: there is none."""
+    n_parents = n_blocks = 0
+    for i in range(len(works.table)):
+        n_rows, its_blocks = works.table[i, _N_ROWS], works.table[i, _N_BLOCKS]
+        n_cached, n_run = works.table[i, _N_CACHED], works.table[i, _N_RUN]
+        if n_rows < 1 or n_run < 0 or n_run > n_rows or n_cached < 0:
+            return i
+        if n_cached + n_rows > its_blocks * works.block_size:
+            return i
+        n_blocks += its_blocks
+        if works.table[i, _KIND] == TREE:
+            if n_parents + n_rows - 1 > len(works.parents):
+                return i
+            for node in range(n_rows - 1):
+                if not -1 <= works.parents[n_parents + node] < node:
+                    return i
+            n_parents += n_rows - 1
+    return -1 if n_parents == len(works.parents) and n_blocks == len(works.blocks) else len(works.table) - 1
+
+
+@compiled_in_place
+def fill_rows(works: FlatWorks, rows: Ints, unused_slot: int) -> int:
+    """Fill what a plan has for each row of the bucket; returns the number of partials of the window with the most.
+
+    Args:
+        works: of the step.
+        rows: ``[arrays of the layout, rows of the bucket]``: positions, slots, firsts of every window, tokens, sources,
+            targets; the last three are set to what they have without tokens and moves.
+        unused_slot: where rows that fill the bucket are written.
+    """
+    n_windows, row, parents_at, blocks_at, most = len(works.windows), 0, 0, 0, 0
+    for i in range(len(works.table)):
+        n_cached, n_rows = works.table[i, _N_CACHED], works.table[i, _N_ROWS]
+        _set_depths(works, i, parents_at)
+        for own in range(works.table[i, _N_RUN], n_rows):
+            rows[0, row] = n_cached + works.scratch[_DEPTHS, own]
+            rows[1, row] = _slot(works, blocks_at, n_cached + own)
+            row += 1
+        blocks_at += works.table[i, _N_BLOCKS]
+        parents_at += n_rows - 1 if works.table[i, _KIND] == TREE else 0
+    for place in range(n_windows):
+        n_partials = 0
+        for i in range(row):
+            rows[2 + place, i] = n_partials
+            n_partials += rows[0, i] // works.split - _first_split(works, place, rows[0, i]) + 1
+        most = max(most, n_partials)
+    rows[0, row:], rows[1, row:], rows[2 : 2 + n_windows, row:] = 0, unused_slot, -1
+    rows[2 + n_windows], rows[3 + n_windows :] = 0, -1
+    return most
+
+
+@compiled_in_place
+def add_items(works: FlatWorks, ints: Ints, places: Places) -> None:
+    """Write members, tables and items of all works to their places, which move on; only count if ``ints`` is empty."""
+    row, parents_at, blocks_at = 0, 0, 0
+    for i in range(len(works.table)):
+        n_cached, n_rows, n_run = works.table[i, _N_CACHED], works.table[i, _N_ROWS], works.table[i, _N_RUN]
+        kind, n_blocks = works.table[i, _KIND], works.table[i, _N_BLOCKS]
+        table_at = places[0]
+        for number in range(n_blocks):
+            _put(ints, places, works.blocks[blocks_at + number])
+        first_row = row - n_run
+        _set_depths(works, i, parents_at)
+        if kind == CHAIN:
+            for tile in range(n_run, n_rows, works.tile):
+                n = min(works.tile, n_rows - tile)
+                members = places[0]
+                for own in range(tile, tile + n):
+                    _put(ints, places, first_row + own)
+                _add_run(works, ints, places, members, n, n_cached + tile, table_at, 0, works.block_size, 0)
+        elif kind == BLOCK:
+            _add_alike(works, ints, places, i, first_row, table_at, n_cached + n_rows)
+        else:
+            # All rows of a tree see the splits that lie wholly in the committed text alike.
+            _add_alike(works, ints, places, i, first_row, table_at, n_cached // works.split * works.split)
+            _add_paths(works, ints, places, i, first_row, parents_at, blocks_at)
+            parents_at += n_rows - 1
+        row += n_rows - n_run
+        blocks_at += n_blocks
+
+
+@compiled_in_place
+def _add_alike(
+    works: FlatWorks, ints: Ints, places: Places, work: int, first_row: int, table_at: int, end: int
+) -> None:
+    """Add the splits of the positions below ``end``, of which every row sees what its window leaves."""
+    n_rows = works.table[work, _N_ROWS]
+    for tile in range(works.table[work, _N_RUN], n_rows if end else 0, works.tile):
+        last, members, depth = min(tile + works.tile, n_rows), places[0], n_rows
+        for own in range(tile, last):
+            _put(ints, places, first_row + own)
+            depth = min(depth, works.scratch[_DEPTHS, own])
+        lowest = works.table[work, _N_CACHED] + depth
+        for place in range(len(works.windows)):
+            for split in range(_first_split(works, place, lowest), -(-end // works.split)):
+                to = min((split + 1) * works.split, end)
+                _put_item(ints, places, place, members, last - tile, table_at, 0, works.block_size, split, to)
+
+
+@compiled_in_place
+def _add_paths(
+    works: FlatWorks, ints: Ints, places: Places, work: int, first_row: int, parents_at: int, blocks_at: int
+) -> None:
+    """Add the later splits path by path from the root to a leaf, each with a table of the slots of its own text.
+
+    A path attends for those of its rows that no earlier path has.
+    """
+    n_cached, n_rows, n_run = works.table[work, _N_CACHED], works.table[work, _N_ROWS], works.table[work, _N_RUN]
+    owned, path, shared = works.scratch[_OWNED], works.scratch[_PATH], n_cached // works.split
+    base = shared * works.split
+    owned[:n_rows] = 2  # 2: a leaf; 0: not owned yet; 1: owned by a path
+    for node in range(n_rows - 1):
+        owned[works.parents[parents_at + node] + 1] = 0
+    for leaf in range(n_rows):
+        if owned[leaf] != 2:
+            continue
+        depth, row = works.scratch[_DEPTHS, leaf], leaf
+        n, first = depth + 1, depth + 1
+        while True:
+            path[depth] = row
+            if owned[row] != 1 and row >= n_run:
+                first = depth
+            owned[row] = 1
+            if row == 0:
+                break
+            depth, row = depth - 1, works.parents[parents_at + row - 1] + 1
+        if first == n:
+            continue
+        table_at = places[0]
+        for position in range(base, n_cached):
+            _put(ints, places, _slot(works, blocks_at, position))
+        for own in path[:n]:
+            _put(ints, places, _slot(works, blocks_at, n_cached + own))
+        for tile in range(first, n, works.tile):
+            members, last = places[0], min(tile + works.tile, n)
+            for own in path[tile:last]:
+                _put(ints, places, first_row + own)
+            _add_run(works, ints, places, members, last - tile, n_cached + tile, table_at, base, 1, shared)
+
+
+@compiled_in_place
+def _add_run(
+    works: FlatWorks,
+    ints: Ints,
+    places: Places,
+    members: int,
+    n: int,
+    position: int,
+    table_at: int,
+    base: int,
+    unit: int,
+    from_split: int,
+) -> None:
+    """Add the splits of ``n`` rows at consecutive positions; a split's members are the rows that see some of it."""
+    for place in range(len(works.windows)):
+        first = max(from_split, _first_split(works, place, position))
+        for split in range(first, (position + n - 1) // works.split + 1):
+            skipped, end = max(split * works.split - position, 0), min((split + 1) * works.split, position + n)
+            _put_item(ints, places, place, members + skipped, n - skipped, table_at, base, unit, split, end)
+
+
+@compiled_in_place
+def _put_item(
+    ints: Ints,
+    places: Places,
+    place: int,
+    members: int,
+    n: int,
+    table_at: int,
+    base: int,
+    unit: int,
+    split: int,
+    end: int,
+) -> None:
+    at = places[1 + place]
+    places[1 + place] += ITEM
+    if len(ints):
+        for column, number in enumerate((members, n, table_at, base, unit, split, end, 0)):
+            ints[at + column] = number
+
+
+@compiled_in_place
+def _put(ints: Ints, places: Places, number: int) -> None:
+    if len(ints):
+        ints[places[0]] = number
+    places[0] += 1
+
+
+@compiled_in_place
+def _set_depths(works: FlatWorks, work: int, parents_at: int) -> None:
+    """Set how far the position up to which each row of a work sees is from its first row's."""
+    n_rows, kind, depths = works.table[work, _N_ROWS], works.table[work, _KIND], works.scratch[_DEPTHS]
+    for row in range(n_rows):
+        depths[row] = n_rows - 1 if kind == BLOCK else row
+    if kind == TREE:
+        for node in range(n_rows - 1):
+            depths[node + 1] = depths[works.parents[parents_at + node] + 1] + 1
+
+
+@compiled_in_place
+def _slot(works: FlatWorks, blocks_at: int, own: int) -> int:
+    """Return the arena's slot of a sequence's own slot."""
+    return works.blocks[blocks_at + own // works.block_size] * works.block_size + own % works.block_size
+
+
+@compiled_in_place
+def _first_split(works: FlatWorks, place: int, position: int) -> int:
+    """Return the first split of which a row sees something under a window."""
+    return max(0, position - works.windows[place] + 1) // works.split
