@@ -12,7 +12,7 @@ import msgspec
 
 from deployments.options import RouterOptions
 from deployments.pipeline.endpoints import Endpoints
-from deployments.pipeline.frames import encode_frame
+from deployments.pipeline.frames import encode_step_frame
 from deployments.pipeline.leadership import PipelineInUseError
 from deployments.pipeline.step_deadline import TIMES_COLD, ReportHang, send_hang_report
 from deployments.transport.async_channel import AsyncChannel
@@ -68,7 +68,7 @@ class Pipeline:
 
     def send(self, step: Step) -> None:
         """Send a step; never waits and never fails: a lost pipeline shows in ``receive``."""
-        self._steps.send(encode_frame(step, None))
+        self._steps.send(encode_step_frame(step))
 
     async def receive(self) -> StepResult:
         """The next result; raises TargetLostError when the pipeline is lost."""

@@ -1,6 +1,7 @@
-"""A frame between stages: the step itself, its outcome so far, and headers of the tensors that follow.
+"""The two frames that every step is to a stage: the step itself, sent on at once, and later the outcome so far.
 
-The tensors themselves are not part of it: a link (``deployments.stage.links``) carries them after their frame.
+So all stages plan a step while the first one computes it. The tensors between two stages are part of neither frame: a
+link (``deployments.stage.links``) carries them.
 """
 
 from __future__ import annotations
@@ -19,58 +20,62 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class StageFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A step between two stages; a frame of the router has neither tensors nor times."""
+class StepFrame(msgspec.Struct, frozen=True, array_like=True):
+    """A step, and the tensors that will follow its outcome whatever happens; none if they are not known yet."""
 
     step: bytes
+    tensors: tuple[TensorHeader, ...] = ()
+
+
+class OutcomeFrame(msgspec.Struct, frozen=True, array_like=True):
+    """What the stages so far made of the step whose frame came last."""
+
     tensors: tuple[TensorHeader, ...] = ()  # hidden states, and those of tapped layers and of a drafter where needed
     is_fused: bool = False  # whether the last tensor is a drafter's
-    error: str = ""  # why an earlier stage could not run the step; later stages only pass it on
+    error: str = ""  # why an earlier stage could not run the step; the tensors are then meaningless
     rows_at: tuple[str, ...] = ()  # addresses of the stages that keep attention rows of this step
     seconds: tuple[float, ...] = ()  # busy time of the stages so far, first to last; the last field, for ``stamp``
 
 
 _FLOAT64 = 0xCB  # MessagePack: eight bytes follow
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(StageFrame)
+_STEP, _OUTCOME = msgspec.msgpack.Decoder(StepFrame), msgspec.msgpack.Decoder(OutcomeFrame)
 
 
-def encode_frame(
-    step: Step | bytes,
-    activations: Activations | None,
-    error: str = "",
-    rows_at: tuple[str, ...] = (),
-    seconds: tuple[float, ...] = (),
-) -> bytearray:
-    """A frame for the next stage; the tensors of ``activations`` follow it, unless there is an ``error``. A step that
-    is already encoded is copied as it is."""
-    headers = () if error else tuple(map(TensorHeader.of, tensors_of(activations)))
-    raw = step if isinstance(step, bytes) else encode(step)
-    is_fused = bool(headers) and activations is not None and activations.fused is not None
+def encode_step_frame(step: Step | bytes, tensors: tuple[TensorHeader, ...] = ()) -> bytes:
+    """The frame of a step; one that is already encoded is copied as it is."""
+    return _ENCODER.encode(StepFrame(step if isinstance(step, bytes) else encode(step), tensors))
+
+
+def encode_outcome(outcome: OutcomeFrame) -> bytearray:
+    """The frame of an outcome, for ``stamp``."""
     frame = bytearray()
-    _ENCODER.encode_into(StageFrame(raw, headers, is_fused, error, () if error else rows_at, seconds), frame)
+    _ENCODER.encode_into(outcome, frame)
     return frame
 
 
 def stamp(frame: bytearray, seconds: float) -> None:
-    """Overwrite the last of ``seconds`` in an encoded frame: a stage knows its own time when the rest is encoded."""
+    """Overwrite the last of ``seconds`` in an encoded outcome: a stage knows its own time when the rest is encoded."""
     assert frame[-9] == _FLOAT64, "the frame has no times"
     struct.pack_into(">d", frame, len(frame) - 8, seconds)
 
 
-def decode_frame(raw: bytes) -> StageFrame:
+def decode_step_frame(raw: bytes) -> StepFrame:
     """Decode a frame; its step stays encoded.
 
     Raises:
-        msgspec.DecodeError: ``raw`` is not MessagePack (its subclass ValidationError: not a frame).
+        msgspec.DecodeError: ``raw`` is not MessagePack (its subclass ValidationError: not such a frame).
     """
-    return _DECODER.decode(raw)
+    return _STEP.decode(raw)
 
 
-def tensors_of(activations: Activations | None) -> list[Tensor]:
-    """The tensors that follow a frame, in order."""
-    if activations is None:
-        return []
+def decode_outcome(raw: bytes) -> OutcomeFrame:
+    """Decode a frame; raises like ``decode_step_frame``."""
+    return _OUTCOME.decode(raw)
+
+
+def tensors_of(activations: Activations) -> list[Tensor]:
+    """The tensors that a link carries, in order."""
     parts = (activations.hidden, activations.tapped, activations.fused)
     return [part for part in parts if part is not None]
 

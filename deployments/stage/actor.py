@@ -7,6 +7,7 @@ model's code.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -75,6 +76,8 @@ class StageActor:
         if logs is not None:
             configure(logs, "Stage")
         began = time.monotonic()
+        if options.device.startswith("cuda"):  # lazily loaded kernels would wait for receives that wait for a neighbour
+            os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         import torch
 
         # Import everything now, at the same time as the other stages: later they wait for the first one to plan.

@@ -1,55 +1,68 @@
 """The inbox of a stage: frames of its upstream, received while the loop computes.
 
 Small frames wait in the socket's own buffer, and the loop reads them itself: to be woken by another thread would take
-longer. Once the upstream sends large frames, a thread receives them, a few frames ahead of the loop.
+longer. Once the upstream sends large tensors, a thread receives them, a few steps ahead of the loop.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import msgspec
+from torch import Tensor
 
-from deployments.pipeline.frames import StageFrame, activations_of, decode_frame
+from deployments.pipeline.frames import OutcomeFrame, StepFrame, activations_of, decode_outcome, decode_step_frame
 from deployments.stage.links.base import Link
 from deployments.stage.links.sockets import AT_ONCE, SocketLink
 from deployments.transport.channel import Channel
 from engine.stage.base import Activations
 
-READ_AHEAD = 2  # frames
+READ_AHEAD = 2  # steps
 
 
 class Arrived(NamedTuple):
-    """A frame and the activations that followed it."""
+    """An outcome and the activations that came with it."""
 
-    frame: StageFrame
+    outcome: OutcomeFrame
     activations: Activations | None
 
 
 class Inbox(Protocol):
-    """Frames of one upstream, in order, for one thread."""
+    """Steps of one upstream, in order, for one thread, which calls ``take_step`` and ``take_outcome`` in turns."""
 
-    def take(self) -> Arrived:
-        """The next frame; raises EOFError or OSError when the upstream is lost or sent a malformed frame."""
+    def take_step(self) -> StepFrame:
+        """The next step.
+
+        Raises:
+            EOFError, OSError: the upstream is lost, or has announced something impossible.
+            msgspec.DecodeError: the upstream sent a malformed frame.
+        """
+
+    def take_outcome(self) -> Arrived:
+        """What the stages before this one made of that step; raises like ``take_step``."""
 
     def close(self) -> None:
         """Drop the connection."""
 
 
 class RouterInbox:
-    """Frames of a router, which have no tensors, straight from the channel."""
+    """Steps of a router, straight from the channel: no stage has run them yet."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def take(self) -> Arrived:
-        """As ``Inbox.take``."""
-        frame = _decoded(self._channel.receive())
+    def take_step(self) -> StepFrame:
+        """As ``Inbox.take_step``."""
+        frame = decode_step_frame(self._channel.receive())
         if frame.tensors:
             raise EOFError("malformed frame: a router announced tensors")
-        return Arrived(frame, None)
+        return frame
+
+    def take_outcome(self) -> Arrived:
+        """As ``Inbox.take_outcome``; never waits."""
+        return Arrived(OutcomeFrame(), None)
 
     def close(self) -> None:
         """As ``Inbox.close``."""
@@ -57,37 +70,51 @@ class RouterInbox:
 
 
 class StageInbox:
-    """Frames of another stage, with tensors; a thread reads ahead: on a socket link from the first large frame on, on
-    other links from the start."""
+    """Steps of another stage, with tensors; a thread reads ahead: on a socket link from the first large tensors on, on
+    other links from the start.
 
-    def __init__(self, link: Link) -> None:
+    Tensors that a step announces are received from that moment on if the stage has nothing else to do: on a GPU, a
+    receive that waits takes a multiprocessor from the kernels of earlier steps.
+
+    Args:
+        link: to the upstream.
+        is_idle: whether the stage's device has finished the steps that were served.
+    """
+
+    def __init__(self, link: Link, is_idle: Callable[[], bool]) -> None:
         self._link = link
-        self._arrived: queue.SimpleQueue[Arrived | Exception] = queue.SimpleQueue()
+        self._is_idle = is_idle
+        self._frames: queue.SimpleQueue[StepFrame | Arrived | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(READ_AHEAD)
+        self._n_served = -1  # steps that the loop is through with, once it has asked for the first one
+        self._n_read = 0  # steps whose frame was read
+        self._announced: StepFrame  # the step that was read last
+        self._receiving: Callable[[], list[Tensor]] | None = None  # its tensors, if they are received already
         self._closed = False
         self._is_ahead = False
         if link.kind != SocketLink.kind:
-            self._read_ahead()
+            self._start_reading_ahead()
 
-    def _read_ahead(self) -> None:
-        self._is_ahead = True
-        threading.Thread(target=self._read, name="stage-read", daemon=True).start()
-
-    def take(self) -> Arrived:
-        """As ``Inbox.take``."""
+    def take_step(self) -> StepFrame:
+        """As ``Inbox.take_step``."""
+        self._n_served += 1
         if not self._is_ahead:
-            arrived = self._next()
-            if sum(header.n_bytes for header in arrived.frame.tensors) > AT_ONCE:
-                self._read_ahead()
-            return arrived
-        return self._taken()
+            return self._read_step()
+        frame = self._take()
+        assert isinstance(frame, StepFrame), "a step follows an outcome"
+        return frame
 
-    def _taken(self) -> Arrived:
-        arrived = self._arrived.get()
-        if isinstance(arrived, Exception):
-            raise arrived
+    def take_outcome(self) -> Arrived:
+        """As ``Inbox.take_outcome``."""
+        if not self._is_ahead:
+            arrived = self._read_outcome()
+            if sum(header.n_bytes for header in arrived.outcome.tensors) > AT_ONCE:
+                self._start_reading_ahead()
+            return arrived
+        taken = self._take()
+        assert isinstance(taken, Arrived), "an outcome follows a step"
         self._room.release()
-        return arrived
+        return taken
 
     def close(self) -> None:
         """As ``Inbox.close``; the thread ends by itself."""
@@ -95,26 +122,34 @@ class StageInbox:
         self._link.close()
         self._room.release()
 
-    def _read(self) -> None:
-        while True:
-            self._room.acquire()
-            if self._closed:
-                return
-            try:
-                arrived: Arrived | Exception = self._next()
-            except Exception as error:  # of any kind: ``take`` must raise it
-                arrived = error
-            self._arrived.put(arrived)
-            if isinstance(arrived, Exception):
-                return
+    def _take(self) -> StepFrame | Arrived:
+        frame = self._frames.get()
+        if isinstance(frame, Exception):
+            raise frame
+        return frame
 
-    def _next(self) -> Arrived:
-        frame = _decoded(self._link.header())
-        return Arrived(frame, activations_of(self._link.tensors(frame.tensors), frame.is_fused))
+    def _start_reading_ahead(self) -> None:
+        self._is_ahead = True
+        threading.Thread(target=self._read_ahead, name="stage-read", daemon=True).start()
 
+    def _read_ahead(self) -> None:
+        try:
+            while self._room.acquire() and not self._closed:
+                self._frames.put(self._read_step())
+                self._frames.put(self._read_outcome())
+        except Exception as error:  # of any kind: the loop must raise it
+            self._frames.put(error)
 
-def _decoded(raw: bytes) -> StageFrame:
-    try:
-        return decode_frame(raw)
-    except msgspec.DecodeError as error:
-        raise EOFError(f"malformed frame: {error}") from error
+    def _read_step(self) -> StepFrame:
+        self._announced = decode_step_frame(self._link.header())
+        if self._announced.tensors and self._n_served == self._n_read and self._is_idle():
+            self._receiving = self._link.receive(self._announced.tensors)
+        self._n_read += 1
+        return self._announced
+
+    def _read_outcome(self) -> Arrived:
+        outcome = decode_outcome(self._link.header())
+        if self._announced.tensors not in ((), outcome.tensors):
+            raise EOFError("malformed frame: other tensors than its step has announced")
+        receiving, self._receiving = self._receiving or self._link.receive(outcome.tensors), None
+        return Arrived(outcome, activations_of(receiving(), outcome.is_fused))

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 
+import msgspec
 import torch
 
 from deployments.stage.attention_rows import RowAsker, RowKeeper
@@ -74,7 +75,7 @@ class StageWorker:
         self.fault = ""  # why ``transport`` does not allow a link to a neighbour, now and later; "": no such fault
         self._keeper = RowKeeper()
         self._asker = RowAsker(secret)
-        self._steps = StepServer(stage, self._keeper, self._asker, self._progress, self.close)
+        self._steps = StepServer(stage, device, self._keeper, self._asker, self._progress, self.close)
         self._askers: set[Channel] = set()  # peers that request attention rows; under the lock
 
     @property
@@ -170,18 +171,18 @@ class StageWorker:
             inbox: Inbox = RouterInbox(upstream)
             try:
                 if upstream.role == STAGE:
-                    inbox = StageInbox(accept_link(upstream, self._transport, self._device))
+                    link = accept_link(upstream, self._transport, self._device)
+                    inbox = StageInbox(link, lambda: self._progress.busy_since is None)
                 self._connect(upstream)
                 self._steps.attach(self._next, results, self._rows_address)
                 self._is_fed = True
                 while True:
-                    arrived = inbox.take()
-                    self._progress.begin()
-                    self._steps.serve(arrived)
+                    self._steps.prepare(inbox.take_step())
+                    self._steps.serve(inbox.take_outcome())
             except NoCommonLinkError as error:  # permanent: ``ping`` and ``hold`` raise it from now on
                 logger.error("no link to a neighbour: %s", error)
                 self.fault = str(error)
-            except (EOFError, OSError, UnauthenticatedError) as error:
+            except (EOFError, OSError, UnauthenticatedError, msgspec.DecodeError) as error:
                 logger.info("upstream lost: %s", error)
             except Exception:
                 logger.exception("the stage cannot go on")  # ``ping`` fails from now on, and the stage is replaced

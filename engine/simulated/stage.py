@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from engine.events import TokenLogprob
 from engine.kv.arena import BlockTable
@@ -89,7 +90,11 @@ class SimulatedStage:
         self._results = []
         self._admitted = None
 
-    def admit(self, step: Step) -> None:
+    def hidden_outline(self, n_rows: int) -> torch.Tensor:
+        """Of the moment that travels, whatever the number of rows."""
+        return torch.empty(1, 1, 2, device="meta")
+
+    def prepare(self, step: Step) -> None:
         """Forget the sequences that ended, move others, learn of new ones and of new blocks; harmless a second time."""
         if step is self._admitted:
             return
@@ -112,7 +117,7 @@ class SimulatedStage:
         The bookkeeping is done at once, within the step's time, as a CPU does its part beside a GPU.
         """
         began = max(self._link.arrival(incoming, time.perf_counter()), self._due)
-        self.admit(step)
+        self.prepare(step)
         self._results = []
         if self._answers is not None:
             self._store(step)

@@ -44,14 +44,18 @@ class StageLike(Protocol):
     def reset(self) -> None:
         """Forget every sequence."""
 
-    def admit(self, step: Step) -> None:
-        """Forget the sequences that ended, move others, learn of new ones and of new blocks; harmless a second time.
+    def hidden_outline(self, n_rows: int) -> Tensor:
+        """A tensor on the device "meta" with shape and dtype of the hidden states that ``forward`` returns."""
 
-        A step without work asks for no more, and a step that fails must still be admitted.
+    def prepare(self, step: Step) -> None:
+        """Do what ``forward`` needs no activations for; harmless a second time.
+
+        First admit the step: forget the sequences that ended, move others, learn of new ones and of new blocks. A step
+        without work asks for no more, and a step that fails on an earlier stage must still be prepared.
         """
 
     def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Begin this stage's part of a step; ``incoming`` is None on the first stage. Admits the step first.
+        """Begin this stage's part of a step; ``incoming`` is None on the first stage. Prepares the step first.
 
         The device may still be computing when this returns: the activations have their shapes at once, their values
         when ``computing`` is over. Steps may follow each other without waiting: the device does them in order.

@@ -34,8 +34,9 @@ if TYPE_CHECKING:  # needs Triton
 
 @dataclass(slots=True)
 class _Running:
-    """The step between ``forward`` and ``attention``."""
+    """The step between ``prepare`` and ``attention``."""
 
+    step: Step | None = None  # None: it has no work, or ``forward`` has begun
     packed: Packed | None = None
     works: Sequence[Work] = field(default_factory=list)
     answer: StepAnswer | PlannedAnswer | None = None  # last stage only
@@ -106,15 +107,23 @@ class Stage:
         if self._drafts is not None:
             self._drafts.runtime.reset()
 
+    def hidden_outline(self, n_rows: int) -> torch.Tensor:
+        """A tensor on the device "meta" with shape and dtype of the hidden states that ``forward`` returns."""
+        return torch.empty(1, n_rows, self._spec.hidden_size, dtype=self._shard.dtype, device="meta")
+
     @torch.inference_mode()
-    def forward(self, step: Step, incoming: Activations | None) -> Activations:
-        """Run this stage's layers over a step; ``incoming`` is None on the first stage."""
+    def prepare(self, step: Step) -> None:
+        """Do what ``forward`` needs no activations for: admit the step, pack it, upload, and move rows of the cache.
+        Harmless a second time."""
+        if step is self._running.step:
+            return
         self.admit(step)
-        computing = begin(self._shard.device)
+        if not step.work:
+            return
         works, upload = step.work, Upload(self._shard.device)
         moves = plan_moves(step, self._tables, self._arena.block_size, upload, compacts=self._executor is None)
         packed = self._pack(works, upload)
-        needs = [self._sequences[work.seq].start.needs for work in works]
+        needs = self._needs(works)
         packed.step.capture_heads = local_heads(needs, self._shard.range)
         packed.step.capture_index = {layer: upload.add(heads) for layer, heads in packed.step.capture_heads.items()}
         answer = None
@@ -124,11 +133,24 @@ class Stage:
             answer = answer_of(works, packed.spans, sequences, upload, self._shard, answers, self._grammars)
         upload.send()
         self._copy_rows(moves)
-        outgoing = self._run(needs, packed, incoming)
+        self._running = _Running(step, packed, works, answer)
+
+    @torch.inference_mode()
+    def forward(self, step: Step, incoming: Activations | None) -> Activations:
+        """Run this stage's layers over a step, prepared or not; ``incoming`` is None on the first stage."""
+        self.prepare(step)
+        running = self._running
+        running.step = None
+        assert running.packed is not None, "a step without work has no forward pass"
+        computing = begin(self._shard.device)
+        outgoing = self._run(self._needs(step.work), running.packed, incoming)
         if computing is not None:
             computing.end()
-        self._running = _Running(packed, works, answer, computing)
+        running.computing = computing
         return outgoing
+
+    def _needs(self, works: Sequence[Work]) -> list[Needs]:
+        return [self._sequences[work.seq].start.needs for work in works]
 
     def _pack(self, works: Sequence[Work], upload: Upload) -> Packed:
         if self._plan_shape is not None:

@@ -23,7 +23,7 @@ from app.composition.pipeline import pipeline_options, router_options, target_op
 from app.composition.retrieval import library
 from app.composition.speculation import placement, speculator_options
 from app.config.serve import ServeConfig
-from deployments.pipeline.frames import encode_frame
+from deployments.pipeline.frames import encode_step_frame
 from engine.model.resolve import resolve
 from engine.request import Request
 from engine.sampling.params import SamplingParams
@@ -45,7 +45,7 @@ for seq, method in enumerate(("auto", "pld", "anpd", "lookahead", "spectra-core"
     pool.begin(seq, Request([5, 6, 7, 5, 6], params, method), INFO.spec.vocab_size)
     assert pool.advance([], {seq: 4}) is not None
 scheduler.submit(Sequence.of(9, Request([5, 6, 7], params, max_nodes=4)))
-assert encode_frame(scheduler.next_step(1, 0), None)
+assert encode_step_frame(scheduler.next_step(1, 0))
 assert not {"torch", "transformers", "accelerate", "safetensors"} & set(sys.modules)
 
 import app.api.edge

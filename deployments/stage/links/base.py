@@ -38,7 +38,7 @@ def allocate(headers: Sequence[TensorHeader], device: torch.device) -> list[Tens
 class Link(Protocol):
     """One direction between two neighbours: the stage that connected sends, the one that accepted receives.
 
-    ``send`` is called by the loop of the sending stage, ``header`` and ``tensors`` by one thread of the receiving one;
+    ``send`` is called by the loop of the sending stage, ``header`` and ``receive`` by one thread of the receiving one;
     ``close`` may be called by any thread and wakes both.
     """
 
@@ -47,12 +47,12 @@ class Link(Protocol):
     def send(
         self, header: bytes | bytearray, tensors: Sequence[Tensor], ready: Callable[[], None] | None = None
     ) -> None:
-        """Send a frame, behind those before it, without waiting for the neighbour to receive it nor for the device that
+        """Send a frame, after those before it, without waiting for the neighbour to receive it nor for the device that
         computes the tensors. These must not change once they are true.
 
         Args:
             header: of the frame.
-            tensors: on this stage's device, or on the CPU.
+            tensors: on this stage's device.
             ready: returns when the tensors are true, and may still write to the header. A thread of the link calls it,
                 and the header leaves only then: the neighbour may rely on what it announces. None: they are true.
 
@@ -63,8 +63,15 @@ class Link(Protocol):
     def header(self) -> bytes:
         """The header of the next frame; raises EOFError or OSError when the neighbour is lost."""
 
-    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
-        """The tensors that the header announced, on this stage's device; raises like ``header``."""
+    def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
+        """Begin to receive the next tensors, which may be sent later than that, after any number of headers.
+
+        Returns a function that waits for them: to be called before ``receive`` is called again, and once the frame that
+        they belong to has arrived, because it has a time limit. It returns the tensors on this stage's device.
+
+        Raises:
+            EOFError, OSError: the neighbour is lost. The returned function raises them too.
+        """
 
     def close(self) -> None:
-        """Drop the connection and all frames that were not sent yet."""
+        """Drop the connection and all frames that were not sent yet; never waits, and may be called again."""

@@ -56,6 +56,11 @@ class ProcessGroupLink:
         """As ``Link.header``."""
         return self._channel.receive()
 
+    def close(self) -> None:
+        """As ``Link.close``."""
+        self._channel.close()
+        self._sender.close()
+
 
 class GlooLink(ProcessGroupLink):
     """Host memory over TCP connections of torch's own, bound to the interface that the channel uses, unless
@@ -95,20 +100,22 @@ class GlooLink(ProcessGroupLink):
         for work in [self._group.send([tensor], RECEIVER, 0) for tensor in hosted]:
             work.wait(timedelta(seconds=WAIT_S))
 
-    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
-        """As ``Link.tensors``."""
-        found = allocate(headers, CPU)
+    def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
+        """As ``Link.receive``."""
+        tensors = allocate(headers, CPU)
         try:
-            for work in [self._group.recv([tensor], SENDER, 0) for tensor in found if tensor.numel()]:
+            works = [self._group.recv([tensor], SENDER, 0) for tensor in tensors if tensor.numel()]
+        except RuntimeError as error:
+            raise EOFError(f"gloo lost the neighbour: {error}") from error
+        return partial(self._await, tensors, works)
+
+    def _await(self, tensors: Sequence[Tensor], works: Sequence[Any]) -> list[Tensor]:
+        try:
+            for work in works:
                 work.wait(timedelta(seconds=WAIT_S))
         except RuntimeError as error:
             raise EOFError(f"the neighbour's tensors did not come: {error}") from error
-        return self._copies.to_device(found)
-
-    def close(self) -> None:
-        """As ``Link.close``."""
-        self._channel.close()
-        self._sender.close()
+        return self._copies.to_device(tensors)
 
 
 def _gloo_options(channel: Channel) -> Any:
@@ -126,12 +133,12 @@ class NcclLink(ProcessGroupLink):
     """Memory of one GPU to that of another.
 
     All transfers run on a stream of the link's own and hold up nothing that the stage computes. A send is enqueued
-    behind the step that computes its tensors, while that still runs; the header follows when the step is over, so a
-    neighbour posts receives only for tensors that are true, and a transfer takes no longer than the wire does.
+    after the step that computes its tensors, while that still runs; the header follows when the step is over. A receive
+    spins on a multiprocessor until the tensors come, so only an idle stage should begin one before the header.
 
-    NCCL knows no lost neighbour: a transfer that cannot end spins on the device for ever. So the host never waits for
-    NCCL itself, but for a CUDA event, and a watchdog aborts the group, and with it the link, once the channel is hung
-    up or a transfer takes too long.
+    NCCL notices no lost neighbour: a transfer that cannot end spins on the device for ever. So the host never waits for
+    NCCL itself, but for a CUDA event. A watchdog aborts the group, and with it the link, once the channel is hung up,
+    by ``close`` too, or a transfer takes too long. Nothing else aborts it: an abort may block, and two at once hang.
 
     Args:
         channel: to the neighbour.
@@ -199,26 +206,23 @@ class NcclLink(ProcessGroupLink):
             ready()
         self._channel.send(header)
 
-    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
-        """As ``Link.tensors``: complete when it returns, for every stream."""
+    def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
+        """As ``Link.receive``: the tensors are complete when the returned function returns, for every stream."""
         with torch.cuda.stream(self._stream):
-            found = allocate(headers, self._device)
-        filled = [tensor for tensor in found if tensor.numel()]
-        if filled:
-            self._settle(self._transfer(filled, RECEIVER))
-            for tensor in filled:  # made on the link's stream, read on the stage's
-                tensor.record_stream(torch.cuda.default_stream(self._device))
-        return found
+            tensors = allocate(headers, self._device)
+        filled = [tensor for tensor in tensors if tensor.numel()]
+        for tensor in filled:  # made on the link's stream, read on the stage's
+            tensor.record_stream(torch.cuda.default_stream(self._device))
+        over = self._transfer(filled, RECEIVER)
+        return partial(self._await, tensors, over)
+
+    def _await(self, tensors: list[Tensor], over: torch.cuda.Event) -> list[Tensor]:
+        self._settle(over)
+        return tensors
 
     def _settle(self, event: torch.cuda.Event) -> None:
         with self._watchdog.limit(WAIT_S):
             event.synchronize()
-
-    def close(self) -> None:
-        """As ``Link.close``; kernels that still wait for the neighbour are ended."""
-        self._channel.close()
-        self._sender.close()
-        self._group.abort()
 
 
 def build_within(seconds: float, build: Callable[[], None], is_abandoned: Callable[[], bool]) -> None:

@@ -58,13 +58,15 @@ class SocketLink:
         """As ``Link.header``."""
         return self._channel.receive()
 
-    def tensors(self, headers: Sequence[TensorHeader]) -> list[Tensor]:
-        """As ``Link.tensors``."""
-        found = allocate(headers, CPU)
-        for tensor in found:
+    def receive(self, headers: Sequence[TensorHeader]) -> Callable[[], list[Tensor]]:
+        """As ``Link.receive``; until the returned function is called, tensors wait in the sockets' buffers."""
+        return partial(self._read, allocate(headers, CPU))
+
+    def _read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        for tensor in tensors:
             if tensor.numel():
                 self._channel.receive_into(_bytes_of(tensor))
-        return self._copies.to_device(found)
+        return self._copies.to_device(tensors)
 
     def close(self) -> None:
         """As ``Link.close``."""

@@ -18,7 +18,7 @@ class Watchdog:
 
     Args:
         channel: to the neighbour; the thread ends when it is hung up, by either side.
-        abort: ends all transfers; called by the thread when the neighbour is lost, before the waiting threads wake.
+        abort: ends all transfers; the thread calls it once, when the neighbour is lost or too slow. It may block.
     """
 
     def __init__(self, channel: Channel, abort: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class Watchdog:
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """Give what the block waits for so much time. One thread at a time.
+        """Limit how long the block may wait. One thread at a time.
 
         Raises:
             EOFError: the transfer was aborted, so its tensors are not true.

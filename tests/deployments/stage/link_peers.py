@@ -32,7 +32,7 @@ class Peers(Listener):
 
 def received(link: Link) -> list[Tensor]:
     """The tensors of a frame that ``deliver`` sent."""
-    return link.tensors(msgspec.msgpack.decode(link.header(), type=list[TensorHeader]))
+    return link.receive(msgspec.msgpack.decode(link.header(), type=list[TensorHeader]))()
 
 
 def deliver(link: Link, tensors: list[Tensor]) -> None:

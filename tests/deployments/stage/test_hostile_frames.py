@@ -10,29 +10,36 @@ import msgspec
 import pytest
 import torch
 
-from deployments.pipeline.frames import encode_frame
+from deployments.pipeline.frames import OutcomeFrame, encode_outcome, encode_step_frame
+from deployments.pipeline.tensor_header import TensorHeader
 from deployments.stage.links.negotiation import Offer
 from deployments.transport.async_channel import AsyncChannel
 from deployments.transport.channel import Channel
 from engine.errors import TargetLostError
-from engine.stage.base import Activations
+from engine.step import Step
 from tests.deployments.stage.stage_steps import connected, first_step
 
 
-def stage_frame(step: bytes = b"", tensors: Any = (), **more: Any) -> bytes:
-    fields = {"error": "", "rows_at": (), "seconds": ()} | more
-    return msgspec.msgpack.encode([step, tensors, *fields.values()])
+def outcome(tensors: Any = (), is_fused: Any = False, error: str = "", rows_at: Any = (), seconds: Any = ()) -> bytes:
+    return msgspec.msgpack.encode([tensors, is_fused, error, rows_at, seconds])
 
 
+EMPTY_STEP = encode_step_frame(Step(1, []))
+# Frames that a stage sends one after the other; the last one is malformed.
 BAD_FRAMES = [
-    b"",
-    b"\xc1",
-    stage_frame(tensors=[["float64", [1]]]),
-    stage_frame(tensors=[["float32", [1 << 30, 1 << 30]]]),
-    stage_frame(tensors=[["float32", [0]]] * 3),
-    stage_frame(b"no step"),
-    stage_frame(seconds=("long",)),
-    stage_frame(rows_at=7),
+    [b""],
+    [b"\xc1"],
+    [msgspec.msgpack.encode([b"no step"])],
+    [msgspec.msgpack.encode([b"", [["float64", [1]]]])],
+    [encode_step_frame(first_step(), (TensorHeader("float32", (1 << 28, 4)),))],
+    [encode_step_frame(first_step(), (TensorHeader("float32", (1, 3, 32)),)), outcome()],
+    [EMPTY_STEP, b"\xc1"],
+    [EMPTY_STEP, outcome([["float64", [1]]])],
+    [EMPTY_STEP, outcome([["float32", [1 << 30, 1 << 30]]])],
+    [EMPTY_STEP, outcome([["float32", [0]]] * 3)],
+    [EMPTY_STEP, outcome(seconds=("long",))],
+    [EMPTY_STEP, outcome(rows_at=7)],
+    [EMPTY_STEP, EMPTY_STEP],
 ]
 
 
@@ -51,16 +58,19 @@ async def test_a_malformed_frame_of_a_stage_costs_its_connection_only(serving: A
         pipeline.send(first_step())
         before = await pipeline.receive()
         pipeline.close()
-        for frame in BAD_FRAMES:
+        for frames in BAD_FRAMES:
             hostile = await as_a_stage(served)
-            hostile.send(frame)
+            for frame in frames:
+                hostile.send(frame)
             with pytest.raises((EOFError, OSError)):
                 await asyncio.to_thread(hostile.receive)
             hostile.close()
         pipeline = await served.connect()
         pipeline.send(first_step())
         assert (await pipeline.receive()).results == before.results
-        pipeline._steps.send(encode_frame(first_step(), Activations(torch.ones(1, 3, 32))))  # no router has tensors
+        pipeline._steps.send(
+            encode_step_frame(first_step(), (TensorHeader("float32", (1, 3, 32)),))
+        )  # a router has none
         with pytest.raises(TargetLostError, match="broke"):
             await pipeline.receive()
         pipeline.close()
@@ -76,7 +86,9 @@ async def test_activations_of_the_wrong_shape_fail_their_step_only(
         results = await AsyncChannel.connect(endpoints.last, endpoints.secret, "results")
         peer = await as_a_stage(served)
         for hidden in (torch.ones(1, 3, 7), torch.ones(2), torch.ones(1, 0, 32)):
-            peer.send(encode_frame(first_step(), Activations(hidden)))
+            headers = (TensorHeader.of(hidden),)
+            peer.send(encode_step_frame(first_step(), headers))
+            peer.send(encode_outcome(OutcomeFrame(headers)))
             peer.send_all([memoryview(hidden.reshape(-1).view(torch.uint8).numpy())])
             answer = msgspec.msgpack.decode(await results.receive())
             assert answer["error"]

@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.pipeline.frames import decode_frame
+from deployments.pipeline.frames import decode_outcome, decode_step_frame
 from deployments.transport import async_channel, channel
 from deployments.transport.addresses import listen
 from deployments.transport.async_channel import AsyncChannel
@@ -156,7 +156,7 @@ def test_pickles_and_random_bytes_are_refused_with_a_decode_error(garbage: bytes
     wrapped = [
         msgspec.msgpack.encode(form) for raw in raws for form in ([raw, None, None, ""], msgspec.msgpack.Ext(1, raw))
     ]
-    for decode in (decode_step, decode_result, decode_frame):
+    for decode in (decode_step, decode_result, decode_step_frame, decode_outcome):
         for bad in (garbage, *raws, *wrapped):
             with pytest.raises(msgspec.DecodeError):
                 decode(bad)
