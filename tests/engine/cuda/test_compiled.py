@@ -12,18 +12,29 @@ from typing import Any
 
 import pytest
 
+from engine.cuda.occupancy import bytes_held
+
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "engine/cuda/kernels"
 SHARED = 227 << 10  # bytes that a program can have on an H100 or H200
-PRODUCTS = {"_product", "_attend"}
+PRODUCTS = {"_product", "_add_leaves"}  # whose tiles depend on the number of rows
+PIPELINED = {"_product", "_attend", "_combine"}
+COMPILE = """
+import json, sys
+from benchmarks.gpu.compiled import compile_kernels
+from benchmarks.gpu.compiled_cases import CASES, REPEATED
+cases = CASES | REPEATED
+print(json.dumps(compile_kernels({name: cases[name] for name in sys.argv[1:] or cases})))
+"""
+OVERLAPPING = "8B, 16 rows, overlapping launches"
 
 
 def compile_cases(*names: str) -> list[dict[str, Any]]:
-    """The output of ``production``, in a process whose Triton compiles; all cases without names."""
+    """Properties of the kernels of cases, of all without names, from a process whose Triton compiles."""
     kept = Path(os.environ["XDG_CACHE_HOME"]) / "triton"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.engine.cuda.production", *names],
+        [sys.executable, "-c", COMPILE, *names],
         env=environment | {"TRITON_CACHE_DIR": str(kept)},
         cwd=ROOT,
         capture_output=True,
@@ -43,23 +54,36 @@ def launched_kernels() -> set[str]:
 
 
 def check(launches: list[dict[str, Any]]) -> None:
-    """Registers and shared memory suffice, products use Hopper's instruction, and no sum is fused with a product."""
+    """Nothing is spilled or fused, products use Hopper's instruction, copies overlap, and programs fit the card."""
     assert [one for one in launches if one["stack"] or one["shared"] > SHARED or one["fuses"]] == []
-    products = [one for one in launches if one["kernel"] in PRODUCTS]
-    assert [one for one in products if not one["wgmma"] or one["mma_sync"]] == []
-    assert not any(one["wgmma"] for one in launches if one["kernel"] not in PRODUCTS)
+    multiplying = [one for one in launches if one["kernel"] in {"_product", "_attend"}]
+    assert [one for one in multiplying if not one["wgmma"] or one["mma_sync"]] == []
+    assert not any(one["wgmma"] for one in launches if one not in multiplying)
+    pipelined = [one for one in launches if one["kernel"] in PIPELINED]
+    assert [one for one in pipelined if not one["copies"] or not one["waits"] or min(one["waits"]) == 0] == []
+    few_rows = [one for one in launches if one["kernel"] == "_product" and one["constants"]["block_m"] <= 64]
+    assert [one for one in few_rows if one["programs"] < 2] == []
+    for one in launches:
+        assert one["awaits_previous"] == (one["case"] == OVERLAPPING), one
+        if one["kernel"] == "_attend":
+            head_bytes, tile = 2 * one["constants"]["block_d"], one["constants"]["tile"]
+            assert one["shared"] <= bytes_held(5, 64 * head_bytes, tile * head_bytes)
+            assert one["programs"] == (2 if one["constants"]["block_d"] <= 64 else 1)  # as ``programs_for`` assumes
 
 
 @pytest.mark.cluster
-def test_the_head_of_a_large_model_compiles_for_a_hopper_gpu() -> None:
-    launches = compile_cases("head, torch.bfloat16")
-    assert {launch["kernel"] for launch in launches} == {"_rms_norm", "_embed", "_product"}
+def test_a_layer_with_overlapping_launches_compiles_for_a_hopper_gpu() -> None:
+    launches = compile_cases(OVERLAPPING)
+    layer = {"_rms_norm", "_product", "_add_leaves", "_rope_write", "_attend", "_combine", "_gated"}
+    assert {launch["kernel"] for launch in launches} == layer
     check(launches)
 
 
 @pytest.mark.matrix
-def test_every_kernel_compiles_for_a_hopper_gpu_and_is_the_same_for_steps_of_any_size() -> None:
+def test_every_kernel_compiles_for_a_hopper_gpu_and_only_products_depend_on_the_size_of_a_step() -> None:
     launches = compile_cases()
     assert {launch["kernel"] for launch in launches} == launched_kernels()
-    assert [(one["kernel"], one["case"]) for one in launches if one["case"].startswith("again")] == []
+    assert [(one["kernel"], one["case"]) for one in launches if one["case"].startswith("repeated")] == []
+    by_rows = {one["kernel"] for one in launches if one["case"].endswith(" rows") and ", 16 " not in one["case"]}
+    assert by_rows == PRODUCTS
     check(launches)

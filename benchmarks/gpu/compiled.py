@@ -1,0 +1,120 @@
+"""Compile every kernel for a Hopper GPU, without a GPU, as large models launch it, and print what the programs need.
+
+    python -m benchmarks.gpu.compiled                   # all kernels: a minute
+    python -m benchmarks.gpu.compiled "8B, 16 rows"     # the cases whose names contain this text
+
+A kernel that several cases launch is listed once, in its first case. `programs` run on a multiprocessor at once, by
+registers, warps and shared memory. `waits` are copies that may still be under way when the innermost loop waits for
+data, for each wait: 0 means that copying and computing take turns. Nothing runs, so this says nothing about time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from benchmarks.gpu.compiled_cases import CASES
+from benchmarks.support.reporting import table
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+REGISTERS, WARPS, SHARED_BYTES = 65536, 64, 228 << 10  # of a multiprocessor of an H100 or H200
+COLUMNS = ("kernel", "tile", "case", "registers", "warps", "programs", "shared KiB", "waits", "wgmma")
+# A loop and its body: the lines that are indented further. The lookahead finds loops inside loops, too.
+LOOP = re.compile(r"(?=^( *)[^\n]*scf\.for[^\n]*\n((?:\1 [^\n]*\n)+))", re.MULTILINE)
+
+
+def compile_kernels(cases: Mapping[str, Callable[[], None]]) -> list[dict[str, Any]]:
+    """Properties of every different kernel that the cases launch on meta tensors, in the order of the cases.
+
+    From then on Triton compiles for a Hopper GPU in this process and launches nothing.
+    """
+    hopper = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    driver.set_active(hopper)
+    found: dict[str, dict[str, Any]] = {}
+    case, run = "", JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        if kernel.hash not in found:
+            found[kernel.hash] = {"kernel": self.__name__, "case": case} | properties_of(kernel)
+        return kernel
+
+    JITFunction.run = compile_only
+    for case, launch in cases.items():  # noqa: B007  # ``compile_only`` reads it
+        launch()
+    return list(found.values())
+
+
+def properties_of(kernel: Any) -> dict[str, Any]:
+    """Resources and instructions of a compiled kernel, ready for JSON."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = subprocess.check_output([CUOBJDUMP, "--dump-resource-usage", file.name], text=True)
+    registers, stack, _, local = map(int, re.findall(r"(?:REG|STACK|SHARED|LOCAL):(\d+)", usage))
+    ptx, metadata, names = kernel.asm["ptx"], kernel.metadata, kernel.src.fn.arg_names
+    return {
+        "constants": {names[at]: value for (at,), value in kernel.src.constants.items()},
+        "registers": registers,
+        "stack": stack + local,  # bytes of a thread: spilled registers, and arrays
+        "shared": metadata.shared,  # bytes of a program
+        "warps": metadata.num_warps,
+        "programs": count_programs(registers, metadata.num_warps, metadata.shared),
+        "waits": find_waits(kernel.asm["ttgir"]),
+        "copies": "cp.async" in ptx,  # asynchronously, into shared memory
+        "wgmma": sorted(set(re.findall(r"wgmma\.mma_async\S*\.(m\d+n\d+k\d+)", ptx))),
+        "mma_sync": "mma.sync" in ptx,  # the instruction of older GPUs
+        "awaits_previous": "griddepcontrol.wait" in ptx,
+        "fuses": bool(metadata.enable_fp_fusion),  # a product and a sum may become one operation, rounded once
+    }
+
+
+def count_programs(registers: int, warps: int, shared: int) -> int:
+    """Programs that a multiprocessor runs at once; a warp's registers come in 256s, and CUDA takes 1 KiB of each."""
+    return min(REGISTERS // (-(-registers // 8) * 256 * warps), WARPS // warps, SHARED_BYTES // (shared + 1024))
+
+
+def find_waits(ttgir: str) -> list[int]:
+    """Groups of copies that may be pending after each wait in the innermost loops."""
+    bodies = [body for _, body in LOOP.findall(ttgir) if "scf.for" not in body]
+    return [int(pending) for body in bodies for pending in re.findall(r"async_wait.*num = (\d+)", body)]
+
+
+def format_row(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Cells of the table."""
+    constants, tile = found["constants"], None
+    if found["kernel"] == "_product":
+        tile = f"{constants['block_m']} x {constants['block_n']}, {constants['leaves']} leaves"
+    texts = {name: " ".join(dict.fromkeys(map(str, found[name]))) or None for name in ("waits", "wgmma")}
+    return {**found, **texts, "tile": tile, "shared KiB": f"{found['shared'] / 1024:.1f}"}
+
+
+def main() -> None:
+    """Print the table."""
+    shown = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu.compiled", **shown)  # type: ignore[arg-type]
+    parser.add_argument("names", nargs="*", metavar="NAME", help="texts in the names of cases (default: all cases)")
+    names = parser.parse_args().names
+    chosen = {case: CASES[case] for case in CASES if not names or any(name in case for name in names)}
+    if not chosen:
+        parser.error(f"no case has a name with {' or '.join(map(repr, names))}; a name is like {next(iter(CASES))!r}")
+    print(table({name: name for name in COLUMNS}, map(format_row, compile_kernels(chosen))))
+
+
+if __name__ == "__main__":
+    main()
