@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cuda.kernels.attention import PROGRAMS, Heads, Partials
+from engine.cuda.kernels.attention import Heads, Partials
 from engine.cuda.layer import StepOnDevice
+from engine.cuda.occupancy import programs_for
 from engine.cuda.plan.items import PathWork
 from engine.cuda.plan.layout import PARTIAL_BYTES
 from engine.cuda.plan.plan import Plan, PlanShape, make_plan
@@ -113,7 +114,7 @@ class Graphs:
         self._plan[: len(ints)].copy_(ints)
         self._plan[plan.layout.sources].fill_(-1)
         self._plan[plan.layout.slots].fill_(arena.n_rows - 1)
-        programs = (max(1, PROGRAMS // heads.n_kv_heads),) * len(plan.layout.windows)
+        programs = (programs_for(function.device, heads.n_kv_heads, heads.head_dim),) * len(plan.layout.windows)
         pieces = (range(heads.n_kv_heads),)
         step = StepOnDevice(self._plan, plan.layout, self._partials, pieces, programs, function.overlaps)
         n_rows = plan.layout.n_rows

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.cuda.kernels.activation import gated
-from engine.cuda.kernels.attention import PROGRAMS, Heads, Partials, attend
+from engine.cuda.kernels.attention import Heads, Partials, attend
 from engine.cuda.kernels.combine import combine
 from engine.cuda.kernels.norm import rms_norm
 from engine.cuda.kernels.rope import rope_write
+from engine.cuda.occupancy import programs_for
 from engine.cuda.plan.layout import Layout
 from engine.cuda.plan.plan import Plan
 from engine.cuda.products import Products
@@ -44,7 +45,8 @@ class StepOnDevice:
         pieces = tuple(range(first, first + size) for first in range(0, heads.n_kv_heads, size))
         n_heads = heads.n_heads // heads.n_kv_heads * size
         partials = Partials.empty(plan.n_partials, n_heads, heads.head_dim, ints.device)
-        programs = tuple(min(max(1, PROGRAMS // size), n) for n in plan.n_items)
+        most = programs_for(ints.device, size, heads.head_dim)
+        programs = tuple(min(most, n) for n in plan.n_items)
         return cls(ints, plan.layout, partials, pieces, programs, overlaps)
 
 

@@ -139,7 +139,7 @@ ROOM = 40 * 80  # bytes of 40 partials: as many as a tree has
 
 def recorded_pipeline(patch: pytest.MonkeyPatch) -> Pipeline:
     call_again(patch)
-    patch.setattr(graphs, "PROGRAMS", 8)  # more than there are items: most find nothing to do
+    patch.setattr(graphs, "programs_for", lambda *_: 8)  # more than there are items: most find nothing to do
     shards = small_shards("llama", 1)
     return Pipeline(
         shards, 6, executors=[Executor(shard, None, SPLIT, BUCKETS, ROOM, records=True) for shard in shards]
