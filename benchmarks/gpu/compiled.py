@@ -28,7 +28,7 @@ from benchmarks.gpu.compiled_cases import CASES
 from benchmarks.support.reporting import table
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-REGISTERS, WARPS, SHARED_BYTES = 65536, 64, 228 << 10  # of a multiprocessor of an H100 or H200
+REGISTERS, WARPS, SHARED_BYTES, PROGRAMS = 65536, 64, 228 << 10, 32  # of a multiprocessor of an H100 or H200
 COLUMNS = ("kernel", "tile", "case", "registers", "warps", "programs", "shared KiB", "waits", "wgmma")
 # A loop and its body: the lines that are indented further. The lookahead finds loops inside loops, too.
 LOOP = re.compile(r"(?=^( *)[^\n]*scf\.for[^\n]*\n((?:\1 [^\n]*\n)+))", re.MULTILINE)
@@ -37,7 +37,7 @@ LOOP = re.compile(r"(?=^( *)[^\n]*scf\.for[^\n]*\n((?:\1 [^\n]*\n)+))", re.MULTI
 def compile_kernels(cases: Mapping[str, Callable[[], None]]) -> list[dict[str, Any]]:
     """Properties of every different kernel that the cases launch on meta tensors, in the order of the cases.
 
-    From then on Triton compiles for a Hopper GPU in this process and launches nothing.
+    From then on Triton launches nothing in this process.
     """
     hopper = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
@@ -86,7 +86,8 @@ def properties_of(kernel: Any) -> dict[str, Any]:
 
 def count_programs(registers: int, warps: int, shared: int) -> int:
     """Programs that a multiprocessor runs at once; a warp's registers come in 256s, and CUDA takes 1 KiB of each."""
-    return min(REGISTERS // (-(-registers // 8) * 256 * warps), WARPS // warps, SHARED_BYTES // (shared + 1024))
+    by_registers = REGISTERS // (-(-registers // 8) * 256 * warps)
+    return min(PROGRAMS, by_registers, WARPS // warps, SHARED_BYTES // (shared + 1024))
 
 
 def find_waits(ttgir: str) -> list[int]:
@@ -97,9 +98,8 @@ def find_waits(ttgir: str) -> list[int]:
 
 def format_row(found: Mapping[str, Any]) -> dict[str, Any]:
     """Cells of the table."""
-    constants, tile = found["constants"], None
-    if found["kernel"] == "_product":
-        tile = f"{constants['block_m']} x {constants['block_n']}, {constants['leaves']} leaves"
+    is_product = found["kernel"] == "_product"
+    tile = "{block_m} x {block_n}, leaves: {leaves}".format(**found["constants"]) if is_product else None
     texts = {name: " ".join(dict.fromkeys(map(str, found[name]))) or None for name in ("waits", "wgmma")}
     return {**found, **texts, "tile": tile, "shared KiB": f"{found['shared'] / 1024:.1f}"}
 
@@ -109,8 +109,8 @@ def main() -> None:
     shown = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.compiled", **shown)  # type: ignore[arg-type]
     parser.add_argument("names", nargs="*", metavar="NAME", help="texts in the names of cases (default: all cases)")
-    names = parser.parse_args().names
-    chosen = {case: CASES[case] for case in CASES if not names or any(name in case for name in names)}
+    names = parser.parse_args().names or [""]
+    chosen = {case: launch for case, launch in CASES.items() if any(name in case for name in names)}
     if not chosen:
         parser.error(f"no case has a name with {' or '.join(map(repr, names))}; a name is like {next(iter(CASES))!r}")
     print(table({name: name for name in COLUMNS}, map(format_row, compile_kernels(chosen))))

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-SMALL_HEAD = 64  # numbers of a head up to which a processor runs two programs of attention at once, by registers
+SMALL_HEAD = 64  # numbers of a head up to which a multiprocessor runs two programs of attention at once, by registers
 # Tiles of keys (and as many of values) that Triton holds in shared memory, by the number of stages. With 5 stages two
 # tiles are copied while one is multiplied. With 2 no copy overlaps; 3 and 4 hold as many tiles as 2.
 _TILES_HELD = {5: 3, 2: 2}
@@ -21,11 +21,11 @@ class Card:
     """Limits of a GPU.
 
     Args:
-        processors: streaming multiprocessors.
+        multiprocessors: their number.
         shared_bytes: the largest shared memory of a program.
     """
 
-    processors: int
+    multiprocessors: int
     shared_bytes: int
 
 
@@ -47,7 +47,7 @@ def programs_for(device: torch.device, n_kv_heads: int, head_dim: int) -> int:
     Together they run at the same time: more would wait until the first ones end.
     """
     resident = 2 if head_dim <= SMALL_HEAD else 1
-    return max(1, card_of(device).processors * resident // n_kv_heads)
+    return max(1, card_of(device).multiprocessors * resident // n_kv_heads)
 
 
 def stages_for(device: torch.device, rows_bytes: int, tile_bytes: int) -> int:

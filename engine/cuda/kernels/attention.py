@@ -24,7 +24,6 @@ from engine.cuda.occupancy import SMALL_HEAD, stages_for
 from engine.cuda.plan.layout import HEADER, ITEM, Layout
 
 ROWS = 64  # rows times query heads of a key head in a tile: what a Hopper GPU multiplies at once
-PROGRAMS = 132  # of ``attend`` over all key heads on an H100 or H200: one for each multiprocessor
 
 
 @dataclass(frozen=True, slots=True)

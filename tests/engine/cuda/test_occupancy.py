@@ -21,5 +21,5 @@ def test_a_pipeline_has_as_many_stages_as_shared_memory_holds(
 
 
 def test_the_programs_of_all_key_heads_run_at_once() -> None:
-    assert [programs_for(CPU, n, 128) for n in (1, 4, 8, 200)] == [HOPPER.processors, 33, 16, 1]
+    assert [programs_for(CPU, n, 128) for n in (1, 4, 8, 200)] == [HOPPER.multiprocessors, 33, 16, 1]
     assert programs_for(CPU, 8, 64) == 33
