@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from engine.cuda.occupancy import bytes_held
+from engine.cuda.kernels.attention import ROWS
+from engine.cuda.kernels.gemm import ROW_TILES
+from engine.cuda.occupancy import SMALL_HEAD, bytes_held
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "engine/cuda/kernels"
@@ -61,14 +63,16 @@ def check(launches: list[dict[str, Any]]) -> None:
     assert not any(one["wgmma"] for one in launches if one not in multiplying)
     pipelined = [one for one in launches if one["kernel"] in PIPELINED]
     assert [one for one in pipelined if not one["copies"] or not one["waits"] or min(one["waits"]) == 0] == []
-    few_rows = [one for one in launches if one["kernel"] == "_product" and one["constants"]["block_m"] <= 64]
-    assert [one for one in few_rows if one["programs"] < 2] == []
     for one in launches:
+        constants = one["constants"]
         assert one["awaits_previous"] == (one["case"] == OVERLAPPING), one
+        if one["kernel"] == "_product" and constants["block_m"] in ROW_TILES[:-1]:
+            assert one["programs"] >= 2, one
         if one["kernel"] == "_attend":
-            head_bytes, tile = 2 * one["constants"]["block_d"], one["constants"]["tile"]
-            assert one["shared"] <= bytes_held(5, 64 * head_bytes, tile * head_bytes)
-            assert one["programs"] == (2 if one["constants"]["block_d"] <= 64 else 1)  # as ``programs_for`` assumes
+            head_bytes = 2 * constants["block_d"]
+            assert one["shared"] <= bytes_held(5, ROWS * head_bytes, constants["tile"] * head_bytes), one
+            expected = 2 if constants["block_d"] <= SMALL_HEAD else 1  # as ``programs_for`` assumes
+            assert one["programs"] == expected, one
 
 
 @pytest.mark.cluster
