@@ -32,7 +32,7 @@ class RouterOptions:
     max_nodes: int = 64  # likewise
     methods: tuple[str, ...] = ()  # that requests may name, joined or not, besides ``method``; (): all
     limit_nodes: int = 256  # a request that asks for more nodes is refused
-    cost_file: str = ""  # its name in the cache keeps measured step times between starts; "": none
+    cost_file: str = ""  # with the model's precision, the name in the cache that keeps measured step times; "": none
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     shared_namespace: str = "default"  # a request that names it is like one without a namespace
     max_wait: float | None = 60.0  # seconds of estimated wait beyond which a newcomer is refused; None: no limit

@@ -17,7 +17,7 @@ from app.planning.sizes import ModelSizes
 from engine.errors import ConfigError
 from engine.model.partition import GIB
 from engine.model.spec import read_spec
-from engine.target.loading import resolve_dtype
+from engine.target.numerics import resolve_dtype
 from tools.shapes import llama_70b
 
 HEADINGS = "| stages | layers per stage | weights per stage, GiB | KV cache per stage, GiB | largest stage, GiB |"

@@ -79,13 +79,13 @@ def aliases(config: ServeConfig) -> tuple[str, ...]:
 
 def router_options(config: ServeConfig) -> RouterOptions:
     """Defaults and limits of the router, and where the step times of this server's target are kept."""
-    from app.speculation.step_costs import costs_name, way
+    from app.speculation.step_costs import costs_name
 
     place = "served"
     if config.simulate is not None:  # another profile has other times
         place = f"simulated-{hashlib.sha256(repr(profile_at(config.simulate)).encode()).hexdigest()[:12]}"
-    numbers, path = way(config.dtype, config.quantization, config.numerics), texts_path(config.model, config.revision)
-    costs = costs_name(path, numbers, config.stage_device, config.stages, config.threads, config.kv_gib, place)
+    path = texts_path(config.model, config.revision)
+    costs = costs_name(path, config.stage_device, config.stages, config.threads, config.kv_gib, place)
     return RouterOptions(
         model=config.served_name,
         method=normalised(config.method),

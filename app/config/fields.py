@@ -43,10 +43,10 @@ class ModelFields(FieldGroup):
         description="makes the layers' matrices int8 or fp8, with a scale per output; int8 on a CPU is bitsandbytes' "
         "(extra int8)",
     )
-    numerics: Literal["fast", "exact"] = Field(
-        "fast",
-        description="on cuda: fast is Hugging Face's layers; exact is kernels that give a row of a step the same bits "
-        "with whatever it is computed, which have not run on a GPU yet",
+    numerics: Literal["auto", "exact", "fast"] = Field(
+        "auto",
+        description="on cuda: exact gives a token the same bits in every step (compute capability 9.0 or higher); fast "
+        "multiplies by cuBLAS (8.0); auto is exact where it can run and passes a self-test at load, else fast",
     )
     simulate: str | None = Field(
         None,

@@ -131,7 +131,7 @@ class ServeConfig(AllFields):
         given = {"dtype": self.dtype, "device": self.device, **self.draft_model_options}
         if given["device"] == AUTO:
             given["device"] = "cuda" if self.speculator_actors and self.speculator_gpus else "cpu"
-        return {"numerics": "fast" if given["device"] == "cpu" else self.numerics} | given
+        return {"numerics": AUTO if given["device"] == "cpu" else self.numerics} | given
 
     @property
     def live_namespaces(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from engine.errors import ConfigError, SpectraError
 from engine.model.identity import model_hash, tokenizer_hash
 from engine.model.loader import load_spec
 from engine.model.spec import ModelSpec
-from engine.target.loading import resolve_dtype
+from engine.target.numerics import resolve_dtype
 from engine.target.perplexity import Perplexity
 
 

@@ -11,7 +11,7 @@ from app.inputs.devices import AUTO, device_named, has_cuda_device
 from app.inputs.models import check_model
 from app.inputs.stores import DEFAULT_NAMESPACE
 from engine.errors import ConfigError
-from engine.target.options import default_nodes
+from engine.target.options import NUMERICS, default_nodes
 from speculators.draft_model.config import DraftModelConfig
 from speculators.methods import method_names
 
@@ -30,9 +30,9 @@ def add_model(parser: argparse.ArgumentParser, flag: str = "--model", batch_size
     parser.add_argument("--stage-memory-gib", metavar="X[,X..]", help="GiB of weights and KV a stage may take")
     parser.add_argument(
         "--numerics",
-        choices=["fast", "exact"],
-        default="fast",
-        help="exact: rows with the same bits in any step (cuda)",
+        choices=NUMERICS,
+        default=AUTO,
+        help="on cuda, exact: the same bits in every step; fast: cuBLAS; auto: exact where it can run (default: auto)",
     )
     parser.add_argument(
         "--quantization", choices=["int8", "fp8"], help="int8 (on a CPU: extra int8) or fp8 matrices in the layers"

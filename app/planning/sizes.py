@@ -16,8 +16,8 @@ from engine.model.partition import GIB, ModelParts, partition
 from engine.model.ranges import LayerRange
 from engine.model.sizes import StageMemory, parameters, stage_memory, weight_bytes, with_kv
 from engine.model.spec import ModelSpec, read_spec
-from engine.target.loading import resolve_dtype
 from engine.target.memory import step_bytes
+from engine.target.numerics import resolve_dtype
 from engine.target.options import STEP_ROWS
 
 DEVICE = "cuda"  # what plans are made for: its default dtype is the checkpoint's
@@ -93,7 +93,7 @@ class ModelSizes:
 
     def step_bytes(self, is_last: bool) -> int:
         """About what the largest step takes on a stage beside weights and cache, as ``--kv-gib auto`` leaves it."""
-        return step_bytes(self.config, self.spec, STEP_ROWS, is_last, is_exact=False)
+        return step_bytes(self.config, self.spec, STEP_ROWS, is_last, has_executor=True)
 
     def kv_room(self, ranges: Sequence[LayerRange], usable: int) -> int:
         """Bytes of KV cache over all stages for which ``usable`` bytes a stage have room beside weights and a step, as

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from app.version import VERSION
 from engine.model.identity import model_hash
 from engine.step_cost import StepCosts, costs_file, read_costs, write_costs
-from engine.target.options import CPU_CACHE, FAST, GIB
+from engine.target.options import CPU_CACHE, GIB
 from engine.target.step_timing import measure
 
 if TYPE_CHECKING:  # loads torch
@@ -18,24 +18,16 @@ if TYPE_CHECKING:  # loads torch
 AUTO = "auto"
 
 
-def costs_name(
-    path: Path, dtype: str | None, device: str, stages: int, threads: int, cache: float | str, place: str = "offline"
-) -> str:
-    """What the step times of a model are called in the cache; another version or way to run it has another name.
+def costs_name(path: Path, device: str, stages: int, threads: int, cache: float | str, place: str = "offline") -> str:
+    """What the step times of a model are called in the cache, without the precision, which is known once it is loaded.
 
     ``cache`` is its size: a small one has no room for the larger batches that a large one is measured with.
     """
     if cache == AUTO:
         cache = CPU_CACHE / GIB if device == "cpu" else AUTO
     size = cache if isinstance(cache, str) else f"{cache:g}"
-    run = f"{place}-{dtype or 'default'}-{device.replace(':', '')}-{stages}x{threads}-{size}"
+    run = f"{place}-{device.replace(':', '')}-{stages}x{threads}-{size}"
     return f"step-costs/{model_hash(path)}-{run}-{VERSION}"
-
-
-def way(dtype: str | None, quantization: str | None, numerics: str = FAST) -> str | None:
-    """The numbers a model runs in, as ``costs_name`` takes them."""
-    more = [*filter(None, [quantization]), *([numerics] if numerics != FAST else [])]
-    return "-".join([dtype or "default", *more]) if more else dtype
 
 
 def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget) -> StepCosts | None:
@@ -43,9 +35,8 @@ def offline_costs(arguments: argparse.Namespace, path: Path, target: LocalTarget
     methods = getattr(arguments, "methods", None) or [arguments.method]
     if not any(AUTO in (part.strip() for part in method.split("+")) for method in methods):
         return None
-    numbers = way(arguments.dtype, arguments.quantization, arguments.numerics)
-    name = costs_name(path, numbers, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
-    file = costs_file(name)
+    name = costs_name(path, arguments.device, arguments.stages, arguments.threads, arguments.kv_gib)
+    file = costs_file(f"{name}-{target.info.identity.numbers}")
     costs = read_costs(file)
     if costs is None:
         costs = measure(target)

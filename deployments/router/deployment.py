@@ -95,7 +95,7 @@ class RouterDeployment:
         self._is_draining = False
         await compiling  # before steps are timed
         connect = partial(first.connect, info)
-        cost_file = str(costs_file(options.cost_file)) if options.cost_file else ""
+        cost_file = str(costs_file(f"{options.cost_file}-{info.identity.numbers}")) if options.cost_file else ""
         costs = await step_costs(connect, cost_file, info, options.step_deadline, first.report_hang)
         trained = None if info.drafter is None else info.drafter.method
         speculators = replace(speculators, step_costs=costs, trained=trained)

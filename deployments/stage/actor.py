@@ -19,7 +19,7 @@ import psutil
 from deployments.observability.logs import LogOptions, configure
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint
 from deployments.pipeline.load_report import StageLoad
-from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.plan import StagePlan, StageRoom
 from deployments.transport.addresses import tcp
 from deployments.transport.socket_folder import SocketFolder
 from engine.errors import ConfigError, SpectraError, TargetLostError, UnsupportedModelError
@@ -96,14 +96,22 @@ class StageActor:
         """Of this process; needs nothing loaded."""
         return ProcessIdentity.here()
 
-    def room(self) -> int:
-        """Bytes that this process may fill on its device."""
+    def room(self) -> StageRoom:
+        """The memory and numerics of this process; a GPU's kernels are tested.
+
+        Raises:
+            SpectraError: the checkpoint's config cannot be read here, or as ``with_numerics``.
+        """
+        from engine.target.fetching import texts_of
         from engine.target.memory import room_of
+        from engine.target.numerics import with_numerics
 
-        return room_of(self._options.device, self._gpus)
+        self._options = with_numerics(self._options, texts_of(self._options))
+        assert self._options.resolution is not None, "they are resolved now"
+        return StageRoom(room_of(self._options.device, self._gpus), self._options.resolution)
 
-    def plan(self, rooms: Sequence[int] = ()) -> StagePlan:
-        """Describe and split the target; one stage does it for all, which have told their ``room``.
+    def plan(self, rooms: Sequence[StageRoom] = ()) -> StagePlan:
+        """Describe and split the target; one stage does it for all, which have returned their ``room``.
 
         Raises:
             SpectraError: as ``plan_stages``.
@@ -135,6 +143,7 @@ class StageActor:
         from engine.model.weights.meter import Meter
         from engine.target.fetching import layers_of
         from engine.target.loading import load_stage
+        from engine.target.numerics import adopt, with_numerics
 
         began = time.monotonic()
         if self._logs is not None:
@@ -146,7 +155,8 @@ class StageActor:
         try:
             check_checkpoint(plan, path)
             checked = time.monotonic()
-            self._stage = load_stage(self._options, path, layers, plan.info, meter)
+            options = adopt(with_numerics(self._options, path), plan.numerics)
+            self._stage = load_stage(options, path, layers, plan.info, meter)
         except SpectraError:
             raise
         except Exception as error:  # such as a truncated file, which libraries do not name

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.plan import StagePlan, StageRoom
 from engine.errors import ConfigError
 from engine.model.identity import file_hashes
 from engine.model.loader import load_config
 from engine.model.meta_model import empty_model
 from engine.target.loading import describe_target, memory_of_stages, stage_ranges
 from engine.target.memory import with_cache
-from engine.target.options import TargetOptions
+from engine.target.numerics import adopt, weakest, with_numerics
+from engine.target.options import LAYERS, Resolution, TargetOptions, is_cuda
+
+logger = logging.getLogger(__name__)
 
 
-def plan_stages(options: TargetOptions, path: Path, rooms: Sequence[int] = ()) -> StagePlan:
+def plan_stages(options: TargetOptions, path: Path, rooms: Sequence[StageRoom] = ()) -> StagePlan:
     """Describe the target and split it into stages. With ``split`` = "measured" this takes some seconds, in which the
     device must be idle.
 
     Args:
         options: of the target.
         path: checkpoint directory, on every node.
-        rooms: bytes that each stage may fill on its device; unless the options name the size of the KV cache, the stage
-            that has least for it decides.
+        rooms: of all stages. The weakest numerics among them are those of the pipeline; unless the options name the
+            size of the KV cache, the stage that has least memory for it decides.
 
     Raises:
         ConfigError: an option is wrong, or the stages' memory does not hold weights and KV cache.
         UnsupportedModelError: the checkpoint cannot be run.
     """
-    options = with_cache(options, path, rooms)
+    options = with_numerics(options, path)
+    found = [room.numerics for room in rooms] or [options.resolution or Resolution(LAYERS)]
+    numerics = weakest(found)
+    if len({one.numerics for one in found}) > 1:
+        logger.warning("numerics of all stages: %s; they found: %s", numerics, "; ".join(map(str, found)))
+    options = with_cache(adopt(options, numerics), path, [room.n_bytes for room in rooms])
     info = describe_target(options, path)
     ranges = stage_ranges(options, path, info)
     if torch.device(options.device).type == "cuda":
@@ -39,7 +48,9 @@ def plan_stages(options: TargetOptions, path: Path, rooms: Sequence[int] = ()) -
     memory = [*map(str, memory_of_stages(options, path, info, ranges))]
     if info.drafter is not None:
         memory[-1] += f"; drafter: {info.drafter}"
-    return StagePlan(info, tuple(ranges), tuple(memory), {} if options.simulation else file_hashes(path))
+    if is_cuda(options.device) and not options.simulation:
+        memory = [f"{one}; numerics: {numerics}" for one in memory]
+    return StagePlan(info, tuple(ranges), tuple(memory), {} if options.simulation else file_hashes(path), numerics)
 
 
 def prepare(options: TargetOptions, path: Path) -> None:

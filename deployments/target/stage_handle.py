@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from deployments.options import PipelineOptions
 from deployments.pipeline.endpoints import ProcessIdentity, StageEndpoint, kill_here
-from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.plan import StagePlan, StageRoom
 from deployments.stage.actor import Loaded, Pulse, StageActor
 from deployments.target.bundles import Bundle
 from engine.errors import ConfigError, SpectraError, TargetLostError
@@ -79,27 +79,33 @@ class StageHandle:
         except (RayError, TimeoutError) as error:
             raise self._not_up(error) from error
 
-    async def room(self) -> int:
-        """Bytes that it may fill on its device; raises TargetLostError when it died or hangs."""
-        try:
-            return int(await self._pinged(self._actor.room.remote()))
-        except (RayError, TimeoutError) as error:
-            raise self._not_up(error) from error
+    async def room(self) -> StageRoom:
+        """Its memory and numerics.
 
-    async def plan(self, rooms: list[int]) -> StagePlan:
+        Raises:
+            TargetLostError: the stage died or hangs.
+            SpectraError: as ``StageActor.room``.
+        """
+        room: StageRoom = await self._answer(self._actor.room.remote())
+        return room
+
+    async def plan(self, rooms: list[StageRoom]) -> StagePlan:
         """Let this stage describe and split the target for all stages, whose rooms are these.
 
         Raises:
             TargetLostError: the stage died or hangs.
             SpectraError: as ``plan_stages``.
         """
+        plan: StagePlan = await self._answer(self._actor.plan.remote(rooms))
+        return plan
+
+    async def _answer(self, reference: Any) -> Any:
         try:
-            plan: StagePlan = await self._pinged(self._actor.plan.remote(rooms))
+            return await self._pinged(reference)
         except (RayError, TimeoutError) as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, SpectraError):
                 raise error.cause from error
             raise self._not_up(error) from error
-        return plan
 
     async def come_up(self, number: int, secret: bytes, plan: StagePlan) -> Loaded:
         """Let it become stage ``number``: load its part of the plan and listen.

@@ -1,13 +1,11 @@
 """Linear layers whose weights are fp8 (e4m3) or int8 with a scale for each output; activations stay as they are.
 
 A weight is ``number * scale``, so a sum over the inputs is taken of the numbers and scaled once, when it is complete.
-In bf16 and fp32 the numbers themselves are exact. On CUDA the products of ``engine.cuda`` take the weights as they are;
-here they are converted at every call, which is right and slow.
+In bf16 and fp32 the numbers themselves are exact. An executor (``engine.cuda``) multiplies by the weights as they are;
+this module converts them at every call, which is slow.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +16,6 @@ from engine.model.quantization import FP8, INT8
 FP8_DTYPE = torch.float8_e4m3fn
 DTYPES = {INT8: torch.int8, FP8: FP8_DTYPE}
 AT_ONCE = 1 << 20  # weights that are quantised together
-Product = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # of rows [n, n_in], weight, scales and bias
 
 
 class ScaledLinear(nn.Module):
@@ -32,7 +29,6 @@ class ScaledLinear(nn.Module):
 
     weight: Tensor
     output_scales: Tensor
-    product: Product | None = None  # what multiplies instead, without converting the weight
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -42,9 +38,6 @@ class ScaledLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """``[.., n_in]`` -> ``[.., n_out]``, in the dtype of ``rows``."""
-        if self.product is not None:
-            flat = rows.reshape(-1, rows.shape[-1])
-            return self.product(flat, self.weight, self.output_scales, self.bias).view(*rows.shape[:-1], -1)
         if rows.dtype == torch.float16:  # which could not hold the sum of the numbers
             return functional.linear(rows, (self.weight.float() * self.output_scales[:, None]).half(), self.bias)
         scaled = functional.linear(rows, self.weight.to(rows.dtype)).float() * self.output_scales

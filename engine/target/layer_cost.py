@@ -20,12 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.kept_files import keep_json
-from engine.model.meta_model import empty_model
 from engine.model.partition import ModelParts
-from engine.model.quantization import check_quantization
-from engine.model.quantized import is_quantized, put_int8, quantize
+from engine.model.random_model import random_model
 from engine.model.ranges import LayerRange
-from engine.model.scaled import DTYPES, put_scaled, quantize_rows
 from engine.model.shard import ModelShard
 from engine.model.sizes import one_layer_config
 from engine.model.spec import ModelSpec, read_spec
@@ -33,7 +30,8 @@ from engine.protocol import Needs
 from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
-from engine.target.numerics import multiply_small_weights
+from engine.target.numerics import executor_of
+from engine.target.options import LAYERS, Resolution
 from engine.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:  # needs Triton
@@ -43,7 +41,8 @@ CONTEXT = 256  # tokens of the prompt chunk, and before every tree
 MIX = ((None, 0.1), (0, 0.45), (64, 0.45))  # nodes of a tree (None: a prompt chunk) and the share of such steps
 REPEATS = 7  # of each kind of step, after a first one that finds memory and threads unprepared
 BLOCK = 64  # tokens
-VERSION = 3  # of the file
+VERSION = 4  # of the file
+BY_LAYERS = Resolution(LAYERS)
 
 
 class _Timed:
@@ -68,7 +67,7 @@ def layer_costs(
     device: torch.device,
     quantization: str | None,
     folder: str = "",
-    exact: bool = False,
+    resolution: Resolution | None = None,
 ) -> ModelParts:
     """Seconds per step of every part, measured now or taken from an earlier measurement.
 
@@ -79,17 +78,18 @@ def layer_costs(
         device: to measure on; its process must be the only one at work there.
         quantization: as for ``load_shard``.
         folder: where measurements are kept; "": nowhere.
-        exact: an executor of ``engine.cuda`` runs the layers; its embedding is part of them.
+        resolution: the numerics to measure in. The embedding of an executor is measured with its layers.
 
     Raises:
         ConfigError: ``quantization`` is unknown, or its package is not installed.
     """
-    file = Path(folder) / _file_name(config, dtype, device, quantization, exact) if folder else None
+    run = resolution or BY_LAYERS
+    file = Path(folder) / _file_name(config, dtype, device, quantization, run) if folder else None
     found = _read(file) if file is not None else None
     if found is None:
         found = {}
         for kind in sorted(set(spec.layer_types)):
-            found[kind] = _measure(config, kind, dtype, device, quantization, exact)
+            found[kind] = _measure(config, kind, dtype, device, quantization, run)
             gc.collect()  # what was measured refers to itself, and its memory is wanted
         if file is not None:
             keep_json(file, found, "layer costs")
@@ -99,16 +99,14 @@ def layer_costs(
 
 
 def _measure(
-    config: Any, kind: str, dtype: torch.dtype, device: torch.device, quantization: str | None, exact: bool
+    config: Any, kind: str, dtype: torch.dtype, device: torch.device, quantization: str | None, resolution: Resolution
 ) -> tuple[float, float, float]:
     """Seconds of embedding, one layer, and norm + head + verification, weighted over ``MIX``."""
-    shard = _one_layer(one_layer_config(config, kind), dtype, device, quantization)
-    context = min(CONTEXT, shard.spec.max_positions // 2)
-    executor = None
-    if exact:
-        from engine.cuda.executor import Executor  # needs Triton
-
-        executor = Executor(shard)
+    model = random_model(one_layer_config(config, kind), dtype, device, quantization)
+    spec = read_spec(model.config, ())
+    context = min(CONTEXT, spec.max_positions // 2)
+    shard = ModelShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
+    executor = executor_of(resolution, shard)
     stage = Stage(shard, (context + 1 + 64) // BLOCK + 2, BLOCK, executor=executor)
     timed = _Timed(shard, "embed", device), _Timed(shard if executor is None else executor, "run", device)
     embed = layer = head = 0.0
@@ -144,42 +142,22 @@ def _steps(spec: ModelSpec, context: int) -> Iterator[tuple[float, list[Step]]]:
         yield share, steps
 
 
-def _one_layer(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None) -> ModelShard:
-    """A model of one layer with random weights."""
-    wanted = check_quantization(quantization, config, device)
-    model = empty_model(config, dtype)
-    for name, parameter in list(model.named_parameters()):
-        owner, _, own = name.rpartition(".")
-        weight = torch.empty(parameter.shape, dtype=dtype, device=device).normal_(0, 0.02)
-        if wanted is not None and is_quantized(model, name):
-            if wanted.threshold is not None:
-                put_int8(model, name, *quantize(weight, device), wanted.threshold)
-            else:
-                put_scaled(model, name, *quantize_rows(weight, DTYPES[wanted.name]))
-        else:
-            setattr(model.get_submodule(owner), own, torch.nn.Parameter(weight, requires_grad=False))
-    model.tie_weights()
-    model.to(device)  # buffers
-    spec = read_spec(config, ())
-    shard = ModelShard(model, spec, LayerRange(0, 1, 1), min(spec.max_positions, CONTEXT) + 128)
-    multiply_small_weights(str(device), [shard])
-    return shard
-
-
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None, exact: bool) -> str:
+def _file_name(config: Any, dtype: torch.dtype, device: torch.device, quantization: str | None, run: Resolution) -> str:
     """A name that differs with config, dtype, quantization, numerics, device and number of threads."""
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     else:
         place = f"{platform.node()}-{platform.machine()}-{os.cpu_count()}x{torch.get_num_threads()}"
     values = {key: value for key, value in config.to_dict().items() if key not in ("_name_or_path", "dtype")}
-    told = json.dumps([VERSION, values, str(dtype), quantization, exact, place], sort_keys=True, default=str)
+    told = json.dumps(
+        [VERSION, values, str(dtype), quantization, run.numerics, run.row_tile, place], sort_keys=True, default=str
+    )
     return f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
 
 

@@ -32,25 +32,10 @@ from engine.stage.base import StageLike
 from engine.stage.stage import Stage
 from engine.target.drafter import describe_drafter, drafter_part, embeds_with_target, read_checkpoint
 from engine.target.info import TargetInfo, positions
-from engine.target.numerics import drafter_forwards, executors_of, is_exact
-from engine.target.options import EXACT, TargetOptions
+from engine.target.numerics import drafter_forwards, executors_of, resolve_dtype, with_numerics
+from engine.target.options import LAYERS, TargetOptions
 from engine.target.split import NO_LOAD, DrafterLoad, choose_ranges
 from engine.target.split_options import MEASURED, SplitOptions
-
-
-def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
-    """The dtype to run in.
-
-    Raises:
-        ConfigError: ``name`` is none of the supported ones.
-    """
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name is None:
-        dtype: torch.dtype = torch.float32 if device == "cpu" else getattr(torch, spec.dtype)
-        return dtype
-    if name not in known:
-        raise ConfigError(f"dtype is {name!r}; it must be one of {', '.join(known)}")
-    return known[name]
 
 
 def plan_cache(
@@ -115,7 +100,8 @@ def _identity(options: TargetOptions, path: Path, dtype: torch.dtype) -> ModelId
         weights = hashlib.sha256(repr(simulation.profile).encode() + simulation.recordings).hexdigest()[:32]
         return ModelIdentity(weights, tokenizer, revision, SIMULATED)
     numbers = [str(dtype).removeprefix("torch."), *filter(None, [options.quantization])]
-    numbers += [options.numerics] if options.numerics == EXACT else []
+    if options.resolution is not None and options.resolution.numerics != LAYERS:
+        numbers.append(options.resolution.numerics)
     return ModelIdentity(model_hash(path), tokenizer, revision, "+".join(numbers))
 
 
@@ -129,13 +115,15 @@ def stage_ranges(options: TargetOptions, path: Path, info: TargetInfo) -> list[L
     if options.simulation is not None:
         return split_layers(info.spec.n_layers, options.stages)
     dtype = resolve_dtype(options.dtype, info.spec, options.device)
+    if options.split == MEASURED:
+        options = with_numerics(options, path)
     wanted = SplitOptions(
         options.stages,
         options.split,
         options.stage_memory,
         options.quantization,
         options.cost_folder,
-        options.split == MEASURED and is_exact(options),
+        options.resolution,
     )
     device, kv = torch.device(options.device), kv_per_layer(info, dtype)
     load = drafter_load(info)
@@ -208,7 +196,7 @@ def load_parts(
         UnsupportedModelError: a checkpoint cannot be run.
         ConfigError: an option is wrong, or the drafter is none for this target.
     """
-    forwards = drafter_forwards(options)  # raises what would otherwise be known minutes later
+    forwards = drafter_forwards(options)
     drafter = None if options.drafter is None else read_checkpoint(options.drafter, info.spec)
     embeds = drafter is not None and embeds_with_target(drafter.spec)
     parts = []
@@ -225,8 +213,9 @@ def load_stage(
 
     Raises:
         UnsupportedModelError: the checkpoint cannot be run.
-        ConfigError: a recorded answer does not fit the vocabulary.
+        ConfigError: an option is wrong, or a recorded answer does not fit the vocabulary.
     """
+    options = with_numerics(options, path)
     if options.simulation is not None:
         recordings = options.simulation.recordings
         answers = Answers(info.spec.vocab_size, info.spec.eos_ids, recordings) if layers.is_last else None

@@ -20,7 +20,7 @@ from engine.step import Step, StepResult
 from engine.target.info import TargetInfo
 from engine.target.loading import describe_target, grammars_of, load_parts, stage_ranges
 from engine.target.memory import room_of, with_cache
-from engine.target.numerics import executors_of
+from engine.target.numerics import executors_of, with_numerics
 from engine.target.options import TargetOptions
 
 if TYPE_CHECKING:  # its kernels need Triton
@@ -55,6 +55,7 @@ class LocalTarget:
             UnsupportedModelError: the checkpoint cannot be run.
             ConfigError: an option is wrong.
         """
+        options = with_numerics(options, path)
         rooms = [] if options.kv_bytes is not None else [room_of(options.device) - options.beside]
         options = with_cache(options, path, rooms)
         info = describe_target(options, path)

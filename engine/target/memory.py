@@ -22,8 +22,9 @@ from engine.model.loader import load_config
 from engine.model.ranges import LayerRange
 from engine.model.spec import ModelSpec
 from engine.target.info import TargetInfo
-from engine.target.loading import describe_target, memory_of_stages, resolve_dtype, stage_ranges
-from engine.target.options import CPU_CACHE, EXACT, GIB, TargetOptions
+from engine.target.loading import describe_target, memory_of_stages, stage_ranges
+from engine.target.numerics import resolve_dtype
+from engine.target.options import CPU_CACHE, GIB, TargetOptions
 from engine.target.split_options import check_memory
 
 USABLE = 0.9  # of a GPU's memory; the rest is CUDA's, the libraries', and what memory loses in pieces
@@ -90,10 +91,10 @@ def _held(options: TargetOptions, path: Path, info: TargetInfo, ranges: Sequence
     found = []
     for i, (layers, one, limit) in enumerate(zip(ranges, memory, limits, strict=True)):
         block = KVArena.bytes_per_block(len(layers), size, spec.n_kv_heads, spec.head_dim, dtype)
-        step = step_bytes(config, spec, options.step_rows, layers.is_last, options.numerics == EXACT)
+        step = step_bytes(config, spec, options.step_rows, layers.is_last, options.has_executor)
         if layers.is_last and info.drafter is not None:
             block += size * info.drafter.cache_bytes
-            step += DRAFTER_PARTIAL_BYTES if info.drafter.cache_bytes and options.numerics == EXACT else 0
+            step += DRAFTER_PARTIAL_BYTES if info.drafter.cache_bytes and options.has_executor else 0
         found.append(_Held(f"stage {i}", one.weights, step, block, limit))
     return found
 
@@ -115,13 +116,13 @@ def _blocks(held: _Held, room: int) -> int:
     return n_blocks
 
 
-def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, is_exact: bool) -> int:
-    """About what a step of ``n_rows`` takes on a stage beside weights and cache: an estimate.
+def step_bytes(config: Any, spec: ModelSpec, n_rows: int, is_last: bool, has_executor: bool) -> int:
+    """Estimated bytes that a step of ``n_rows`` takes on a stage in addition to weights and cache.
 
-    Of a row the states of a layer, in fp32 as parts of products are; behind the last layer its logits, and two arrays
-    of their size while tokens are drawn.
+    A row takes the states of a layer, in fp32 as partial sums of products are; on the last stage also its logits, and
+    two arrays of their size while tokens are drawn. An executor holds partial softmaxes.
     """
     heads = (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim
     row: int = 4 * (4 * spec.hidden_size + 2 * heads + 3 * config.intermediate_size)
     row += 3 * 4 * spec.vocab_size if is_last else 0
-    return n_rows * row + (PARTIAL_BYTES if is_exact else 0)
+    return n_rows * row + (PARTIAL_BYTES if has_executor else 0)

@@ -1,4 +1,8 @@
-"""In which arithmetic the stages of a target run on a GPU."""
+"""In which arithmetic the stages of a target run: the dtype, and the numerics on a GPU.
+
+``resolve`` decides for a process before it reads weights. The stages of a pipeline send what they found to the one that
+plans, and all run the weakest of these numerics (``weakest``, ``adopt``): no pipeline mixes them.
+"""
 
 from __future__ import annotations
 
@@ -6,112 +10,120 @@ import logging
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine.drafter.part import NO_DRAFTER, DrafterPart
 from engine.drafter.serving.forwards import MakeForwards, ModuleForwards
 from engine.errors import ConfigError
-from engine.model.scaled import ScaledLinear
+from engine.model.loader import load_config
+from engine.model.quantization import check_quantization
+from engine.model.random_model import random_model
 from engine.model.shard import ModelShard
-from engine.target.options import EXACT, FAST, TargetOptions
+from engine.model.sizes import one_layer_config
+from engine.model.spec import ModelSpec, read_spec
+from engine.target.options import AUTO, EXACT, FAST, LAYERS, NUMERICS, Resolution, TargetOptions, is_cuda
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # need Triton
     from engine.cuda.executor import Executor
+    from engine.cuda.self_test import Verdict
 
 logger = logging.getLogger(__name__)
 
-CAPABILITY = (9, 0)  # what kernels are compiled for in tests; tiles and memory are a Hopper GPU's, and fp8 needs 8.9
+EXACT_CAPABILITY = (9, 0)  # tiles and memory are a Hopper GPU's
+FAST_CAPABILITY = (8, 0)  # bf16 on tensor cores
+TEST_VOCABULARY = 256  # ids of the model that is tested: its layer has the target's sizes, embedding and head need not
 
 
-def executors_of(
-    options: TargetOptions, shards: Sequence[ModelShard], drafter: Sequence[DrafterPart] = ()
-) -> list[Executor | None]:
-    """What runs each shard's layers in its place; None: its own modules, with numerics ``fast`` or the oracle, whose
-    weights of one byte are multiplied as they are where kernels can run. ``drafter``: each stage's part
-    of it; (): there is none.
+def resolve_dtype(name: str | None, spec: ModelSpec, device: str) -> torch.dtype:
+    """The dtype to run in.
 
     Raises:
-        ConfigError: numerics are ``exact``, and the kernels cannot run.
-        UnsupportedModelError: they lack a part of the model.
+        ConfigError: ``name`` is none of the supported ones.
     """
-    if not is_exact(options):
-        multiply_small_weights(options.device, shards)
-        return [None] * len(shards)
-    from engine.cuda.executor import Executor  # Triton takes a second, and a CPU may lack it
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name is None:
+        dtype: torch.dtype = torch.float32 if device == "cpu" else getattr(torch, spec.dtype)
+        return dtype
+    if name not in known:
+        raise ConfigError(f"dtype is {name!r}; it must be one of {', '.join(known)}")
+    return known[name]
 
-    parts = drafter or [NO_DRAFTER] * len(shards)
-    return [Executor(shard, taps=part.taps) for shard, part in zip(shards, parts, strict=True)]
 
+def with_numerics(options: TargetOptions, path: Path) -> TargetOptions:
+    """Options whose numerics are resolved, with one log line on a GPU. The self-test takes about 2 seconds there.
 
-def drafter_forwards(options: TargetOptions) -> MakeForwards:
-    """What runs a trained drafter's layers.
+    Args:
+        options: of the target; those that are resolved are returned as they are.
+        path: checkpoint directory, of which the config is read.
 
     Raises:
-        ConfigError: numerics are ``exact``, and the kernels cannot run.
+        ConfigError: numerics are unknown, or ``exact`` and cannot run here.
     """
-    if not is_exact(options):
-        return ModuleForwards
-    from engine.cuda.drafter import KernelForwards
+    if options.resolution is not None:
+        return options
+    if options.numerics not in NUMERICS:
+        raise ConfigError(f"numerics is {options.numerics!r}; it must be {', '.join(NUMERICS[:-1])} or {NUMERICS[-1]}")
+    if options.simulation is not None or options.reference:
+        return replace(options, resolution=Resolution(LAYERS))
+    if not is_cuda(options.device):
+        if options.numerics == EXACT:
+            raise ConfigError(f"numerics is {EXACT}, but device is {options.device}: its kernels are for cuda")
+        return replace(options, resolution=Resolution(LAYERS))
+    config = load_config(path)
+    found = resolve(options.numerics, options.device, lambda is_exact: _test(options, config, is_exact))
+    if found.numerics != LAYERS:
+        logger.info("numerics: %s", found)
+    else:
+        is_byte = check_quantization(options.quantization, config) is not None
+        more = "; weights of one byte are converted at every use" if is_byte else ""
+        logger.warning("numerics: %s%s", found, more)
+    return replace(options, resolution=found)
 
-    return KernelForwards
 
+def resolve(requested: str, device: str, self_test: Callable[[bool], Verdict]) -> Resolution:
+    """The numerics that a process runs on a GPU, best first: exact, fast, Hugging Face's layers.
 
-def is_exact(options: TargetOptions) -> bool:
-    """Whether executors run the layers; asked before weights are loaded, which may take minutes.
+    Args:
+        requested: ``AUTO``, ``EXACT`` or ``FAST``.
+        device: the GPU.
+        self_test: runs it, with the checks that ``exact`` alone needs if its argument is True.
 
     Raises:
-        ConfigError: numerics are unknown, or ``exact`` and the kernels cannot run here.
+        ConfigError: ``EXACT`` is requested and cannot run.
     """
-    if options.numerics not in (EXACT, FAST):
-        raise ConfigError(f"numerics is {options.numerics!r}; it must be {EXACT} or {FAST}")
-    if options.numerics == FAST or options.reference:
-        return False
-    if not options.device.startswith("cuda"):
-        raise ConfigError(f"numerics is {EXACT}, but device is {options.device}: its kernels are for cuda")
-    try:
-        check_kernels(options.device)
-    except ConfigError as error:
-        raise ConfigError(f"numerics is {EXACT}: {error}; numerics {FAST} needs none of it") from error
-    return True
+    found = _resolve(requested, device, self_test)
+    if requested == EXACT and found.numerics != EXACT:
+        raise ConfigError(f"numerics is {EXACT}, but {found.obstacle}; with {AUTO} the stages run what is possible")
+    return found
 
 
-def multiply_small_weights(device: str, shards: Sequence[ModelShard]) -> None:
-    """With numerics ``fast`` on a GPU, let matrices of one byte be multiplied as they are, where kernels can run.
-
-    Elsewhere they are converted at every use, and a log says why.
-    """
-    found = (module for shard in shards for layer in shard.layers for module in layer.modules())
-    if not device.startswith("cuda") or not any(isinstance(module, ScaledLinear) for module in found):
-        return
-    try:
-        check_kernels(device)
-    except ConfigError as error:
-        logger.warning("weights of one byte are converted at every use, which is slow: %s", error)
-        return
-    from engine.cuda.small_weights import multiply_by_kernel
-
-    for shard in shards:
-        multiply_by_kernel(shard)
+def _resolve(requested: str, device: str, self_test: Callable[[bool], Verdict]) -> Resolution:
+    capability, lacking = torch.cuda.get_device_capability(device), missing_tools()
+    if lacking or capability < FAST_CAPABILITY:
+        return Resolution(LAYERS, lacking or _too_old(device, capability, FAST_CAPABILITY))
+    too_old = _too_old(device, capability, EXACT_CAPABILITY) if capability < EXACT_CAPABILITY else ""
+    verdict = self_test(requested != FAST and not too_old)
+    if verdict.kernel_fault:
+        return Resolution(LAYERS, f"the self-test failed: {verdict.kernel_fault}", seconds=verdict.seconds)
+    if requested == FAST:
+        return Resolution(FAST, seconds=verdict.seconds)
+    obstacle = too_old or (verdict.order_fault and f"the self-test failed: {verdict.order_fault}")
+    return Resolution(FAST if obstacle else EXACT, obstacle, verdict.row_tile, verdict.seconds)
 
 
-def check_kernels(device: str) -> None:
-    """Raises ConfigError unless the kernels of ``engine.cuda`` can be built here and run on a GPU."""
-    check_triton()
-    found = torch.cuda.get_device_capability(device)
-    if found < CAPABILITY:
-        said, least = (".".join(map(str, one)) for one in (found, CAPABILITY))
-        raise ConfigError(
-            f"our kernels are made for GPUs of compute capability {least} (H100) or higher; {device} has {said}"
-        )
+def _too_old(device: str, *capabilities: tuple[int, int]) -> str:
+    found, least = (".".join(map(str, one)) for one in capabilities)
+    return f"{device} has compute capability {found}; it must be {least} or higher"
 
 
-def check_triton() -> None:
-    """Raises ConfigError unless Triton and what it builds its launchers with are there."""
+def missing_tools() -> str:
+    """What our kernels need here and is not there, for a message; "": Triton, a C compiler and Python's headers are."""
     lacking = []
     if find_spec("triton") is None:
         lacking.append("the package triton, as of torch's wheels for CUDA (pip install 'spectra-serve[gpu]')")
@@ -119,5 +131,72 @@ def check_triton() -> None:
         lacking.append("a C compiler (gcc or clang in PATH, or CC)")
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         lacking.append("Python's headers (python3-dev)")
-    if lacking:
-        raise ConfigError(f"our kernels are compiled here; missing: {'; '.join(lacking)}")
+    return f"our kernels are compiled here and lack {'; '.join(lacking)}" if lacking else ""
+
+
+def _test(options: TargetOptions, config: Any, is_exact: bool) -> Verdict:
+    from engine.cuda.self_test import self_test  # Triton takes a second, and a CPU may lack it
+
+    return self_test(_test_models(options, config), is_exact)
+
+
+def _test_models(options: TargetOptions, config: Any) -> Iterator[Any]:
+    """A layer of each type."""
+    spec = read_spec(config, ())
+    dtype, device = resolve_dtype(options.dtype, spec, options.device), torch.device(options.device)
+    for kind in sorted(set(spec.layer_types)):
+        small = one_layer_config(config, kind)
+        small.vocab_size = min(small.vocab_size, TEST_VOCABULARY)
+        small.pad_token_id = None
+        yield random_model(small, dtype, device, options.quantization)
+
+
+def weakest(resolutions: Iterable[Resolution]) -> str:
+    """The numerics that all stages of a pipeline can run."""
+    return max((one.numerics for one in resolutions), key=(EXACT, FAST, LAYERS).index)
+
+
+def adopt(options: TargetOptions, planned: str) -> TargetOptions:
+    """Options of a stage, whose numerics are resolved, with those of its pipeline.
+
+    Raises:
+        ConfigError: this stage cannot run them.
+    """
+    own = options.resolution
+    assert own is not None, "with_numerics comes before"
+    if weakest((own, Resolution(planned))) != planned:
+        raise ConfigError(f"the pipeline began with numerics {planned}, but here they are {own}; start it anew")
+    return replace(options, resolution=replace(own, numerics=planned))
+
+
+def executors_of(
+    options: TargetOptions, shards: Sequence[ModelShard], drafter: Sequence[DrafterPart] = ()
+) -> list[Executor | None]:
+    """The executor of each shard, ``drafter`` being its part of one; None: the shard's own modules run.
+
+    Raises:
+        UnsupportedModelError: kernels lack a part of the model.
+    """
+    assert options.resolution is not None, "with_numerics comes before"
+    parts = drafter or [NO_DRAFTER] * len(shards)
+    return [executor_of(options.resolution, shard, part.taps) for shard, part in zip(shards, parts, strict=True)]
+
+
+def executor_of(resolution: Resolution, shard: ModelShard, taps: Collection[int] = ()) -> Executor | None:
+    """The executor of one shard; ``taps`` are the local layers that a trained drafter reads."""
+    if resolution.numerics == LAYERS:
+        return None
+    from engine.cuda.executor import Executor
+    from engine.cuda.products import LibraryProducts, TreeProducts
+
+    products = TreeProducts(resolution.row_tile) if resolution.numerics == EXACT else LibraryProducts()
+    return Executor(shard, products, taps=taps)
+
+
+def drafter_forwards(options: TargetOptions) -> MakeForwards:
+    """Runs the layers of a trained drafter."""
+    if not options.has_executor:
+        return ModuleForwards
+    from engine.cuda.drafter import KernelForwards
+
+    return KernelForwards

@@ -10,13 +10,44 @@ from engine.simulated.profile import Simulation
 GIB = 1 << 30
 CPU_CACHE = GIB // 2  # bytes of KV cache on a CPU where no number is named
 STEP_ROWS = 2048  # of the largest step: what a scheduler composes at most unless told otherwise
-EXACT, FAST = "exact", "fast"  # numerics
+NUMERICS = AUTO, EXACT, FAST = "auto", "exact", "fast"  # that may be asked for
+LAYERS = "layers"  # what else numerics are resolved to: Hugging Face's layers
 _NODES, _GPU_NODES = 64, 63  # drafted nodes of a step; GPUs multiply by tiles of 64 rows, and the root is one of them
+
+
+def is_cuda(device: str) -> bool:
+    """Whether a device as in ``TargetOptions`` is a GPU."""
+    return device.partition(":")[0] == "cuda"
 
 
 def default_nodes(device: str) -> int:
     """Drafted nodes of a step, for requests that name no number, on a device as in ``TargetOptions``."""
-    return _GPU_NODES if device.partition(":")[0] == "cuda" else _NODES
+    return _GPU_NODES if is_cuda(device) else _NODES
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The numerics that a process runs, and why; ``str`` is the phrase for a log.
+
+    Args:
+        numerics: ``EXACT`` or ``FAST``, both by an executor of ``engine.cuda``, or ``LAYERS``.
+        obstacle: why they are not the numerics that come first in this order; "": nothing is in their way.
+        row_tile: rows that exact products multiply at once; None: by the number of rows.
+        seconds: that the self-test took; 0: there was none.
+    """
+
+    numerics: str
+    obstacle: str = ""
+    row_tile: int | None = None
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """As in ``exact (self-test passed in 1.9 s)`` or ``fast, because ..``."""
+        name = "Hugging Face's layers, which are slow" if self.numerics == LAYERS else self.numerics
+        if self.obstacle:
+            return f"{name}, because {self.obstacle}"
+        tile = "" if self.row_tile is None else f"; products take {self.row_tile} rows at once, whatever the step"
+        return f"{name} (self-test passed in {self.seconds:.1f} s{tile})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +70,13 @@ class TargetOptions:
     cost_folder: str = ""  # in the cache, where split "measured" keeps what it measured; "": nowhere
     simulation: Simulation | None = None  # stages sleep instead of computing; ``model`` gives the vocabulary
     drafter: DrafterSettings | None = None  # trained for the model; on the last stage
-    numerics: str = FAST  # on cuda, "exact": by kernels of which every row's numbers depend on its text alone
+    numerics: str = AUTO  # on cuda: exact (a row's bits depend on its text alone), fast, or what ``auto`` resolves to
+    resolution: Resolution | None = None  # of ``numerics``, in the process that runs them (``numerics.with_numerics``)
     revision: str | None = None  # branch, tag or commit of ``model`` on the hub; None: the main branch
+
+    @property
+    def has_executor(self) -> bool:
+        """Whether executors run the layers; a GPU whose numerics are not resolved yet is assumed to have them."""
+        if self.resolution is None:
+            return is_cuda(self.device) and not self.reference
+        return self.resolution.numerics != LAYERS

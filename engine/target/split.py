@@ -64,7 +64,7 @@ def choose_ranges(
         work = costs = _work(config, spec)
         if options.split == MEASURED and options.n_stages > 1:
             kept = str(in_cache(options.cost_folder)) if options.cost_folder else ""
-            costs = layer_costs(config, spec, dtype, device, options.quantization, kept, options.exact)
+            costs = layer_costs(config, spec, dtype, device, options.quantization, kept, options.resolution)
         costs = replace(costs, head=costs.head * (1 + drafter.work / work.head))
         return partition(costs, memory, options.n_stages, limits)
     ranges = _given(options.split, spec.n_layers, options.n_stages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
+from engine.target.options import Resolution
 
 AUTO, EVEN, MEASURED = "auto", "even", "measured"
 
@@ -18,7 +19,7 @@ class SplitOptions:
     memory: tuple[int, ...] = ()  # bytes per stage, or one number for all; none: no limit
     quantization: str | None = None
     cost_folder: str = ""  # where measurements are kept; "": nowhere
-    exact: bool = False  # executors run the layers
+    resolution: Resolution | None = None  # the numerics to measure in; None: Hugging Face's layers
 
 
 def check_split(split: str, n_layers: int, n_stages: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
-from engine.target.options import EXACT, FAST, TargetOptions
+from engine.target.options import AUTO, EXACT, FAST, TargetOptions
 
 GIB = 1 << 30
 
@@ -27,7 +27,7 @@ class DraftModelConfig:
     block_size: int = 64  # tokens per block
     dtype: str | None = None  # None: float32 on a CPU, the checkpoint's on a GPU
     device: str = "cpu"
-    numerics: str = FAST  # "exact", on cuda: its layers are recorded graphs, as the target's are
+    numerics: str = AUTO  # on cuda, as for a target
 
     @classmethod
     def paper(cls, path: str | None = None) -> DraftModelConfig:
@@ -42,8 +42,8 @@ class DraftModelConfig:
             raise ConfigError(f"draft-model: tree_nodes must be 0 (a chain) or more, got {self.tree_nodes}")
         if not 0 < self.kv_gib < float("inf"):
             raise ConfigError(f"draft-model: kv_gib must be above 0, got {self.kv_gib}")
-        if self.numerics not in (EXACT, FAST):
-            raise ConfigError(f"draft-model: numerics must be {EXACT} or {FAST}, got {self.numerics!r}")
+        if self.numerics not in (AUTO, EXACT, FAST):
+            raise ConfigError(f"draft-model: numerics must be {AUTO}, {EXACT} or {FAST}, got {self.numerics!r}")
 
     @property
     def options(self) -> TargetOptions:

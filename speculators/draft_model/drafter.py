@@ -24,8 +24,8 @@ from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, Work
 from engine.target.info import TargetInfo, positions
-from engine.target.loading import plan_cache, resolve_dtype, whole_range
-from engine.target.numerics import executors_of, is_exact
+from engine.target.loading import plan_cache, whole_range
+from engine.target.numerics import executors_of, resolve_dtype, with_numerics
 from engine.target.options import TargetOptions
 from engine.tree import IntArray, TokenTree
 from engine.upload import Upload
@@ -91,8 +91,8 @@ class Drafter:
             ConfigError: there is no such model, or an option is wrong.
             UnsupportedModelError: the checkpoint cannot be run.
         """
-        is_exact(options)  # raises before weights are read
         path = resolve(options.model)
+        options = with_numerics(options, path)
         spec = load_spec(path)
         kind = resolve_dtype(options.dtype, spec, options.device)
         info = plan_cache(spec, options, kind)

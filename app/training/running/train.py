@@ -41,7 +41,7 @@ from engine.drafter.spec import DrafterSpec
 from engine.errors import ConfigError
 from engine.model.identity import model_hash
 from engine.model.loader import load_spec
-from engine.target.loading import resolve_dtype
+from engine.target.numerics import resolve_dtype
 from engine.target.whole_texts import WholeTexts
 
 CHECKPOINT, SETTINGS = "checkpoint.pt", "settings.json"

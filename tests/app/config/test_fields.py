@@ -75,7 +75,7 @@ def test_splits_numerics_and_drafters_reach_the_target() -> None:
     assert target_options(ServeConfig(stage_memory_gib=3)).stage_memory == (3 * GIB,)
     assert target_options(ServeConfig(device="cuda", stage_gpus=1, numerics="exact")).numerics == "exact"
     plain = target_options(ServeConfig())
-    assert (plain.split, plain.stage_memory, plain.quantization, plain.numerics) == ("auto", (), None, "fast")
+    assert (plain.split, plain.stage_memory, plain.quantization, plain.numerics) == ("auto", (), None, "auto")
     config = ServeConfig(drafter="org/drafter", drafter_layers="-1,3,12", drafter_options={"depth": 4})
     expected = DrafterSettings("org/drafter", (-1, 3, 12), depth=4)
     assert trained_drafter(config) == target_options(config).drafter == expected
@@ -127,9 +127,9 @@ IN_ACTORS = {"speculator_actors": 1, "speculator_gpus": 0.5}
 @pytest.mark.parametrize(
     ("given", "device", "numerics"),
     [
-        ({}, "cpu", "fast"),
+        ({}, "cpu", "auto"),
         (IN_ACTORS, "cuda", "exact"),
-        ({"draft_model_options": {"device": "auto"}}, "cpu", "fast"),
+        ({"draft_model_options": {"device": "auto"}}, "cpu", "auto"),
         (IN_ACTORS | {"draft_model_options": {"numerics": "fast"}}, "cuda", "fast"),
     ],
 )

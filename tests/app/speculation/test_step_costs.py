@@ -14,7 +14,7 @@ from app.composition.pipeline import router_options
 from app.config.serve import ServeConfig
 from app.demo.paths import DEMO_TARGET
 from app.speculation import step_costs
-from app.speculation.step_costs import costs_name, way
+from app.speculation.step_costs import costs_name
 from engine.scheduling.scheduler import SchedulerOptions
 from engine.step_cost import StepCosts, costs_file, read_costs
 from engine.target import step_timing
@@ -23,7 +23,7 @@ from engine.target.step_timing import GRID
 from tests.support.spectra_command import generated
 
 FIXED = StepCosts({1: ((1, 300), (1.0, 1.0))})  # a second per step, whatever its rows
-WAY = {"dtype": None, "device": "cpu", "stages": 1, "threads": 1, "cache": 0.5}
+WAY = {"device": "cpu", "stages": 1, "threads": 1, "cache": 0.5}
 
 Generate = Callable[..., dict[str, Any]]
 
@@ -64,7 +64,7 @@ def test_the_first_run_of_auto_measures_and_later_runs_read_the_file(
     assert file.read_bytes() == before
     for answer in answers:
         assert answer["token_ids"] == plain["token_ids"]
-    for needs_costs in (("auto", "--stages", 2), ("pld + auto", "--stages", 2)):
+    for needs_costs in (("auto", "--stages", 2), ("auto", "--dtype", "bfloat16"), ("pld + auto", "--stages", 2)):
         with pytest.raises(AssertionError, match="were measured"):
             generate(*needs_costs)
 
@@ -106,15 +106,13 @@ def test_every_way_to_run_every_model_and_every_machine_has_its_own_file(
     assert plain.is_relative_to(own_cache)
     copy = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
     assert file_of(copy, **WAY) == file_of(tiny_checkpoint, **WAY) == plain  # the same model in any folder
-    changes = {"dtype": "bfloat16", "device": "cuda", "stages": 2, "threads": 4, "cache": 4.0, "place": "served"}
+    changes = {"device": "cuda", "stages": 2, "threads": 4, "cache": 4.0, "place": "served"}
     files = [file_of(tiny_checkpoint, **(WAY | {name: value})) for name, value in changes.items()]
     (copy / "config.json").write_text((copy / "config.json").read_text().replace("}", " }", 1))
     files += [file_of(copy, **WAY), file_of(DEMO_TARGET, **WAY)]
     monkeypatch.setattr(platform, "node", lambda: "elsewhere")
     files.append(file_of(tiny_checkpoint, **WAY))
     assert len({plain, *files}) == 1 + len(files)
-    ways = [way(None, None), way(None, "int8"), way("bfloat16", None), way("bfloat16", "int8")]
-    assert len({*ways, way(None, None, "exact")}) == 5
 
 
 def test_the_router_of_a_server_gets_the_place_of_step_times(tiny_checkpoint: Path, own_cache: Path) -> None:
@@ -124,8 +122,8 @@ def test_the_router_of_a_server_gets_the_place_of_step_times(tiny_checkpoint: Pa
     assert (options.model, options.max_nodes) == ("tiny", 9)
     assert options.scheduler == SchedulerOptions(64, 256, 2048, 512, 2, 0.1, True)
     files = {options.cost_file}
-    for change in ({"stages": 1}, {"kv_gib": 1.0}, {"threads": 2}, {"dtype": "bfloat16"}, {"model": "demo"}):
+    for change in ({"stages": 1}, {"kv_gib": 1.0}, {"threads": 2}, {"model": "demo"}):
         files.add(router_options(config.model_copy(update=change)).cost_file)
-    assert len(files) == 6
-    offline = file_of(tiny_checkpoint, None, "cpu", 2, 1, 0.5)
+    assert len(files) == 5
+    offline = file_of(tiny_checkpoint, "cpu", 2, 1, 0.5)
     assert offline not in map(costs_file, files)  # steps without channels between processes are shorter

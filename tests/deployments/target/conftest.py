@@ -18,7 +18,7 @@ import torch
 
 from deployments.pipeline.connection import Pipeline
 from deployments.pipeline.endpoints import StageEndpoint
-from deployments.pipeline.plan import StagePlan
+from deployments.pipeline.plan import StagePlan, StageRoom
 from deployments.pipeline.replacement import Replacement
 from deployments.stage.actor import Loaded, Pulse
 from deployments.stage.worker import StageWorker
@@ -32,6 +32,7 @@ from engine.sampling.params import SamplingParams
 from engine.stage.stage import Stage
 from engine.step import SequenceStart, Step, StepResult, Work
 from engine.target.info import TargetInfo, positions
+from engine.target.options import LAYERS, Resolution
 from tests.deployments.slow_stage import GATE, Gated
 from tests.support.waiting import LIMIT_S, wait_until_async
 
@@ -104,10 +105,10 @@ class ThreadStage:
     async def prepare(self) -> None:
         pass
 
-    async def room(self) -> int:
-        return 1 << 30
+    async def room(self) -> StageRoom:
+        return StageRoom(1 << 30, Resolution(LAYERS))
 
-    async def plan(self, rooms: Sequence[int]) -> StagePlan:
+    async def plan(self, rooms: Sequence[StageRoom]) -> StagePlan:
         if self.refusal:
             raise ConfigError(self.refusal)
         return self._plan

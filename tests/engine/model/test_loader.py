@@ -22,8 +22,9 @@ from engine.model.spec import read_spec
 from engine.model.weights.tensors import INDEX, SINGLE
 from engine.request import Request
 from engine.sampling.params import SamplingParams
-from engine.target.loading import plan_cache, resolve_dtype
+from engine.target.loading import plan_cache
 from engine.target.local import LocalTarget
+from engine.target.numerics import resolve_dtype
 from engine.target.options import TargetOptions
 from tests.support.engines import complete_all, make_engine
 from tests.support.fp8_checkpoints import quantization_config

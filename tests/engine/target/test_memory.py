@@ -20,7 +20,7 @@ from engine.target.info import TargetInfo
 from engine.target.loading import describe_target, load_parts, memory_of_stages, stage_ranges
 from engine.target.local import LocalTarget
 from engine.target.memory import ANY, MOST_BLOCKS, room_of, step_bytes, with_cache
-from engine.target.options import CPU_CACHE, GIB, STEP_ROWS, TargetOptions
+from engine.target.options import CPU_CACHE, EXACT, FAST, GIB, LAYERS, STEP_ROWS, Resolution, TargetOptions
 from tests.support.served_drafters import drafter_spec, random_checkpoint
 from tests.support.tiny_models import saved_model
 
@@ -28,8 +28,9 @@ MIB = 1 << 20
 
 
 def options_of(path: Path, stages: int = 1, **changes: object) -> TargetOptions:
-    """Of a target on a GPU, which need not be there."""
-    made = TargetOptions(str(path), stages, "float32", "cuda", kv_bytes=None, block_size=16)
+    """Of a target on a GPU, which need not be there; without executors, whose steps take more than these rooms."""
+    layers = Resolution(LAYERS)
+    made = TargetOptions(str(path), stages, "float32", "cuda", kv_bytes=None, block_size=16, resolution=layers)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -76,6 +77,9 @@ def test_the_smallest_room_the_step_size_and_caps_decide() -> None:
     alone = blocks_with(path, [60 * MIB])
     assert blocks_with(path, [60 * MIB], 4) == alone, "stages of one process share its device"
     assert blocks_with(path, [60 * MIB], step_rows=2 * STEP_ROWS) < alone
+    with_partials = [60 * MIB + PARTIAL_BYTES]
+    for resolution in (None, Resolution(EXACT), Resolution(FAST)):
+        assert blocks_with(path, with_partials, resolution=resolution) == alone, "an executor holds partial softmaxes"
     found = {blocks_with(path, rooms, 2) for rooms in ((60 * MIB, 40 * MIB), (50 * MIB, 40 * MIB), (ANY, 40 * MIB))}
     assert len(found) == 1
     assert blocks_with(path, [ANY, ANY], 2) == MOST_BLOCKS
@@ -121,9 +125,12 @@ def test_gpus_of_one_kind_have_the_same_room_whatever_is_free(monkeypatch: pytes
 def test_memory_is_reserved_for_the_largest_step_its_partials_and_its_logits() -> None:
     assert SchedulerOptions().max_step_rows == STEP_ROWS
     config, spec = load_config(saved_model("llama")), describe_target(TargetOptions("m"), saved_model("llama")).spec
-    plain = step_bytes(config, spec, STEP_ROWS, is_last=False, is_exact=False)
-    assert step_bytes(config, spec, STEP_ROWS, is_last=False, is_exact=True) - plain == PARTIAL_BYTES
-    assert step_bytes(config, spec, STEP_ROWS, is_last=True, is_exact=False) - plain == STEP_ROWS * 12 * spec.vocab_size
+    plain = step_bytes(config, spec, STEP_ROWS, is_last=False, has_executor=False)
+    assert step_bytes(config, spec, STEP_ROWS, is_last=False, has_executor=True) - plain == PARTIAL_BYTES
+    assert (
+        step_bytes(config, spec, STEP_ROWS, is_last=True, has_executor=False) - plain
+        == STEP_ROWS * 12 * spec.vocab_size
+    )
 
 
 def options(folder: Path, kind: str, stages: int = 2) -> TargetOptions:

@@ -1,28 +1,148 @@
-"""Numerics of a target: an unknown or impossible choice is refused before kernels are loaded."""
+"""Numerics of a target: resolved before weights are read, from the GPU, its tools and the self-test."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.model.loader import load_shard
 from engine.model.ranges import split_layers
-from engine.target.loading import describe_target, load_parts
+from engine.target import numerics
+from engine.target.loading import describe_target, load_stage
 from engine.target.local import LocalTarget
-from engine.target.numerics import check_triton, executors_of, is_exact, multiply_small_weights
-from engine.target.options import TargetOptions
+from engine.target.numerics import adopt, executors_of, missing_tools, weakest, with_numerics
+from engine.target.options import EXACT, FAST, LAYERS, Resolution, TargetOptions
 from tests.support.tiny_models import saved_model, tiny_shards
 
+RIGHT, WRONG_ORDER, WRONG = "right", "wrong order", "wrong"  # what the self-test finds
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 
-def test_fast_numerics_and_the_oracle_have_no_executor() -> None:
-    options = TargetOptions("model")
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> GPU:
+    return GPU(monkeypatch)
+
+
+class GPU:
+    """What ``resolve`` finds."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self.tests: list[bool] = []  # arguments of the self-test
+        self.row_tile: int | None = None
+
+    def has(self, capability: tuple[int, int], tools: bool = True, kernels: str = RIGHT) -> None:
+        self._patch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        self._patch.setattr(numerics, "missing_tools", lambda: "" if tools else "there is no compiler")
+
+        def test(options: object, config: object, is_exact: bool) -> object:
+            self.tests.append(is_exact)
+            order = "rows differ" if is_exact and kernels == WRONG_ORDER else ""
+            fault = "attention differs" if kernels == WRONG else ""
+            return SimpleNamespace(kernel_fault=fault, order_fault=order, row_tile=self.row_tile, seconds=1.9)
+
+        self._patch.setattr(numerics, "_test", test)
+
+
+def resolved(requested: str, path: Path | None = None, device: str = "cuda:1", **more: object) -> Resolution:
+    options = TargetOptions("model", device=device, numerics=requested, **more)  # type: ignore[arg-type]
+    found = with_numerics(options, path or saved_model("llama"))
+    assert with_numerics(found, Path("nowhere")) is found, "numerics are resolved once"
+    assert found.resolution is not None
+    assert found.has_executor is (found.resolution.numerics != LAYERS)
+    return found.resolution
+
+
+@pytest.mark.parametrize(
+    ("capability", "tools", "kernels", "requested", "expected", "says"),
+    [
+        (HOPPER, True, RIGHT, "auto", EXACT, "exact (self-test passed in 1.9 s)"),
+        (HOPPER, True, RIGHT, "exact", EXACT, "exact (self-test passed in 1.9 s)"),
+        (HOPPER, True, RIGHT, "fast", FAST, "fast (self-test passed in 1.9 s)"),
+        (HOPPER, True, WRONG_ORDER, "auto", FAST, "fast, because the self-test failed: rows differ"),
+        (HOPPER, True, WRONG_ORDER, "fast", FAST, "fast (self-test passed in 1.9 s)"),
+        (HOPPER, True, WRONG, "auto", LAYERS, "which are slow, because the self-test failed: attention differs"),
+        (HOPPER, False, RIGHT, "fast", LAYERS, "which are slow, because there is no compiler"),
+        (
+            AMPERE,
+            True,
+            RIGHT,
+            "auto",
+            FAST,
+            "fast, because cuda:1 has compute capability 8.0; it must be 9.0 or higher",
+        ),
+        (AMPERE, True, WRONG, "fast", LAYERS, "which are slow, because the self-test failed: attention differs"),
+        (AMPERE, False, RIGHT, "auto", LAYERS, "which are slow, because there is no compiler"),
+        (TURING, True, RIGHT, "fast", LAYERS, "because cuda:1 has compute capability 7.5; it must be 8.0 or higher"),
+        (TURING, True, RIGHT, "auto", LAYERS, "because cuda:1 has compute capability 7.5; it must be 8.0 or higher"),
+    ],
+)
+def test_the_best_numerics_that_can_run_are_chosen_and_logged(
+    capability: tuple[int, int],
+    tools: bool,
+    kernels: str,
+    requested: str,
+    expected: str,
+    says: str,
+    gpu: GPU,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "engine.target.numerics")
+    gpu.has(capability, tools, kernels)
+    found = resolved(requested)
+    assert found.numerics == expected
+    [record] = caplog.records
+    assert record.levelname == ("WARNING" if expected == LAYERS else "INFO")
+    assert record.getMessage().startswith("numerics: ")
+    assert record.getMessage().endswith(says)
+    assert gpu.tests == ([requested != FAST and capability >= HOPPER] if tools and capability > TURING else [])
+
+
+@pytest.mark.parametrize(
+    ("capability", "tools", "kernels", "says"),
+    [
+        (AMPERE, True, RIGHT, "cuda:1 has compute capability 8.0; it must be 9.0 or higher"),
+        (HOPPER, False, RIGHT, "there is no compiler"),
+        (HOPPER, True, WRONG, "the self-test failed: attention differs"),
+        (HOPPER, True, WRONG_ORDER, "the self-test failed: rows differ"),
+    ],
+)
+def test_exact_is_refused_where_it_cannot_run(
+    capability: tuple[int, int], tools: bool, kernels: str, says: str, gpu: GPU
+) -> None:
+    gpu.has(capability, tools, kernels)
+    with pytest.raises(ConfigError, match=f"numerics is exact, but {says}; with auto"):
+        resolved(EXACT)
+
+
+def test_a_fixed_row_tile_is_logged(gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "engine.target.numerics")
+    gpu.has(HOPPER)
+    gpu.row_tile = 64
+    assert resolved("auto").row_tile == 64
+    assert "exact (self-test passed in 1.9 s; products take 64 rows at once, whatever the step)" in caplog.text
+
+
+def test_layers_that_convert_weights_of_one_byte_say_so(gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
+    gpu.has(TURING)
+    resolved("auto", quantization="fp8")
+    assert caplog.messages[0].endswith("; weights of one byte are converted at every use")
+
+
+def test_a_cpu_and_the_oracle_run_layers_without_a_log(gpu: GPU, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "engine.target.numerics")
+    gpu.has(HOPPER)
+    found = [resolved("auto", device="cpu"), resolved("fast", device="cpu"), resolved("auto", reference=True)]
+    assert {one.numerics for one in found} == {LAYERS}
+    options = TargetOptions("model", resolution=found[0])
     assert executors_of(options, tiny_shards("llama", 2)) == [None, None]
-    assert executors_of(replace(options, numerics="exact", reference=True), tiny_shards("llama", 2)) == [None, None]
+    assert not caplog.records
 
 
 @pytest.mark.cluster
@@ -34,56 +154,48 @@ def test_a_cpu_loads_no_kernels() -> None:
     assert ran.stdout.strip() == "False"
 
 
-def test_exact_kernels_are_refused_on_a_cpu_and_unknown_numerics_anywhere() -> None:
+@pytest.mark.parametrize(
+    ("requested", "message"),
+    [("exact", "numerics is exact, but device is cpu"), ("odd", "numerics is 'odd'; it must be auto, exact or fast")],
+)
+def test_impossible_and_unknown_numerics_are_refused_before_weights_are_read(requested: str, message: str) -> None:
     path = saved_model("llama")
-    for numerics, message in (
-        ("exact", "numerics is exact, but device is cpu"),
-        ("odd", "numerics is 'odd'; it must be"),
-    ):
-        options = TargetOptions(str(path), kv_bytes=1 << 20, numerics=numerics)
-        for one in (options, replace(options, stages=2, split="measured")):
-            with pytest.raises(ConfigError, match=message):
-                LocalTarget.load(one, path)
-        with pytest.raises(ConfigError, match=message):  # before weights are read
-            load_parts(options, path / "nothing here", split_layers(4, 1), describe_target(options, path))
-    plain = TargetOptions(str(path), kv_bytes=1 << 20)
-    exact = describe_target(replace(plain, numerics="exact"), path)
-    assert describe_target(plain, path).identity != exact.identity, "requests resume on the same numerics only"
+    options = TargetOptions(str(path), kv_bytes=1 << 20, numerics=requested)
+    for one in (options, replace(options, stages=2, split="measured")):
+        with pytest.raises(ConfigError, match=message):
+            LocalTarget.load(one, path)
+    info = describe_target(options, path)
+    with pytest.raises(ConfigError, match=message):
+        load_stage(options, path / "nothing here", split_layers(4, 1)[0], info)
 
 
-def test_gpus_before_hopper_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = TargetOptions("model", device="cuda:1", numerics="exact")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert is_exact(options)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    with pytest.raises(ConfigError, match=r"capability 9\.0 \(H100\) or higher; cuda:1 has 8\.9"):
-        is_exact(options)
-
-
-def test_weights_of_one_byte_are_multiplied_by_a_kernel_on_hopper_only(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = split_layers(4, 1)[0]
-    shard = load_shard(
-        saved_model("llama"), whole, dtype=torch.float32, device=torch.device("cpu"), n_positions=8, quantization="fp8"
-    )
-    down = shard.layers[0].mlp.down_proj
-    for device, capability, runs in (("cpu", (9, 0), False), ("cuda", (8, 9), False), ("cuda", (9, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        multiply_small_weights(device, [shard])
-        assert (down.product is not None) is runs
-    assert [one.getMessage() for one in caplog.records if "converted at every use" in one.getMessage()] == [
-        "weights of one byte are converted at every use, which is slow: our kernels are made for "
-        "GPUs of compute capability 9.0 (H100) or higher; cuda has 8.9"
+def test_requests_resume_on_the_same_numerics_only() -> None:
+    path = saved_model("llama")
+    options = TargetOptions(str(path), kv_bytes=1 << 20)
+    numbers = [
+        describe_target(replace(options, resolution=one), path).identity.numbers
+        for one in (None, Resolution(LAYERS), Resolution(FAST), Resolution(EXACT))
     ]
+    assert numbers == ["float32", "float32", "float32+fast", "float32+exact"]
+
+
+def test_a_pipeline_runs_the_weakest_numerics_of_its_stages() -> None:
+    exact, fast, layers = Resolution(EXACT, row_tile=64), Resolution(FAST, "it is old"), Resolution(LAYERS)
+    assert weakest([exact, exact]) == EXACT
+    assert weakest([exact, fast, exact]) == FAST
+    assert weakest([fast, layers, exact]) == LAYERS
+    options = TargetOptions("model", device="cuda", resolution=exact)
+    assert adopt(options, EXACT).resolution == exact
+    assert adopt(options, FAST).resolution == replace(exact, numerics=FAST)
+    assert not adopt(options, LAYERS).has_executor
+    with pytest.raises(ConfigError, match=r"began with numerics exact, but here they are fast, because it is old"):
+        adopt(replace(options, resolution=fast), EXACT)
 
 
 def test_a_missing_compiler_or_header_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(ConfigError, match=r"a C compiler \(gcc or clang in PATH, or CC\)"):
-        check_triton()
+    assert "a C compiler (gcc or clang in PATH, or CC)" in missing_tools()
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": "/nowhere"})
-    with pytest.raises(ConfigError, match=r"missing: Python's headers"):
-        check_triton()
+    assert missing_tools().endswith("lack Python's headers (python3-dev)")

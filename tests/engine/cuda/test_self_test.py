@@ -1,0 +1,133 @@
+"""The self-test passes right kernels and notices wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma3TextConfig, LlamaConfig
+
+from engine.cuda import layer, products, self_test
+from engine.cuda.kernels.gemm import Tile
+from engine.model.random_model import random_model
+
+pytestmark = pytest.mark.cluster
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 8 and 20 rows, which products take 16 and 32 at once, and splits of 16 positions."""
+    monkeypatch.setattr(self_test, "ROW_TILES", (8, 20))
+    monkeypatch.setattr(self_test, "ROWS", 20)
+    monkeypatch.setattr(self_test, "SPLIT", 16)
+
+
+@cache
+def model(family: str, activation: str = "silu") -> Any:
+    """Of one layer."""
+    if family == "llama":
+        return random_model(LlamaConfig(**SIZES, hidden_act=activation), torch.float32, torch.device("cpu"), None)
+    config = Gemma3TextConfig(**SIZES, sliding_window=12, layer_types=["sliding_attention"])
+    return random_model(config, torch.float32, torch.device("cpu"), None)
+
+
+def verdict(*families: str, is_exact: bool = True) -> self_test.Verdict:
+    return self_test.self_test([model(family) for family in families], is_exact)
+
+
+def wrap(patch: pytest.MonkeyPatch, module: Any, name: str, change: Callable[..., None]) -> None:
+    """After the function, ``change`` is called with its arguments."""
+    original = getattr(module, name)
+
+    def changed(*given: Any, **options: Any) -> None:
+        original(*given, **options)
+        change(*given, **options)
+
+    patch.setattr(module, name, changed)
+
+
+def test_right_kernels_pass() -> None:
+    found = verdict("gemma3")
+    assert (found.kernel_fault, found.order_fault, found.row_tile) == ("", "", None)
+
+
+def test_a_missing_kernel_is_named() -> None:
+    found = self_test.self_test([model("llama", "relu")], is_exact=False)
+    assert found.kernel_fault.startswith("the activation 'relu' has no kernel")
+
+
+def shift(partials: Any, plan: Any, layout: Any, heads: Any, kv_heads: Any, out: Tensor, **_: Any) -> None:
+    out.copy_(out.roll(1, 0))
+
+
+def drop_last_split(
+    q: Any, keys: Any, values: Any, plan: Any, layout: Any, heads: Any, some: Any, into: Any, *_: Any, **__: Any
+) -> None:
+    into.sums[2::3] = 0
+
+
+def nan(partials: Any, plan: Any, layout: Any, heads: Any, kv_heads: Any, out: Tensor, **_: Any) -> None:
+    out[0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(("name", "change"), [("combine", shift), ("attend", drop_last_split), ("combine", nan)])
+def test_wrong_attention_is_noticed(name: str, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    wrap(monkeypatch, layer, name, change)
+    assert verdict("llama", is_exact=False).kernel_fault.startswith("attention differs from the oracle by")
+
+
+def wrong(x: Tensor, weight: Tensor, out: Tensor, **_: Any) -> None:
+    out[:, 0] *= 1.01
+
+
+def by_rows(x: Tensor, weight: Tensor, out: Tensor, **_: Any) -> None:
+    out += len(x) * 1e-8
+
+
+def by_tile(x: Tensor, weight: Tensor, out: Tensor, *, tile: Tile, **_: Any) -> None:
+    out += tile.rows * 1e-8
+
+
+@pytest.mark.parametrize(
+    ("change", "fault", "row_tile"),
+    [
+        (wrong, "a layer differs from the oracle by", None),
+        (by_rows, "rows have other bits in steps of 8 rows than in a step of 20", None),
+        (by_tile, "", 64),
+    ],
+)
+def test_products_that_exact_cannot_use_are_noticed(
+    change: Callable[..., None], fault: str, row_tile: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrap(monkeypatch, products, "multiply", change)
+    found = verdict("llama")
+    assert (found.kernel_fault, found.row_tile) == ("", row_tile)
+    assert found.order_fault.startswith(fault)
+    assert bool(found.order_fault) is bool(fault)
+
+
+def test_a_layer_that_depends_on_its_neighbours_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a norm: the library's products are right, so that ``fast`` can run."""
+
+    def change(hidden: Tensor, weight: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
+        out += 1e-7 * hidden.sum()
+
+    wrap(monkeypatch, layer, "rms_norm", change)
+    found = verdict("llama")
+    assert found.kernel_fault == ""
+    assert found.order_fault.startswith("rows have other bits")
