@@ -9,6 +9,7 @@ from app.doctor.findings import Finding
 from app.doctor.machine import folders, gpus
 from app.doctor.model import Asked, fit
 from app.doctor.network import ports, ray_authentication, store
+from app.doctor.numerics import numerics
 from app.doctor.software import software
 from app.planning.sizes import usable_bytes
 
@@ -28,6 +29,7 @@ def look(given: argparse.Namespace) -> Iterator[Finding]:
         asked = Asked(given.model, given.stages, given.kv_gib, given.gpu_memory_gib, given.dtype, given.quantization)
     yield from software()
     yield from gpus()
+    yield numerics(given.model, given.dtype, given.quantization)
     yield from folders()
     yield from ports(given.host, given.port)
     yield ray_authentication()

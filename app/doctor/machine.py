@@ -1,10 +1,8 @@
-"""The machine: GPUs and what kernels need, memory, folders."""
+"""The machine: GPUs, memory, folders."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ OBJECT_STORE = 128 * MIB  # that a server's own Ray asks for
 
 
 def gpus() -> Iterator[Finding]:
-    """GPUs, and gcc with Python's headers, which Triton compiles its launchers with."""
+    """GPUs, as torch sees them."""
     import torch
 
     built = torch.version.cuda
@@ -38,7 +36,6 @@ def gpus() -> Iterator[Finding]:
             name = torch.cuda.get_device_name(i)
             says = f"{name}, {free / GIB:.1f} of {whole / GIB:.1f} GiB free; CUDA {built}, {_driver()}"
             yield Finding(f"gpu {i}", OK, says)
-    yield _compiler()
 
 
 def gpu_memory_gib() -> float | None:
@@ -56,19 +53,6 @@ def _driver() -> str:
     except (OSError, IndexError):
         return "driver unknown"
     return "driver " + next((word for word in first.split() if word[:1].isdigit() and "." in word), "unknown")
-
-
-def _compiler() -> Finding:
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    headers = Path(sysconfig.get_path("include"), "Python.h")
-    lacks = [] if compiler else ["a C compiler"]
-    lacks += [] if headers.exists() else [f"Python's headers ({headers})"]
-    if not lacks:
-        return Finding("compiler", OK, f"{compiler}, {headers.parent}")
-    says = f"no {' and no '.join(lacks)}"
-    if not has_cuda_device():
-        return Finding("compiler", OK, f"{says}; needed on a GPU alone")
-    return Finding("compiler", WARNING, says, "Triton's kernels need both: install gcc and python3-dev")
 
 
 def folders() -> Iterator[Finding]:

@@ -67,23 +67,28 @@ def with_numerics(options: TargetOptions, path: Path) -> TargetOptions:
     """
     if options.resolution is not None:
         return options
+    found = find_numerics(options, path)
+    if found.numerics == LAYERS and found.obstacle:
+        is_byte = check_quantization(options.quantization, load_config(path)) is not None
+        more = "; weights of one byte are converted at every use" if is_byte else ""
+        logger.warning("numerics: %s%s", found, more)
+    elif found.numerics != LAYERS:
+        logger.info("numerics: %s", found)
+    return replace(options, resolution=found)
+
+
+def find_numerics(options: TargetOptions, path: Path) -> Resolution:
+    """The numerics that this process would run; arguments and errors as for ``with_numerics``."""
     if options.numerics not in NUMERICS:
         raise ConfigError(f"numerics is {options.numerics!r}; it must be {', '.join(NUMERICS[:-1])} or {NUMERICS[-1]}")
     if options.simulation is not None or options.reference:
-        return replace(options, resolution=Resolution(LAYERS))
+        return Resolution(LAYERS)
     if not is_cuda(options.device):
         if options.numerics == EXACT:
             raise ConfigError(f"numerics is {EXACT}, but device is {options.device}: its kernels are for cuda")
-        return replace(options, resolution=Resolution(LAYERS))
+        return Resolution(LAYERS)
     config = load_config(path)
-    found = resolve(options.numerics, options.device, lambda is_exact: _test(options, config, is_exact))
-    if found.numerics != LAYERS:
-        logger.info("numerics: %s", found)
-    else:
-        is_byte = check_quantization(options.quantization, config) is not None
-        more = "; weights of one byte are converted at every use" if is_byte else ""
-        logger.warning("numerics: %s%s", found, more)
-    return replace(options, resolution=found)
+    return resolve(options.numerics, options.device, lambda is_exact: _test(options, config, is_exact))
 
 
 def resolve(requested: str, device: str, self_test: Callable[[bool], Verdict]) -> Resolution:
@@ -137,11 +142,11 @@ def missing_tools() -> str:
 def _test(options: TargetOptions, config: Any, is_exact: bool) -> Verdict:
     from engine.cuda.self_test import self_test  # Triton takes a second, and a CPU may lack it
 
-    return self_test(_test_models(options, config), is_exact)
+    return self_test(layers_to_test(options, config), is_exact)
 
 
-def _test_models(options: TargetOptions, config: Any) -> Iterator[Any]:
-    """A layer of each type."""
+def layers_to_test(options: TargetOptions, config: Any) -> Iterator[Any]:
+    """Models of one layer for each type of layer, on the device, one after the other."""
     spec = read_spec(config, ())
     dtype, device = resolve_dtype(options.dtype, spec, options.device), torch.device(options.device)
     for kind in sorted(set(spec.layer_types)):

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.model.loader import load_config
 from engine.model.ranges import split_layers
 from engine.target import numerics
 from engine.target.loading import describe_target, load_stage
 from engine.target.local import LocalTarget
-from engine.target.numerics import adopt, executors_of, missing_tools, weakest, with_numerics
+from engine.target.numerics import adopt, executors_of, layers_to_test, missing_tools, weakest, with_numerics
 from engine.target.options import EXACT, FAST, LAYERS, Resolution, TargetOptions
 from tests.support.tiny_models import saved_model, tiny_shards
 
@@ -199,3 +200,18 @@ def test_a_missing_compiler_or_header_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": "/nowhere"})
     assert missing_tools().endswith("lack Python's headers (python3-dev)")
+
+
+@pytest.mark.parametrize(("family", "n_kinds"), [("gemma3", 2), ("qwen2", 1)])
+def test_a_layer_of_each_type_is_tested_in_its_own_sizes(
+    family: str, n_kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numerics, "TEST_VOCABULARY", 50)
+    path = saved_model(family)
+    config = load_config(path)
+    models = [*layers_to_test(TargetOptions(str(path)), config)]
+    assert len(models) == n_kinds
+    for model in models:
+        [layer] = model.model.layers
+        assert layer.mlp.down_proj.weight.shape == (config.hidden_size, config.intermediate_size)
+        assert model.lm_head.weight.shape == (50, config.hidden_size)

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from app.doctor.numerics import numerics
 from app.version import VERSION
+from engine.target.options import Resolution, TargetOptions
 from tests.support.spectra_command import run_cli
 from tools.shapes import llama_70b
 
@@ -36,7 +39,8 @@ def findings(*flags: object, status: int = 0) -> dict[str, dict[str, Any]]:
 def test_the_machine_of_these_tests_has_no_problem(port: int, tmp_path: Path) -> None:
     found = findings("--port", port, "--model", "demo", "--redis", tmp_path)
     assert found["spectra-serve"]["says"] == VERSION
-    assert {"python", "torch", "ray", "packages", "haproxy", "compiler", "cache", "port", "ports behind"} < found.keys()
+    assert {"python", "torch", "ray", "packages", "haproxy", "numerics", "cache", "port", "ports behind"} < found.keys()
+    assert found["numerics"]["says"].startswith("no GPU: auto is Hugging Face's layers on a CPU")
     assert "no version is published" in found["redis"]["says"]
     assert "layers 0 to 5" in found["stage 0"]["says"]
     assert found["memory"]["status"] == "ok"
@@ -79,3 +83,26 @@ def test_a_model_is_compared_with_the_memory_of_the_gpus(port: int, tmp_path: Pa
     assert used == limit == "72.00 GiB"
     assert findings(*gpus, "--stages", "1", status=1)["memory"]["status"] == "problem"
     assert "must be 1 to 80" in findings(*gpus, "--stages", "81", status=1)["model"]["says"]
+
+
+@pytest.mark.parametrize(
+    ("model", "resolution", "status", "says"),
+    [
+        (None, Resolution("exact", seconds=1.9), "ok", "auto is exact (self-test passed in 1.9 s); tested with the"),
+        ("demo", Resolution("fast", "it is old"), "ok", "auto is fast, because it is old"),
+        ("demo", Resolution("layers", "it is ancient"), "warning", "auto is Hugging Face's layers, which are slow, be"),
+        ("/nowhere", Resolution("exact"), "warning", "not tested: "),
+    ],
+)
+def test_the_numerics_that_auto_would_choose_on_a_gpu_are_told(
+    model: str | None, resolution: Resolution, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(options: TargetOptions, path: Path) -> Resolution:
+        assert (options.device, options.numerics, path.is_dir()) == ("cuda", "auto", True)
+        return resolution
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("app.doctor.numerics.find_numerics", find)
+    found = numerics(model, None, None)
+    assert (found.name, found.status) == ("numerics", status)
+    assert found.says.startswith(says)
