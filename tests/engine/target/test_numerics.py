@@ -202,7 +202,7 @@ def test_a_missing_compiler_or_header_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert missing_tools().endswith("lack Python's headers (python3-dev)")
 
 
-@pytest.mark.parametrize(("family", "n_kinds"), [("gemma3", 2), ("qwen2", 1)])
+@pytest.mark.parametrize(("family", "n_kinds"), [("gemma3", 2), ("llama", 1)])
 def test_a_layer_of_each_type_is_tested_in_its_own_sizes(
     family: str, n_kinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
