@@ -73,7 +73,8 @@ def tile_of(n_rows: int, dtype: torch.dtype, row_tile: int | None = None) -> Til
     is_byte = dtype.itemsize == 1
     outputs = 64 if rows <= 32 or (is_byte and rows <= 64) else 128
     most_leaves = {16: 8, 32: 4, 64: 2, 128: 2}.get(rows, 1)  # what registers hold, as compiled for a Hopper GPU
-    return Tile(rows, outputs, 128 if is_byte else 64, 4, most_leaves)
+    stages = 3 if is_byte and rows > 128 else 4  # what shared memory holds
+    return Tile(rows, outputs, 128 if is_byte else 64, stages, most_leaves)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
